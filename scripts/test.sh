@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Installs what the tests need into the project's own environment and runs them; arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+exec python -m pytest -n "${RECNMT_TEST_WORKERS:-2}" "$@"

@@ -1,0 +1,1 @@
+"""What the console command `recnmt` and the scripts call."""

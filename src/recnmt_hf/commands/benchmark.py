@@ -1,0 +1,228 @@
+"""`recnmt benchmark`: speed ratios of two models, measured in turns within one run."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import transformers
+
+
+@dataclass
+class Workload:
+    """Random batches whose lengths are log-normal, as those of translation corpora."""
+
+    batches: list[dict[str, torch.Tensor]]
+    tokens: int
+
+    @classmethod
+    def make(
+        cls, vocab_size: int, batch_size: int, count: int, mean_length: int, seed: int, device: torch.device
+    ) -> Workload:
+        rng = np.random.default_rng(seed)
+        lengths = np.exp(rng.normal(np.log(mean_length) - 0.08, 0.4, size=(batch_size * count, 2)))
+        lengths = np.clip(lengths.round().astype(int), 3, 4 * mean_length)
+        lengths = lengths[np.lexsort((lengths[:, 1], lengths[:, 0]))]  # sentences of similar length share a batch
+        batches, tokens = [], 0
+        for part in lengths.reshape(count, batch_size, 2):
+            source, target = part.max(axis=0)
+            ids = torch.from_numpy(rng.integers(4, vocab_size, size=(batch_size, source)))
+            labels = torch.from_numpy(rng.integers(4, vocab_size, size=(batch_size, target)))
+            mask = torch.arange(source)[None, :] < torch.from_numpy(part[:, :1])
+            labels[torch.arange(target)[None, :] >= torch.from_numpy(part[:, 1:])] = -100
+            batch = {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+            batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+            tokens += int(part.sum())
+        return cls(batches, tokens)
+
+
+def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
+    """
+    A freshly initialised model.
+
+    Args:
+        name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of the zoo.
+        size (`str`): A preset.
+
+    Raises:
+        ValueError: There is no model of that name.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+
+    from .. import MODEL_TYPES, NMTTransformerConfig
+
+    if name == "marian":
+        config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
+        fields = {
+            field: getattr(config, field)
+            for field in MarianConfig.__dataclass_fields__
+            if getattr(config, field, None) is not None
+            and field not in ("transformers_version", "dtype", "architectures", "id2label")
+        }
+        return MarianMTModel(MarianConfig(**{**fields, "forced_eos_token_id": None, **overrides}))
+    if name not in MODEL_TYPES:
+        raise ValueError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
+    return AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[name].from_preset(size, vocab_size=vocab_size, **overrides))
+
+
+def clock(device: torch.device) -> float:
+    """Processor time for one CPU thread (other programs do not disturb it), wall time otherwise."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: float) -> Callable[[dict], None]:
+    """Forward, backward and AdamW, each model as `Seq2SeqTrainer` runs it."""
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    device = next(model.parameters()).device
+    own_loss = hasattr(model, "init_from_baseline")
+    smoother = LabelSmoother(epsilon=label_smoothing)
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        model.train()
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            if own_loss:
+                loss = model(**batch, label_smoothing=label_smoothing, return_logits=False).loss
+            elif label_smoothing:
+                decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+                inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+                outputs = model(**inputs, decoder_input_ids=decoder_input_ids, use_cache=False)
+                loss = smoother(outputs, batch["labels"])
+            else:
+                loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> Callable[[dict], None]:
+    """Beam search to the length of the references, whatever the random model would stop at."""
+    device = next(model.parameters()).device
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        model.eval()
+        length = batch["labels"].shape[1]
+        with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            model.generate(
+                batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                num_beams=beams,
+                do_sample=False,
+                min_new_tokens=length,
+                max_new_tokens=length,
+            )
+
+    return step
+
+
+def measure(steps: Sequence[Callable[[dict], None]], batches: list[dict], repeats: int, device: torch.device):
+    """Seconds of every step over all batches, `(repeats, len(steps))`, the steps taking turns in changing order."""
+    for step in steps:
+        step(batches[0])
+    seconds = np.zeros((repeats, len(steps)))
+    for repeat in range(repeats):
+        order = range(len(steps)) if repeat % 2 == 0 else reversed(range(len(steps)))
+        for which in order:
+            start = clock(device)
+            for batch in batches:
+                steps[which](batch)
+            seconds[repeat, which] = clock(device) - start
+    return seconds
+
+
+def report(title: str, names: Sequence[str], seconds: np.ndarray) -> float:
+    """Prints the speed of the first model relative to each other one; returns the first ratio's median."""
+    first = None
+    for other in range(1, len(names)):
+        ratios = sorted(seconds[:, other] / seconds[:, 0])
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        median = statistics.median(ratios)
+        print(
+            f"{title}: {names[0]} / {names[other]} = {median:.3f}x (quartiles {low:.3f} to {high:.3f}, "
+            f"{len(ratios)} turns)",
+            flush=True,
+        )
+        first = median if first is None else first
+    return first
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=["nmt_transformer", "marian"],
+        help="names of models: marian, or model types of the zoo, each with field=value pairs after a colon, e.g. "
+        "nmt_transformer:normalize_before=true,d_model=256 (default: nmt_transformer marian). Ratios are those of "
+        "the first one's speed to each other one's",
+    )
+    parser.add_argument("--size", default="base", help="preset of all models (default: base)")
+    parser.add_argument("--modes", nargs="+", choices=("train", "generate"), default=["train", "generate"])
+    parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--mean-length", type=int, default=27, help="mean tokens of a sentence (default: 27)")
+    parser.add_argument("--train-batch-size", type=int, default=16)
+    parser.add_argument("--generate-batch-size", type=int, nargs="+", default=[16])
+    parser.add_argument("--beams", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=1, help="batches of one turn (default: 1)")
+    parser.add_argument("--repeats", type=int, default=7, help="turns of each model (default: 7)")
+    parser.add_argument("--label-smoothing", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="autocast data type")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the forward pass of training")
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def parse_model(text: str) -> tuple[str, dict[str, object]]:
+    """`"name:field=value,..."` as a name and fields; values are read as YAML."""
+    import yaml
+
+    name, _, fields = text.partition(":")
+    pairs = (pair.partition("=") for pair in fields.split(",") if pair)
+    return name, {field: yaml.safe_load(value) for field, _, value in pairs}
+
+
+def run(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    dtype = getattr(torch, args.dtype)
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {args.threads} thread(s)"
+    print(
+        f"{hardware} ({platform.machine()}), torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{args.dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}",
+        flush=True,
+    )
+    models = []
+    for text in args.models:
+        torch.manual_seed(args.seed)
+        name, overrides = parse_model(text)
+        models.append(build_model(name, args.size, args.vocab_size, overrides).to(device))
+    if "train" in args.modes:
+        load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
+        runnable = [torch.compile(model) if args.compile else model for model in models]
+        steps = [training_step(model, dtype, args.label_smoothing) for model in runnable]
+        report(
+            f"training step, batch {args.train_batch_size}",
+            args.models,
+            measure(steps, load.batches, args.repeats, device),
+        )
+    if "generate" in args.modes:
+        for batch_size in args.generate_batch_size:
+            load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
+            steps = [generation_step(model, dtype, args.beams) for model in models]
+            report(
+                f"generation, beam {args.beams}, batch {batch_size}",
+                args.models,
+                measure(steps, load.batches, args.repeats, device),
+            )

@@ -1,0 +1,31 @@
+"""`recnmt corpus`: writes the generated English-German corpus as text files."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", help="folder; gets train.en, train.de, validation.en, ...")
+    parser.add_argument("--train", type=int, default=20000, help="sentence pairs (default: 20000)")
+    parser.add_argument("--validation", type=int, default=500)
+    parser.add_argument("--test", type=int, default=500)
+    parser.add_argument("--test-deep", type=int, default=500, help="pairs deeper than any in training")
+    parser.add_argument("--max-depth", type=int, default=2, help="deepest nesting of clauses (default: 2)")
+    parser.add_argument("--deep-depth", type=int, default=4, help="deepest nesting of the deep test (default: 4)")
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def run(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from ..data.generated import generate_corpus
+    from ..data.text import write_lines
+
+    corpus = generate_corpus(
+        args.train, args.validation, args.test, args.test_deep, args.max_depth, args.deep_depth, args.seed
+    )
+    for split, pairs in corpus.items():
+        for language in ("en", "de"):
+            write_lines(Path(args.output) / f"{split}.{language}", (getattr(pair, language) for pair in pairs))
+        print(f"{split}: {len(pairs)} pairs")

@@ -1,0 +1,32 @@
+"""`recnmt train`: a training run from a recipe."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a YAML file, e.g. one of scripts/recipes")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="changes on top, e.g. training.max_steps=2000"
+    )
+    parser.add_argument("--output", "-o", help="output folder (default: outputs/NAME-OF-RECIPE)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="delete what an earlier run left in the folder")
+    parser.add_argument("--print-recipe", action="store_true", help="show the recipe with all defaults, and stop")
+
+
+def run(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    import yaml
+
+    from ..training.recipe import Recipe
+    from ..training.run import train
+
+    recipe = Recipe.from_file(args.recipe, args.overrides)
+    if args.print_recipe:
+        print(yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True), end="")
+        return
+    output = args.output or Path("outputs") / Path(args.recipe).stem
+    train(recipe, output, resume=args.resume, overwrite=args.overwrite)

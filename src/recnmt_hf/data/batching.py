@@ -1,0 +1,133 @@
+"""Batches that fill a budget of tokens instead of a number of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Sampler
+
+
+class TokenBatchSampler(Sampler[list[int]]):
+    """
+    Groups sentences of similar length into batches within a budget of source and of target tokens.
+
+    A pure function of seed and epoch. The number of batches is a multiple of `num_processes`, so that every process of
+    a distributed run takes as many steps; batches stay whole for `accelerate`, which deals them out in turn. Every
+    sentence is in exactly one batch of an epoch.
+
+    Args:
+        source_lengths (sequence of `int`): Tokens of each source sentence.
+        target_lengths (sequence of `int`, *optional*): Tokens of each target sentence; `None`: as the source.
+        max_tokens (`int`): A batch's sentences times its longest source, and times its longest target, stay within it
+            (padding counts). A single longer sentence makes a batch of its own.
+        max_sentences (`int`, *optional*): Most sentences of a batch.
+        max_squared_tokens (`int`, *optional*): Most sentences times squared longest source, for models whose memory
+            grows with it.
+        num_processes (`int`, *optional*, defaults to 1): The number of batches is a multiple of it.
+        shuffle (`bool`, *optional*, defaults to `True`): A new order of batches each epoch, and new groups of the
+            sentences of equal lengths; the number of batches stays. `False`: sorted by length, the same each time.
+        seed (`int`, *optional*, defaults to 0): Together with the epoch it decides everything.
+        multiple (`int`, *optional*, defaults to 1): Batches of more than this many sentences have a multiple of it.
+
+    Raises:
+        ValueError: There are fewer sentences than processes, none at all, or lengths that do not match.
+    """
+
+    def __init__(
+        self,
+        source_lengths: Sequence[int],
+        target_lengths: Sequence[int] | None = None,
+        *,
+        max_tokens: int,
+        max_sentences: int | None = None,
+        max_squared_tokens: int | None = None,
+        num_processes: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        multiple: int = 1,
+    ):
+        self.source_lengths = np.asarray(source_lengths, dtype=np.int64)
+        self.target_lengths = (
+            self.source_lengths if target_lengths is None else np.asarray(target_lengths, dtype=np.int64)
+        )
+        if self.source_lengths.shape != self.target_lengths.shape:
+            raise ValueError(
+                f"{len(self.source_lengths)} source lengths and {len(self.target_lengths)} target lengths: there must "
+                "be one of each for every sentence pair."
+            )
+        for name, value in (("max_tokens", max_tokens), ("num_processes", num_processes), ("multiple", multiple)):
+            if value < 1:
+                raise ValueError(f"{name}={value} is not allowed; it must be at least 1.")
+        if len(self.source_lengths) < num_processes:
+            raise ValueError(
+                f"{len(self.source_lengths)} sentence pairs cannot keep {num_processes} processes busy. Remedy: give "
+                "more data (is the corpus empty, or did a length filter remove it?) or use fewer processes."
+            )
+        self.max_tokens = max_tokens
+        self.max_sentences = max_sentences
+        self.max_squared_tokens = max_squared_tokens
+        self.num_processes = num_processes
+        self.shuffle = shuffle
+        self.seed = seed
+        self.multiple = multiple
+        self.epoch = 0
+        self._made: tuple[int, list[np.ndarray]] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose batches the next iteration gives."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.batches())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches():
+            yield batch.tolist()
+
+    def batches(self) -> list[np.ndarray]:
+        """All batches of the current epoch, in order."""
+        if self._made is None or self._made[0] != self.epoch:
+            self._made = (self.epoch, self._make())
+        return self._made[1]
+
+    def _make(self) -> list[np.ndarray]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        order = rng.permutation(len(self.source_lengths)) if self.shuffle else np.arange(len(self.source_lengths))
+        # Sorted by both lengths, ties in random order: where the list is cut depends on the lengths alone, so every
+        # epoch has as many batches, on which resuming relies.
+        order = order[np.lexsort((self.target_lengths[order], self.source_lengths[order]))]
+        batches = self._cut(order)
+        # Whole rounds for all processes: the largest batches are halved until the number fits.
+        while len(batches) % self.num_processes:
+            largest = max(range(len(batches)), key=lambda i: len(batches[i]))
+            batch = batches.pop(largest)
+            batches += [batch[::2], batch[1::2]]
+        if self.shuffle:
+            batches = [batches[i] for i in rng.permutation(len(batches))]
+        return batches
+
+    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
+        """Cuts sorted sentences where the next one would exceed the budget."""
+        batches: list[np.ndarray] = []
+        start, longest_source, longest_target = 0, 0, 0
+        sources, targets = self.source_lengths[order].tolist(), self.target_lengths[order].tolist()
+        for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            new_source, new_target = max(longest_source, source), max(longest_target, target)
+            count = i - start + 1
+            full = (
+                count * new_source > self.max_tokens
+                or count * new_target > self.max_tokens
+                or (self.max_sentences is not None and count > self.max_sentences)
+                or (self.max_squared_tokens is not None and count * new_source**2 > self.max_squared_tokens)
+            )
+            if full and count > 1:
+                end = i
+                if end - start > self.multiple:
+                    end -= (end - start) % self.multiple
+                batches.append(order[start:end])
+                start = end
+                new_source, new_target = max(sources[start : i + 1]), max(targets[start : i + 1])
+            longest_source, longest_target = new_source, new_target
+        batches.append(order[start:])
+        return batches

@@ -1,0 +1,311 @@
+"""From named corpora to tokenized datasets, cached on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, load_dataset, load_from_disk
+from transformers import PreTrainedTokenizerBase
+
+from .generated import generate_corpus
+from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """
+    Where sentence pairs come from; exactly one of `source` with `target`, `tsv`, `jsonl`, `dataset`, `generated`.
+
+    Args:
+        source, target (`str`): Line-aligned text files, plain or gzipped.
+        tsv (`str`): A file of tab-separated pairs.
+        jsonl (`str`): A file of JSON lines.
+        dataset (`str`): A translation set for `datasets.load_dataset`: a name on the Hub, or a local folder.
+        config (`str`, *optional*): Its configuration, e.g. `"de-en"`.
+        split (`str`, *optional*, defaults to `"train"`): Its split; slices as in `"train[:1000]"` are allowed.
+        revision (`str`, *optional*): Its revision on the Hub.
+        source_column, target_column (`str`, *optional*): Its columns, where it has no `translation` feature.
+        generated (`str`): A split of the generated English-German corpus: `"train"`, `"validation"`, `"test"` or
+            `"test_deep"`.
+        size (`int`, *optional*): Sentences of the generated split.
+        seed (`int`, *optional*, defaults to 1): Seed of the generated corpus.
+    """
+
+    source: str | None = None
+    target: str | None = None
+    tsv: str | None = None
+    jsonl: str | None = None
+    dataset: str | None = None
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    source_column: str | None = None
+    target_column: str | None = None
+    generated: str | None = None
+    size: int | None = None
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        kinds = [name for name in ("source", "tsv", "jsonl", "dataset", "generated") if getattr(self, name)]
+        if len(kinds) != 1:
+            raise ValueError(
+                f"A corpus needs exactly one of source (with target), tsv, jsonl, dataset and generated, but this one "
+                f"has {', '.join(kinds) or 'none'}. Remedy: split it into several list entries, or name its files."
+            )
+        if (self.source is None) != (self.target is None):
+            raise ValueError("A corpus of text files needs both source and target. Remedy: name the missing file.")
+
+    @classmethod
+    def from_any(cls, value: Corpus | Mapping[str, Any]) -> Corpus:
+        """From a mapping, as recipes have it; unknown keys are named in the `ValueError`."""
+        if isinstance(value, Corpus):
+            return value
+        known = {field.name for field in fields(cls)}
+        if not isinstance(value, Mapping) or set(value) - known:
+            wrong = sorted(set(value) - known) if isinstance(value, Mapping) else value
+            raise ValueError(f"A corpus has no fields {wrong}; it may have {', '.join(sorted(known))}.")
+        return cls(**value)
+
+    def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
+        """The sentence pairs, checked; see [`read_parallel`] for the errors."""
+        check_empty_choice(on_empty)
+        if self.source:
+            return read_parallel(self.source, self.target, on_empty)
+        if self.tsv:
+            return read_tsv(self.tsv, on_empty)
+        if self.jsonl:
+            return read_jsonl(self.jsonl, source_lang, target_lang, on_empty)
+        if self.generated:
+            return self._generated(source_lang, target_lang)
+        return self._from_datasets(source_lang, target_lang, on_empty)
+
+    def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
+        if {source_lang, target_lang} != {"en", "de"}:
+            raise ValueError(
+                f"The generated corpus is English-German; {source_lang}-{target_lang} was asked for. Remedy: set "
+                "source_lang and target_lang to en and de (in either order), or name another corpus."
+            )
+        sizes = {self.generated: self.size} if self.size is not None else {}
+        splits = ("train", "validation", "test", "test_deep")
+        if self.generated not in splits:
+            raise ValueError(
+                f"The generated corpus has no split {self.generated!r}; choose one of {', '.join(splits)}."
+            )
+        for pair in generate_corpus(seed=self.seed, **sizes)[self.generated]:
+            yield SentencePair(getattr(pair, source_lang), getattr(pair, target_lang))
+
+    def _from_datasets(self, source_lang: str, target_lang: str, on_empty: str) -> Iterator[SentencePair]:
+        try:
+            data = load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
+        except Exception as error:  # datasets raises many kinds; the user needs one sentence
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ValueError(
+                f"The dataset {self.dataset!r} (config {self.config!r}, split {self.split!r}) could not be loaded: "
+                f"{first}. Remedy: check name, config and split, and the connection to the Hub."
+            ) from error
+        left, right = self.source_column, self.target_column
+        nested = left is None and "translation" in data.column_names
+        left, right = left or source_lang, right or target_lang
+        names = (
+            list(data.features["translation"])
+            if nested and isinstance(data.features["translation"], dict)
+            else (getattr(data.features["translation"], "languages", [left, right]) if nested else data.column_names)
+        )
+        for name in (left, right):
+            if name not in names:
+                raise ValueError(
+                    f"The dataset {self.dataset!r} has no {name!r}, only {', '.join(map(str, names))}. Remedy: correct "
+                    "source_lang and target_lang, or name source_column and target_column."
+                )
+        for number, row in enumerate(data):
+            record = row["translation"] if nested else row
+            pair = SentencePair((record[left] or "").strip(), (record[right] or "").strip())
+            if all(pair):
+                yield pair
+            elif on_empty == "error":
+                raise ValueError(
+                    f"The dataset {self.dataset!r}, split {self.split!r}, row {number}: an empty sentence. Remedy: set "
+                    "on_empty: skip to leave such pairs out."
+                )
+
+    def fingerprint(self) -> list[Any]:
+        """What identifies the content: fields, and the bytes of local files."""
+        files = [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+        return [
+            {field.name: getattr(self, field.name) for field in fields(self)},
+            [digest_of_file(path) for path in files if Path(path).is_file()],
+        ]
+
+
+def digest_of_file(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_pairs(
+    corpora: Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]],
+    source_lang: str,
+    target_lang: str,
+    on_empty: str = "error",
+) -> Iterator[SentencePair]:
+    """
+    The pairs of one corpus, or of several one after the other.
+
+    Raises:
+        ValueError, FileNotFoundError: Something is wrong with a corpus; the message names file and line.
+    """
+    single = isinstance(corpora, (Corpus, Mapping))
+    for corpus in [corpora] if single else corpora:
+        yield from Corpus.from_any(corpus).pairs(source_lang, target_lang, on_empty)
+
+
+def tokenize_pairs(
+    batch: Mapping[str, list[str]],
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, list]:
+    """Token ids and lengths of a batch of `source` and `target` sentences."""
+    sources = source_tokenizer(batch["source"], add_special_tokens=True, truncation=False)["input_ids"]
+    targets = target_tokenizer(text_target=batch["target"], add_special_tokens=True, truncation=False)["input_ids"]
+    return {
+        "input_ids": sources,
+        "labels": targets,
+        "source_length": [len(ids) for ids in sources],
+        "target_length": [len(ids) for ids in targets],
+    }
+
+
+def keep_lengths(
+    source_lengths: list[int], target_lengths: list[int], max_source: int, max_target: int, max_ratio: float | None
+) -> list[bool]:
+    """Which pairs pass the length filters."""
+    return [
+        source <= max_source
+        and target <= max_target
+        and (max_ratio is None or max(source, target) <= max_ratio * min(source, target))
+        for source, target in zip(source_lengths, target_lengths, strict=True)
+    ]
+
+
+def prepare_dataset(
+    corpora: Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]],
+    source_lang: str,
+    target_lang: str,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    cache_dir: str | Path,
+    max_source_length: int = 256,
+    max_target_length: int = 256,
+    max_length_ratio: float | None = None,
+    on_empty: str = "error",
+    num_proc: int | None = None,
+    keep_text: bool = False,
+) -> Dataset:
+    """
+    A tokenized dataset, made once and then read from `cache_dir`.
+
+    Args:
+        corpora: One corpus or a list of them.
+        source_lang, target_lang (`str`): Language codes.
+        source_tokenizer, target_tokenizer (`PreTrainedTokenizerBase`): May be the same one.
+        cache_dir (`str` or `Path`): The prepared data stands there under a name made from content and settings.
+        max_source_length, max_target_length (`int`): Pairs with more tokens, end token included, are left out.
+        max_length_ratio (`float`, *optional*): Pairs whose lengths differ by more than this factor are left out.
+        on_empty (`str`): `"error"` or `"skip"`.
+        num_proc (`int`, *optional*): Processes that tokenize.
+        keep_text (`bool`): Keeps the columns `source` and `target`.
+
+    Returns:
+        `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text).
+
+    Raises:
+        ValueError: No pair is left, or something is wrong with a corpus.
+    """
+    corpora = [Corpus.from_any(c) for c in ([corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora)]
+    settings = [
+        [corpus.fingerprint() for corpus in corpora],
+        [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
+        [tokenizer_fingerprint(source_tokenizer), tokenizer_fingerprint(target_tokenizer)],
+    ]
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    folder = Path(cache_dir) / key
+    if folder.is_dir():
+        return load_from_disk(str(folder))
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    working = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=cache_dir))
+    try:
+        data = collect(corpora, source_lang, target_lang, on_empty, working)
+        total = len(data)
+        if num_proc is not None:
+            num_proc = max(1, min(num_proc, total // 1000))
+        data = data.map(
+            tokenize_pairs,
+            batched=True,
+            fn_kwargs={"source_tokenizer": source_tokenizer, "target_tokenizer": target_tokenizer},
+            num_proc=num_proc if num_proc and num_proc > 1 else None,
+            remove_columns=None if keep_text else ["source", "target"],
+            desc=f"Tokenizing {total} pairs",
+            new_fingerprint=f"{key}-tokenized",
+            cache_file_name=str(working / "tokenized.arrow"),
+        )
+        kept = keep_lengths(
+            data["source_length"][:],
+            data["target_length"][:],
+            max_source_length,
+            max_target_length,
+            max_length_ratio,
+        )
+        if not any(kept):
+            raise ValueError(
+                f"None of {total} sentence pairs is left after the length filters (at most {max_source_length} source "
+                f"and {max_target_length} target tokens). Remedy: allow longer sentences, or check the corpus."
+            )
+        if not all(kept):
+            data = data.select([i for i, keep in enumerate(kept) if keep])
+        data.save_to_disk(str(working / "done"))
+        try:
+            os.replace(working / "done", folder)
+        except OSError:  # another process finished the same work first
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    return load_from_disk(str(folder))
+
+
+def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str, working: Path) -> Dataset:
+    """The checked sentence pairs as a dataset with the columns `source` and `target`."""
+    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
+
+    path = working / "pairs.arrow"
+    schema = pa.schema({"source": pa.string(), "target": pa.string()})
+    writer = ArrowWriter(path=str(path), schema=schema)
+    count = 0
+    for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
+        writer.write({"source": pair.source, "target": pair.target})
+        count += 1
+    writer.finalize()
+    writer.close()
+    if not count:
+        raise ValueError("The corpus holds no sentence pair. Remedy: name files that do, or check on_empty.")
+    return Dataset.from_file(str(path))
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The same for tokenizers that cut text alike, however they were used before."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return f"{type(tokenizer).__name__}-{tokenizer.name_or_path}-{len(tokenizer)}"
+    state = json.loads(backend.to_str())
+    state.pop("padding", None)
+    state.pop("truncation", None)
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

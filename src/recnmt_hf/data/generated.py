@@ -1,0 +1,618 @@
+"""
+A generated English-German corpus: the embedded default wherever a corpus is needed and none is named.
+
+A small grammar draws a sentence as a tree and writes it in both languages. Order and hierarchy matter in every
+sentence: German verbs stand second, first (after a fronted word) or last (in subordinate clauses), separable verbs
+split, articles, adjectives and relative pronouns agree in gender, number and case, and relative and complement
+clauses nest to a chosen depth.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Noun(NamedTuple):
+    """`gender` is m, f or n; `kind` is "person", "animal" or "thing"; `weak` nouns take -n outside the nominative."""
+
+    en: str
+    en_plural: str
+    de: str
+    de_plural: str
+    gender: str
+    kind: str
+    weak: bool = False
+
+
+class Verb(NamedTuple):
+    """German forms: infinitive (= plural), first and third person singular, past singular and plural, all without the
+    particle. `case` is the object's, `None` for intransitive verbs."""
+
+    en: str
+    en_third: str
+    en_past: str
+    de: str
+    de_first: str
+    de_third: str
+    de_past: str
+    de_past_plural: str
+    particle: str = ""
+    case: str | None = "acc"
+    en_particle: str = ""
+
+
+NOUNS = [
+    Noun("teacher", "teachers", "Lehrer", "Lehrer", "m", "person"),
+    Noun("doctor", "doctors", "Arzt", "Ärzte", "m", "person"),
+    Noun("neighbour", "neighbours", "Nachbar", "Nachbarn", "m", "person", True),
+    Noun("student", "students", "Student", "Studenten", "m", "person", True),
+    Noun("farmer", "farmers", "Bauer", "Bauern", "m", "person", True),
+    Noun("boy", "boys", "Junge", "Jungen", "m", "person", True),
+    Noun("baker", "bakers", "Bäcker", "Bäcker", "m", "person"),
+    Noun("son", "sons", "Sohn", "Söhne", "m", "person"),
+    Noun("woman", "women", "Frau", "Frauen", "f", "person"),
+    Noun("daughter", "daughters", "Tochter", "Töchter", "f", "person"),
+    Noun("sister", "sisters", "Schwester", "Schwestern", "f", "person"),
+    Noun("queen", "queens", "Königin", "Königinnen", "f", "person"),
+    Noun("judge", "judges", "Richterin", "Richterinnen", "f", "person"),
+    Noun("girl", "girls", "Mädchen", "Mädchen", "n", "person"),
+    Noun("child", "children", "Kind", "Kinder", "n", "person"),
+    Noun("dog", "dogs", "Hund", "Hunde", "m", "animal"),
+    Noun("bird", "birds", "Vogel", "Vögel", "m", "animal"),
+    Noun("cat", "cats", "Katze", "Katzen", "f", "animal"),
+    Noun("mouse", "mice", "Maus", "Mäuse", "f", "animal"),
+    Noun("horse", "horses", "Pferd", "Pferde", "n", "animal"),
+    Noun("sheep", "sheep", "Schaf", "Schafe", "n", "animal"),
+    Noun("letter", "letters", "Brief", "Briefe", "m", "thing"),
+    Noun("table", "tables", "Tisch", "Tische", "m", "thing"),
+    Noun("apple", "apples", "Apfel", "Äpfel", "m", "thing"),
+    Noun("lamp", "lamps", "Lampe", "Lampen", "f", "thing"),
+    Noun("bag", "bags", "Tasche", "Taschen", "f", "thing"),
+    Noun("door", "doors", "Tür", "Türen", "f", "thing"),
+    Noun("book", "books", "Buch", "Bücher", "n", "thing"),
+    Noun("picture", "pictures", "Bild", "Bilder", "n", "thing"),
+    Noun("window", "windows", "Fenster", "Fenster", "n", "thing"),
+]
+PLACES = [
+    Noun("garden", "gardens", "Garten", "Gärten", "m", "place"),
+    Noun("forest", "forests", "Wald", "Wälder", "m", "place"),
+    Noun("kitchen", "kitchens", "Küche", "Küchen", "f", "place"),
+    Noun("school", "schools", "Schule", "Schulen", "f", "place"),
+    Noun("city", "cities", "Stadt", "Städte", "f", "place"),
+    Noun("house", "houses", "Haus", "Häuser", "n", "place"),
+    Noun("village", "villages", "Dorf", "Dörfer", "n", "place"),
+    Noun("office", "offices", "Büro", "Büros", "n", "place"),
+]
+ADJECTIVES = [
+    ("old", "alt"),
+    ("young", "jung"),
+    ("small", "klein"),
+    ("big", "groß"),
+    ("new", "neu"),
+    ("beautiful", "schön"),
+    ("strange", "seltsam"),
+    ("clever", "klug"),
+    ("lazy", "faul"),
+    ("quiet", "still"),
+    ("poor", "arm"),
+    ("strong", "stark"),
+    ("red", "rot"),
+    ("green", "grün"),
+]
+# What things can do: be seen, not see.
+TRANSITIVE = [
+    Verb("see", "sees", "saw", "sehen", "sehe", "sieht", "sah", "sahen"),
+    Verb("love", "loves", "loved", "lieben", "liebe", "liebt", "liebte", "liebten"),
+    Verb("find", "finds", "found", "finden", "finde", "findet", "fand", "fanden"),
+    Verb("need", "needs", "needed", "brauchen", "brauche", "braucht", "brauchte", "brauchten"),
+    Verb("forget", "forgets", "forgot", "vergessen", "vergesse", "vergisst", "vergaß", "vergaßen"),
+    Verb("carry", "carries", "carried", "tragen", "trage", "trägt", "trug", "trugen"),
+    Verb("paint", "paints", "painted", "malen", "male", "malt", "malte", "malten"),
+    Verb("hear", "hears", "heard", "hören", "höre", "hört", "hörte", "hörten"),
+    Verb("follow", "follows", "followed", "folgen", "folge", "folgt", "folgte", "folgten", case="dat"),
+    Verb("help", "helps", "helped", "helfen", "helfe", "hilft", "half", "halfen", case="dat"),
+    Verb("thank", "thanks", "thanked", "danken", "danke", "dankt", "dankte", "dankten", case="dat"),
+    Verb("collect", "collects", "collected", "holen", "hole", "holt", "holte", "holten", "ab"),
+    Verb("call", "calls", "called", "rufen", "rufe", "ruft", "rief", "riefen", "an"),
+    Verb("invite", "invites", "invited", "laden", "lade", "lädt", "lud", "luden", "ein"),
+    Verb(
+        "bring", "brings", "brought", "bringen", "bringe", "bringt", "brachte", "brachten", "mit", en_particle="along"
+    ),
+    Verb("look", "looks", "looked", "sehen", "sehe", "sieht", "sah", "sahen", "an", en_particle="at"),
+    Verb("listen", "listens", "listened", "hören", "höre", "hört", "hörte", "hörten", "zu", "dat", "to"),
+    Verb("watch", "watches", "watched", "schauen", "schaue", "schaut", "schaute", "schauten", "zu", "dat"),
+]
+INTRANSITIVE = [
+    Verb("sleep", "sleeps", "slept", "schlafen", "schlafe", "schläft", "schlief", "schliefen", case=None),
+    Verb("laugh", "laughs", "laughed", "lachen", "lache", "lacht", "lachte", "lachten", case=None),
+    Verb("sing", "sings", "sang", "singen", "singe", "singt", "sang", "sangen", case=None),
+    Verb("work", "works", "worked", "arbeiten", "arbeite", "arbeitet", "arbeitete", "arbeiteten", case=None),
+    Verb("wait", "waits", "waited", "warten", "warte", "wartet", "wartete", "warteten", case=None),
+    Verb("dance", "dances", "danced", "tanzen", "tanze", "tanzt", "tanzte", "tanzten", case=None),
+    Verb("arrive", "arrives", "arrived", "kommen", "komme", "kommt", "kam", "kamen", "an", None),
+    Verb("get", "gets", "got", "stehen", "stehe", "steht", "stand", "standen", "auf", None, "up"),
+    Verb("fall", "falls", "fell", "schlafen", "schlafe", "schläft", "schlief", "schliefen", "ein", None, "asleep"),
+    Verb("go", "goes", "went", "gehen", "gehe", "geht", "ging", "gingen", "weg", None, "away"),
+]
+SENTENTIAL = [
+    Verb("say", "says", "said", "sagen", "sage", "sagt", "sagte", "sagten", case=None),
+    Verb("know", "knows", "knew", "wissen", "weiß", "weiß", "wusste", "wussten", case=None),
+    Verb("believe", "believes", "believed", "glauben", "glaube", "glaubt", "glaubte", "glaubten", case=None),
+    Verb("hope", "hopes", "hoped", "hoffen", "hoffe", "hofft", "hoffte", "hofften", case=None),
+    Verb("hear", "hears", "heard", "hören", "höre", "hört", "hörte", "hörten", case=None),
+]
+MODALS = [
+    Verb("can", "can", "could", "können", "kann", "kann", "konnte", "konnten"),
+    Verb("have to", "has to", "had to", "müssen", "muss", "muss", "musste", "mussten"),
+    Verb("want to", "wants to", "wanted to", "wollen", "will", "will", "wollte", "wollten"),
+]
+ADVERBS = [
+    ("today", "heute"),
+    ("here", "hier"),
+    ("often", "oft"),
+    ("sometimes", "manchmal"),
+    ("in the evening", "am Abend"),
+    ("on Sunday", "am Sonntag"),
+]
+CONJUNCTIONS = [("because", "weil"), ("when", "wenn"), ("although", "obwohl"), ("while", "während")]
+PREPOSITIONS = [("with", "mit", "dat"), ("without", "ohne", "acc"), ("for", "für", "acc"), ("behind", "hinter", "dat")]
+# English, German, whether a past or present form follows is the clause's choice; persons: 1 or 3.
+PRONOUNS = [
+    ("I", "ich", "sg", 1),
+    ("we", "wir", "pl", 1),
+    ("he", "er", "sg", 3),
+    ("she", "sie", "sg", 3),
+    ("they", "sie", "pl", 3),
+]
+
+DEFINITE = {
+    "nom": {"m": "er", "f": "ie", "n": "as", "pl": "ie"},
+    "acc": {"m": "en", "f": "ie", "n": "as", "pl": "ie"},
+    "dat": {"m": "em", "f": "er", "n": "em", "pl": "en"},
+}
+DIESER = {
+    **DEFINITE,
+    "nom": {"m": "er", "f": "e", "n": "es", "pl": "e"},
+    "acc": {"m": "en", "f": "e", "n": "es", "pl": "e"},
+}
+EIN = {
+    "nom": {"m": "", "f": "e", "n": "", "pl": "e"},
+    "acc": {"m": "en", "f": "e", "n": "", "pl": "e"},
+    "dat": {"m": "em", "f": "er", "n": "em", "pl": "en"},
+}
+# (English singular, English plural or None, German stem, its endings, adjective declension)
+DETERMINERS = [
+    ("the", "the", "d", DEFINITE, "weak"),
+    ("the", "the", "d", DEFINITE, "weak"),
+    ("this", "these", "dies", DIESER, "weak"),
+    ("every", None, "jed", DIESER, "weak"),
+    ("a", None, "ein", EIN, "mixed"),
+    ("my", "my", "mein", EIN, "mixed"),
+    ("our", "our", "unser", EIN, "mixed"),
+]
+BARE_PLURAL = ("", "", "", None, "strong")
+
+
+def needs_living_object(verb: Verb) -> bool:
+    """Whether one helps, calls, invites ... only persons and animals."""
+    return verb.case == "dat" or verb.particle == "ein" or (verb.de == "rufen")
+
+
+def adjective_ending(declension: str, case: str, form: str) -> str:
+    """The ending after a der-word (weak), an ein-word (mixed) or nothing (strong); `form` is m, f, n or pl."""
+    if declension == "strong":
+        return "en" if case == "dat" else "e"
+    if form == "pl" or case == "dat" or (case == "acc" and form == "m"):
+        return "en"
+    if declension == "mixed":
+        return {"m": "er", "f": "e", "n": "es"}[form]
+    return "e"
+
+
+@dataclass
+class NounPhrase:
+    """A noun with determiner, adjective and relative clause, a pronoun, or two phrases joined by "and"."""
+
+    noun: Noun | None = None
+    plural: bool = False
+    determiner: tuple = BARE_PLURAL
+    adjective: tuple[str, str] | None = None
+    relative: RelativeClause | None = None
+    pronoun: tuple | None = None
+    joined: tuple[NounPhrase, NounPhrase] | None = None
+
+    @property
+    def number(self) -> str:
+        if self.pronoun:
+            return self.pronoun[2]
+        return "pl" if self.plural or self.joined else "sg"
+
+    @property
+    def person(self) -> int:
+        return self.pronoun[3] if self.pronoun else 3
+
+    @property
+    def depth(self) -> int:
+        parts = self.joined or ()
+        return max([part.depth for part in parts] + [1 + self.relative.depth if self.relative else 0])
+
+    def english(self) -> list[str]:
+        if self.pronoun:
+            return [self.pronoun[0]]
+        if self.joined:
+            return [*self.joined[0].english(), "and", *self.joined[1].english()]
+        article = self.determiner[1 if self.plural else 0]
+        noun = self.noun.en_plural if self.plural else self.noun.en
+        words = [self.adjective[0], noun] if self.adjective else [noun]
+        if article == "a" and words[0][0] in "aeiou":
+            article = "an"
+        words = [article, *words] if article else words
+        return words + (self.relative.english(self) if self.relative else [])
+
+    def german(self, case: str) -> list[str]:
+        if self.pronoun:
+            return [self.pronoun[1]]
+        if self.joined:
+            return [*self.joined[0].german(case), "und", *self.joined[1].german(case)]
+        form = "pl" if self.plural else self.noun.gender
+        words = []
+        _, _, stem, endings, declension = self.determiner
+        if stem:
+            # unser + e = unsere, but unser + en stays whole too; d + er = der
+            words.append(stem + endings[case][form])
+        if self.adjective:
+            words.append(self.adjective[1] + adjective_ending(declension, case, form))
+        words.append(german_noun(self.noun, self.plural, case))
+        return words + (self.relative.german(form) if self.relative else [])
+
+
+def german_noun(noun: Noun, plural: bool, case: str) -> str:
+    if plural:
+        return noun.de_plural + ("n" if case == "dat" and noun.de_plural[-1] not in "ns" else "")
+    if noun.weak and case != "nom":
+        return noun.de + ("n" if noun.de[-1] in "er" else "en")
+    return noun.de
+
+
+@dataclass
+class VerbPhrase:
+    """One verb with its object, negation, place and complement clause, or a copula with an adjective."""
+
+    verb: Verb | None
+    past: bool
+    object: NounPhrase | None = None
+    modal: Verb | None = None
+    negated: bool = False
+    predicate: tuple[str, str] | None = None
+    place: tuple[list[str], list[str]] | None = None
+    complement: Clause | None = None
+
+    @property
+    def depth(self) -> int:
+        return max(self.object.depth if self.object else 0, 1 + self.complement.depth if self.complement else 0)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no clause stands at its end, to which following words could belong as well."""
+        return self.complement is None and (self.object is None or self.object.depth == 0)
+
+    def english(self, number: str, person: int) -> list[str]:
+        third = number == "sg" and person == 3
+        if self.predicate:
+            if self.past:
+                words = ["was" if number == "sg" else "were"]
+            else:
+                words = ["is"] if third else ["am"] if number == "sg" else ["are"]
+            words += (["not"] if self.negated else []) + [self.predicate[0]]
+        elif self.modal:
+            finite = self.modal.en_past if self.past else self.modal.en_third if third else self.modal.en
+            words = [finite, self.verb.en]
+        elif self.negated:
+            words = ["did" if self.past else "does" if third else "do", "not", self.verb.en]
+        else:
+            words = [self.verb.en_past if self.past else self.verb.en_third if third else self.verb.en]
+        if self.verb and self.verb.en_particle in ("at", "to"):
+            words.append(self.verb.en_particle)
+        words += self.object.english() if self.object else []
+        if self.verb and self.verb.en_particle not in ("", "at", "to"):
+            words.append(self.verb.en_particle)
+        words += self.place[0] if self.place else []
+        return words + (["that", *self.complement.english()] if self.complement else [])
+
+    def german_parts(self, number: str, person: int) -> tuple[str, list[str], str, list[str]]:
+        """Finite verb, middle field, right bracket (particle, infinitive or ""), and what follows it."""
+        middle: list[str] = []
+        if self.predicate:
+            if self.past:
+                finite = "war" if number == "sg" else "waren"
+            elif number == "pl":
+                finite = "sind"
+            else:
+                finite = "bin" if person == 1 else "ist"
+            middle = (["nicht"] if self.negated else []) + (self.place[1] if self.place else []) + [self.predicate[1]]
+            return finite, middle, "", []
+        head = self.modal or self.verb
+        if self.past:
+            finite = head.de_past if number == "sg" else head.de_past_plural
+        elif number == "pl":
+            finite = head.de
+        else:
+            finite = head.de_first if person == 1 else head.de_third
+        bracket = self.verb.particle + self.verb.de if self.modal else self.verb.particle
+        middle += self.object.german(self.verb.case) if self.object else []
+        middle += ["nicht"] if self.negated else []
+        middle += self.place[1] if self.place else []
+        after = [",", "dass", *self.complement.german("final")] if self.complement else []
+        return finite, middle, bracket, after
+
+    def german(self, order: str, subject: list[str], number: str, person: int) -> list[str]:
+        """With the verb second, first ("inverted") or last ("final") in the clause."""
+        finite, middle, bracket, after = self.german_parts(number, person)
+        if order == "final":
+            if self.modal:
+                return [*subject, *middle, bracket, finite, *after]
+            return [*subject, *middle, bracket + finite, *after]
+        tail = [*middle, *([bracket] if bracket else []), *after]
+        return [*subject, finite, *tail] if order == "second" else [finite, *subject, *tail]
+
+
+@dataclass
+class Clause:
+    """A subject with one verb phrase or two, a fronted adverb, and a subordinate clause before or after."""
+
+    subject: NounPhrase
+    phrases: list[VerbPhrase]
+    adverb: tuple[str, str] | None = None
+    conjunction: tuple[str, str] | None = None
+    subordinate: Clause | None = None
+    fronted: bool = False
+
+    @property
+    def depth(self) -> int:
+        below = 1 + self.subordinate.depth if self.subordinate else 0
+        return max(self.subject.depth, below, *(phrase.depth for phrase in self.phrases))
+
+    def english(self) -> list[str]:
+        subject = self.subject
+        words = ([*self.adverb[0].split(), ","] if self.adverb else []) + subject.english()
+        for i, phrase in enumerate(self.phrases):
+            words += (["and"] if i else []) + phrase.english(subject.number, subject.person)
+        if self.subordinate:
+            below = [self.conjunction[0], *self.subordinate.english()]
+            words = [*below, ",", *words] if self.fronted else [*words, *below]
+        return words
+
+    def german(self, order: str = "second") -> list[str]:
+        subject, words = self.subject, []
+        if order == "second" and (self.adverb or (self.subordinate and self.fronted)):
+            order = "inverted"
+        for i, phrase in enumerate(self.phrases):
+            if i == 0:
+                words += phrase.german(order, subject.german("nom"), subject.number, subject.person)
+            else:
+                # The second phrase shares the subject: its verb keeps its place, first of its own part or last.
+                rest = phrase.german("final" if order == "final" else "second", [], subject.number, subject.person)
+                words += ["und", *rest]
+        if self.adverb:
+            words = [*self.adverb[1].split(), *words]
+        if self.subordinate:
+            below = [self.conjunction[1], *self.subordinate.german("final")]
+            words = [*below, ",", *words] if self.fronted else [*words, ",", *below]
+        return words
+
+
+@dataclass
+class RelativeClause:
+    """`role` is "subject" (the head acts) or "object" (the head is acted upon by `subject`)."""
+
+    role: str
+    phrase: VerbPhrase
+    subject: NounPhrase | None = None
+
+    @property
+    def depth(self) -> int:
+        return max(self.phrase.depth, self.subject.depth if self.subject else 0)
+
+    def english(self, head: NounPhrase) -> list[str]:
+        if self.role == "subject":
+            pronoun = "who" if head.noun.kind == "person" else "that"
+            return [pronoun, *self.phrase.english(head.number, 3)]
+        return ["that", *self.subject.english(), *self.phrase.english(self.subject.number, self.subject.person)]
+
+    def german(self, form: str) -> list[str]:
+        case = "nom" if self.role == "subject" else self.phrase.verb.case
+        pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + DEFINITE[case][form]
+        if self.role == "subject":
+            number = "pl" if form == "pl" else "sg"
+            return [",", pronoun, *self.phrase.german("final", [], number, 3), ","]
+        subject = self.subject
+        return [",", pronoun, *self.phrase.german("final", subject.german("nom"), subject.number, subject.person), ","]
+
+
+@dataclass
+class Grammar:
+    """
+    Draws sentences.
+
+    Args:
+        rng (`random.Random`): The source of all choices.
+        embedding (`float`, *optional*, defaults to 0.45): Chance of a relative, complement or adverbial clause where
+            the depth allows one.
+    """
+
+    rng: random.Random
+    embedding: float = 0.45
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def noun_phrase(self, depth: int, kinds: tuple[str, ...], subject: bool = False) -> NounPhrase:
+        if subject and self.chance(0.15):
+            return NounPhrase(pronoun=self.rng.choice(PRONOUNS))
+        if self.chance(0.08):
+            return NounPhrase(joined=(self.simple_phrase(0, kinds), self.simple_phrase(0, kinds)))
+        return self.simple_phrase(depth, kinds)
+
+    def simple_phrase(self, depth: int, kinds: tuple[str, ...]) -> NounPhrase:
+        noun = self.rng.choice([noun for noun in NOUNS if noun.kind in kinds])
+        plural = self.chance(0.35)
+        choices = [determiner for determiner in DETERMINERS if not plural or determiner[1] is not None]
+        phrase = NounPhrase(noun, plural, self.rng.choice([*choices, BARE_PLURAL] if plural else choices))
+        if self.chance(0.35):
+            phrase.adjective = self.rng.choice(ADJECTIVES)
+        if depth > 0 and self.chance(self.embedding):
+            phrase.relative = self.relative_clause(depth - 1, noun)
+        return phrase
+
+    def relative_clause(self, depth: int, head: Noun) -> RelativeClause:
+        acts = head.kind != "thing"
+        if acts and self.chance(0.5):
+            return RelativeClause("subject", self.verb_phrase(depth, self.chance(0.5), complement=False))
+        subject = self.noun_phrase(depth, ("person",), subject=True)
+        phrase = VerbPhrase(self.rng.choice(TRANSITIVE), self.chance(0.5), negated=self.chance(0.1))
+        # "that the boy looks at": the object's place stays empty, so verbs whose particle follows it are left out
+        while phrase.verb.en_particle or (head.kind == "thing" and needs_living_object(phrase.verb)):
+            phrase.verb = self.rng.choice(TRANSITIVE)
+        if not phrase.negated and self.chance(0.15):
+            phrase.modal = self.rng.choice(MODALS)
+        return RelativeClause("object", phrase, subject)
+
+    def verb_phrase(self, depth: int, past: bool, complement: bool = True) -> VerbPhrase:
+        draw = self.rng.random()
+        if draw < 0.1:
+            return VerbPhrase(None, past, predicate=self.rng.choice(ADJECTIVES), negated=self.chance(0.2))
+        if complement and depth > 0 and draw < 0.1 + 0.5 * self.embedding:
+            return VerbPhrase(self.rng.choice(SENTENTIAL), past, complement=self.clause(depth - 1, adjuncts=False))
+        if draw < 0.45:
+            phrase = VerbPhrase(self.rng.choice(INTRANSITIVE), past)
+        else:
+            verb = self.rng.choice(TRANSITIVE)
+            kinds = ("person", "animal") if needs_living_object(verb) else ("person", "animal", "thing")
+            phrase = VerbPhrase(verb, past, object=self.noun_phrase(depth, kinds))
+        if self.chance(0.2):
+            phrase.modal = self.rng.choice(MODALS)
+        elif self.chance(0.15):
+            phrase.negated = True
+        # After a relative clause, place or second verb could belong to either clause: English would be ambiguous.
+        if phrase.is_closed and self.chance(0.2):
+            phrase.place = self.place()
+        return phrase
+
+    def place(self) -> tuple[list[str], list[str]]:
+        """A prepositional phrase in both languages."""
+        if self.chance(0.6):
+            noun = self.rng.choice(PLACES)
+            german = ["im"] if noun.gender != "f" else ["in", "der"]
+            return ["in", "the", noun.en], [*german, german_noun(noun, False, "dat")]
+        english, german, case = self.rng.choice(PREPOSITIONS)
+        phrase = self.simple_phrase(0, ("person", "animal"))
+        return [english, *phrase.english()], [german, *phrase.german(case)]
+
+    def clause(self, depth: int, adjuncts: bool = True) -> Clause:
+        subject = self.noun_phrase(depth, ("person", "animal"), subject=True)
+        past = self.chance(0.5)
+        phrases = [self.verb_phrase(depth, past)]
+        if phrases[0].complement is None and phrases[0].is_closed and self.chance(0.12):
+            phrases.append(self.verb_phrase(0, past, complement=False))
+        clause = Clause(subject, phrases)
+        if adjuncts and depth > 0 and phrases[-1].complement is None and self.chance(0.4 * self.embedding):
+            clause.conjunction = self.rng.choice(CONJUNCTIONS)
+            clause.subordinate = self.clause(depth - 1, adjuncts=False)
+            clause.fronted = self.chance(0.5)
+        elif adjuncts and self.chance(0.2):
+            clause.adverb = self.rng.choice(ADVERBS)
+        return clause
+
+    def sentence(self, max_depth: int) -> Pair:
+        clauses = [self.clause(max_depth)]
+        words = clauses[0].english(), clauses[0].german()
+        if self.chance(0.1):
+            clauses.append(self.clause(0, adjuncts=False))
+            english, german = self.rng.choice([("but", "aber"), ("and", "und")])
+            words = (
+                [*words[0], ",", english, *clauses[1].english()],
+                [*words[1], ",", german, *clauses[1].german()],
+            )
+        return Pair(write(words[0]), write(words[1]), max(clause.depth for clause in clauses))
+
+
+class Pair(NamedTuple):
+    """An English sentence, its German translation, and the depth of its clauses (0: no subordinate clause)."""
+
+    en: str
+    de: str
+    depth: int
+
+
+def write(words: list[str]) -> str:
+    """Words as a sentence: one comma where several meet, none before the full stop, first letter upper-case."""
+    kept: list[str] = []
+    for word in words:
+        if word == "," and kept and kept[-1] == ",":
+            continue
+        kept.append(word)
+    if kept[-1] == ",":
+        kept.pop()
+    text = " ".join(kept).replace(" ,", ",")
+    return text[0].upper() + text[1:] + "."
+
+
+def generate_corpus(
+    train: int = 20000,
+    validation: int = 500,
+    test: int = 500,
+    test_deep: int = 500,
+    max_depth: int = 2,
+    deep_depth: int = 4,
+    seed: int = 1,
+) -> dict[str, list[Pair]]:
+    """
+    The corpus as lists of pairs; the same arguments give the same corpus on every machine.
+
+    Args:
+        train, validation, test, test_deep (`int`): Sentence pairs of each split.
+        max_depth (`int`, *optional*, defaults to 2): Deepest nesting of clauses in train, validation and test.
+        deep_depth (`int`, *optional*, defaults to 4): Deepest nesting in `test_deep`, whose sentences are all deeper
+            than `max_depth`.
+        seed (`int`, *optional*, defaults to 1): Source of all choices.
+
+    Returns:
+        Splits `"train"`, `"validation"`, `"test"`, `"test_deep"`; no sentence, on either side, is in two of them or
+        twice in one.
+
+    Raises:
+        ValueError: `deep_depth` is not above `max_depth`, or the grammar is too small for the sizes asked for.
+    """
+    if deep_depth <= max_depth or max_depth < 0:
+        raise ValueError(
+            f"deep_depth={deep_depth} must be above max_depth={max_depth}, and max_depth at least 0: the deep test "
+            "holds sentences deeper than any in training."
+        )
+    grammar = Grammar(random.Random(seed))
+    seen: set[str] = set()
+
+    def draw(count: int, depth: int, above: int) -> list[Pair]:
+        pairs: list[Pair] = []
+        tries = 0
+        while len(pairs) < count:
+            tries += 1
+            if tries > 200 * count + 10000:
+                raise ValueError(
+                    f"The grammar gave only {len(pairs)} new sentences of depth {above + 1} to {depth} in {tries} "
+                    f"tries, {count} were asked for. Remedy: ask for fewer, or allow more depth."
+                )
+            pair = grammar.sentence(depth)
+            if pair.depth <= above or pair.en in seen or pair.de in seen:
+                continue
+            seen.update((pair.en, pair.de))
+            pairs.append(pair)
+        return pairs
+
+    held_out = {
+        "validation": draw(validation, max_depth, -1),
+        "test": draw(test, max_depth, -1),
+        "test_deep": draw(test_deep, deep_depth, max_depth),
+    }
+    return {"train": draw(train, max_depth, -1), **held_out}

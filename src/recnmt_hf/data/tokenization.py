@@ -1,0 +1,134 @@
+"""Training tokenizers with `tokenizers`: BPE of a chosen size, words or characters, joint or one for each side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+
+PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
+SPECIAL_TOKENS = [PAD, START, END, UNKNOWN]
+TOKENIZER_TYPES = ("bpe", "word", "character")
+# Where no space parts two symbols ("word" and "character" say it themselves).
+GLUE = "▁"
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    kind: str = "bpe",
+    vocab_size: int = 8000,
+    min_frequency: int = 1,
+    lowercase: bool = False,
+    max_length: int = 1024,
+) -> PreTrainedTokenizerFast:
+    """
+    Trains a tokenizer whose decoding gives the plain text back.
+
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, as the zoo's configurations have them by default; every encoded
+    sentence ends in `</s>`.
+
+    Args:
+        texts (iterable of `str`): Raw sentences; of both languages for a joint vocabulary.
+        kind (`str`, *optional*, defaults to `"bpe"`):
+            `"bpe"`: byte-pair encoding within words (Sennrich et al., 2016) over word pieces that mark the space before
+            them. `"word"`: words and punctuation marks. `"character"`: single characters.
+        vocab_size (`int`, *optional*, defaults to 8000): Symbols including the special ones; fewer where the text has
+            fewer.
+        min_frequency (`int`, *optional*, defaults to 1): Rarer words, pairs or characters are left out.
+        lowercase (`bool`, *optional*, defaults to `False`): Whether case is dropped.
+        max_length (`int`, *optional*, defaults to 1024): `model_max_length` of the tokenizer.
+
+    Returns:
+        `PreTrainedTokenizerFast`: `save_pretrained` writes what `AutoTokenizer` loads.
+
+    Raises:
+        ValueError: There is no such kind, the vocabulary is too small, or there is no text.
+    """
+    if kind not in TOKENIZER_TYPES:
+        raise ValueError(f"There is no tokenizer {kind!r}; choose one of {', '.join(TOKENIZER_TYPES)}.")
+    if vocab_size <= len(SPECIAL_TOKENS):
+        raise ValueError(
+            f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_TOKENS)} special tokens. Remedy: use some "
+            "thousands for BPE, at least the alphabet's size for characters."
+        )
+    # Typographic variants of space and composition are one; nothing else of the text is changed.
+    steps = [normalizers.NFC(), normalizers.Replace(Regex(r"[\s​]+"), " "), normalizers.Strip()]
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
+    common = {"vocab_size": vocab_size, "min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS}
+    if kind == "bpe":
+        trainer = trainers.BpeTrainer(**common, show_progress=False)
+    else:
+        trainer = trainers.WordLevelTrainer(**common, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
+        raise ValueError("The tokenizer found no text to learn from. Remedy: give at least one sentence.")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, SPECIAL_TOKENS.index(END))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=AddedToken(PAD, special=True, normalized=False),
+        bos_token=AddedToken(START, special=True, normalized=False),
+        eos_token=AddedToken(END, special=True, normalized=False),
+        unk_token=AddedToken(UNKNOWN, special=True, normalized=False),
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def build_splitting(kind: str):
+    """How text falls into units, and how units become text again, for a kind of tokenizer."""
+    metaspace = pre_tokenizers.Metaspace(replacement=GLUE, prepend_scheme="always")
+    joined = decoders.Metaspace(replacement=GLUE, prepend_scheme="always")
+    if kind == "character":
+        # The space is a character of its own.
+        each = pre_tokenizers.Split(Regex("."), behavior="isolated")
+        spaces = pre_tokenizers.Split(" ", behavior="isolated")
+        return pre_tokenizers.Sequence([spaces, each]), decoders.Fuse()
+    # Runs of letters, of digits, and single other marks, each with the space before it.
+    marks = pre_tokenizers.Split(
+        Regex(rf"{GLUE}?\p{{L}}[\p{{L}}\p{{M}}]*|{GLUE}?\p{{N}}+|{GLUE}?[^{GLUE}\p{{L}}\p{{N}}]"), "isolated"
+    )
+    return pre_tokenizers.Sequence([metaspace, marks]), joined
+
+
+def load_tokenizer(path: str | Path, **kwargs) -> PreTrainedTokenizerFast:
+    """
+    `AutoTokenizer.from_pretrained`, checked for what translation needs.
+
+    Raises:
+        ValueError: Nothing loadable is there, or the tokenizer lacks padding or end-of-sentence tokens.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **kwargs)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"No tokenizer could be loaded from {path} ({first}). Remedy: give a folder that holds tokenizer.json, "
+            "e.g. one written by training or `recnmt tokenizer`."
+        ) from error
+    for name in ("pad_token_id", "eos_token_id"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(
+                f"The tokenizer in {path} has no {name.removesuffix('_id')}. Remedy: set it "
+                f"(tokenizer.{name.removesuffix('_id')} = ...) and save the tokenizer again."
+            )
+    return tokenizer

@@ -1,0 +1,66 @@
+"""What translation adds to `generate`: Vaswani's length penalty, and lengths bounded sentence by sentence."""
+
+from __future__ import annotations
+
+import torch
+from transformers import StoppingCriteria
+
+
+LENGTH_PENALTY_TYPES = ("vaswani", "hf")
+
+
+class VaswaniLengthPenalty(float):
+    """
+    The length penalty `((5 + length) / 6) ** alpha` (Wu et al., 2016, Eq. 14; Vaswani et al., 2017, section 6.1) as a
+    value for the generation argument `length_penalty`.
+
+    transformers divides a hypothesis' log-probability by `length ** length_penalty`. This number answers the power
+    operator with the formula above; everywhere else it is the plain float alpha.
+
+    Example:
+
+    ```python
+    >>> from recnmt_hf.evaluation import VaswaniLengthPenalty
+    >>> 7 ** VaswaniLengthPenalty(1.0)
+    2.0
+
+    ```
+    """
+
+    def __rpow__(self, length: float) -> float:
+        return ((5.0 + length) / 6.0) ** float(self)
+
+
+def length_penalty(kind: str, alpha: float) -> float:
+    """
+    The value of `length_penalty` for `generate`.
+
+    Args:
+        kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
+        alpha (`float`): 0 switches it off.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    if kind not in LENGTH_PENALTY_TYPES:
+        raise ValueError(f"There is no length penalty {kind!r}; choose one of {', '.join(LENGTH_PENALTY_TYPES)}.")
+    return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)
+
+
+class MaxLengthPerSentence(StoppingCriteria):
+    """
+    Stops each hypothesis at its own sentence's limit, so that a translation does not depend on its batch.
+
+    Args:
+        limits (`torch.LongTensor` of shape `(num_sentences,)`): Most new tokens, end token included.
+        prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
+    """
+
+    def __init__(self, limits: torch.LongTensor, prompt_length: int = 1):
+        self.limits = limits
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs) -> torch.BoolTensor:
+        rows = input_ids.shape[0] // self.limits.shape[0]
+        reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
+        return reached.repeat_interleave(rows)

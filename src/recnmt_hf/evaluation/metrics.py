@@ -1,0 +1,205 @@
+"""BLEU, chrF, TER and multi-bleu's BLEU, as functions and as `evaluate.Metric` classes that need no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import datasets
+import evaluate
+import sacrebleu
+from sacrebleu.metrics.base import Metric as SacreMetric
+
+
+@dataclass
+class MetricScore:
+    """A corpus score with the signature that makes it comparable."""
+
+    name: str
+    score: float
+    signature: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.score:.2f} ({self.signature})"
+
+
+def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    for number, stream in enumerate(references, start=1):
+        if len(stream) != len(hypotheses):
+            raise ValueError(
+                f"{len(hypotheses)} translations and {len(stream)} sentences in reference {number}: there must be one "
+                "for each. Remedy: score the file that was translated."
+            )
+    if not hypotheses:
+        raise ValueError("There is nothing to score: the list of translations is empty.")
+
+
+def reference_streams(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+    """References as one list per reference set; a plain list of sentences is one set."""
+    return [list(references)] if references and isinstance(references[0], str) else [list(r) for r in references]
+
+
+def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: Sequence) -> MetricScore:
+    streams = reference_streams(references)
+    check_lengths(hypotheses, streams)
+    result = metric.corpus_score(list(hypotheses), streams)
+    return MetricScore(name, result.score, str(metric.get_signature()))
+
+
+def sacrebleu_score(
+    hypotheses: Sequence[str], references: Sequence, lowercase: bool = False, tokenize: str | None = None
+) -> MetricScore:
+    """
+    Corpus BLEU of detokenised text (Papineni et al., 2002) as sacrebleu computes it.
+
+    Args:
+        hypotheses (sequence of `str`): Translations.
+        references (sequence of `str`, or of such sequences): One reference set, or several.
+        lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive.
+        tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+    """
+    metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize)
+    return score_with(metric, "BLEU", hypotheses, references)
+
+
+def chrf_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:
+    """chrF2 (Popović, 2015)."""
+    return score_with(sacrebleu.CHRF(), "chrF2", hypotheses, references)
+
+
+def ter_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:
+    """TER (Snover et al., 2006); lower is better."""
+    return score_with(sacrebleu.TER(), "TER", hypotheses, references)
+
+
+@cache
+def moses_tokenizer(language: str):
+    from sacremoses import MosesTokenizer
+
+    return MosesTokenizer(lang=language)
+
+
+def tokenized_bleu_score(
+    hypotheses: Sequence[str], references: Sequence, lowercase: bool = False, language: str | None = None
+) -> MetricScore:
+    """
+    BLEU of tokenised text, the figure of Moses' `multi-bleu.perl`: no further tokenisation and no smoothing.
+
+    Args:
+        lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
+        language (`str`, *optional*): Tokenises both sides as Moses does for this language (no escaping); `None`: they
+            are tokenised already, and words are what spaces part.
+    """
+    streams = reference_streams(references)
+    hypotheses = list(hypotheses)
+    if language is not None:
+        tokenizer = moses_tokenizer(language)
+        hypotheses = [tokenizer.tokenize(line, return_str=True, escape=False) for line in hypotheses]
+        streams = [[tokenizer.tokenize(line, return_str=True, escape=False) for line in s] for s in streams]
+    metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
+    name = "tokenised BLEU" + (" (case-insensitive)" if lowercase else "")
+    result = score_with(metric, name, hypotheses, streams)
+    tool = "moses" if language else "none"
+    return MetricScore(name, result.score, f"{result.signature}|pretok:{tool}{f'-{language}' if language else ''}")
+
+
+def scores_by_length(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence, edges: Sequence[int] = (15, 30, 45)
+) -> list[tuple[str, int, MetricScore]]:
+    """
+    Corpus BLEU in bins of the source's length in words.
+
+    Args:
+        edges (sequence of `int`, *optional*, defaults to `(15, 30, 45)`): Upper edges, themselves included; a last bin
+            takes the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
+            (2018).
+
+    Returns:
+        Name, number of sentences and score of each bin that holds any sentence.
+
+    Raises:
+        ValueError: The edges do not rise.
+    """
+    edges = list(edges)
+    if edges != sorted(set(edges)) or not edges or edges[0] < 1:
+        raise ValueError(f"Length edges {edges} must rise and start at 1 or more, e.g. 15 30 45.")
+    streams = reference_streams(references)
+    check_lengths(hypotheses, streams)
+    check_lengths(hypotheses, [sources])
+    lengths = [len(source.split()) for source in sources]
+    bins = []
+    for low, high in zip([0, *edges], [*edges, None], strict=True):
+        chosen = [i for i, length in enumerate(lengths) if length > low and (high is None or length <= high)]
+        if chosen:
+            part = sacrebleu_score([hypotheses[i] for i in chosen], [[s[i] for i in chosen] for s in streams])
+            bins.append((f"({low}, {'inf' if high is None else high}]", len(chosen), part))
+    return bins
+
+
+class _TextMetric(evaluate.Metric):
+    """A metric over translations and one or several references each, as in `evaluate`'s own sacrebleu."""
+
+    name = ""
+    citation = ""
+
+    def _info(self) -> evaluate.MetricInfo:
+        one = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
+        many = datasets.Features(
+            {"predictions": datasets.Value("string"), "references": datasets.Sequence(datasets.Value("string"))}
+        )
+        return evaluate.MetricInfo(
+            description=(type(self).__doc__ or "").strip(), citation=self.citation, features=[many, one]
+        )
+
+    def _compute(self, predictions: list[str], references: list, **options) -> dict[str, object]:
+        if references and not isinstance(references[0], str):
+            counts = {len(each) for each in references}
+            if len(counts) != 1:
+                raise ValueError(f"Every translation needs as many references, but there are {sorted(counts)}.")
+            references = [list(stream) for stream in zip(*references, strict=True)]
+        result = self.score(predictions, references, **options)
+        return {"score": result.score, "signature": result.signature}
+
+    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+        raise NotImplementedError(f"{type(self).__name__} must say how it scores")
+
+
+class Bleu(_TextMetric):
+    """
+    BLEU of detokenised text; `Bleu().compute(predictions=[...], references=[...], lowercase=False, tokenize=None)`.
+    """
+
+    citation = "Papineni et al., 2002; Post, 2018"
+
+    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+        return sacrebleu_score(predictions, references, **options)
+
+
+class TokenizedBleu(_TextMetric):
+    """
+    BLEU of tokenised text, comparable with multi-bleu.perl; options `lowercase` and `language`.
+    """
+
+    citation = "Papineni et al., 2002"
+
+    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+        return tokenized_bleu_score(predictions, references, **options)
+
+
+class ChrF(_TextMetric):
+    """chrF2 of detokenised text."""
+
+    citation = "Popović, 2015"
+
+    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+        return chrf_score(predictions, references, **options)
+
+
+class Ter(_TextMetric):
+    """TER of detokenised text; lower is better."""
+
+    citation = "Snover et al., 2006"
+
+    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+        return ter_score(predictions, references, **options)

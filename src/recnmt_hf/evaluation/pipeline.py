@@ -1,0 +1,71 @@
+"""Translation as a transformers pipeline, under the task name `recnmt-translation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForSeq2SeqLM, Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from .translator import DecodingOptions, Translation, Translator
+
+
+# transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
+TASK = "recnmt-translation"
+
+
+class TranslationPipeline(Pipeline):
+    """
+    `pipeline("recnmt-translation", model=folder)`; options are those of [`DecodingOptions`].
+
+    Example:
+
+    ```python
+    translate = transformers.pipeline("recnmt-translation", model="outputs/run/model")
+    translate("The dog sleeps.", beams=4)  # [{"translation_text": "Der Hund schläft.", "score": -0.1}]
+    ```
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _pipeline_calls_generate = True
+
+    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
+        return {}, {"options": DecodingOptions(**kwargs)} if kwargs else {}, {}
+
+    def preprocess(self, sentence: str, **kwargs: Any) -> dict[str, Any]:
+        return {"sentence": sentence}
+
+    def _forward(self, inputs: dict[str, Any], options: DecodingOptions | None = None) -> dict[str, Any]:
+        translator = Translator(self.model, self.tokenizer, getattr(self, "target_tokenizer", None))
+        return {"translation": next(translator.translate([inputs["sentence"]], options or DecodingOptions()))}
+
+    def postprocess(self, outputs: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
+        return as_records(outputs["translation"])
+
+    def __call__(self, sentences: str | list[str], **kwargs: Any) -> list:
+        """
+        Translates a sentence (a list of hypotheses) or several (a list of such lists), batched by tokens.
+        """
+        if isinstance(sentences, str):
+            return self([sentences], **kwargs)[0]
+        options = DecodingOptions(**kwargs)
+        translator = Translator(self.model, self.tokenizer, getattr(self, "target_tokenizer", None))
+        return [as_records(each) for each in translator.translate(sentences, options)]
+
+
+def as_records(translation: Translation) -> list[dict[str, Any]]:
+    return [{"translation_text": each.text, "score": each.score} for each in translation.hypotheses]
+
+
+def register_pipeline() -> None:
+    """Makes `transformers.pipeline` know the task."""
+    if TASK not in PIPELINE_REGISTRY.get_supported_tasks():
+        PIPELINE_REGISTRY.register_pipeline(
+            TASK, pipeline_class=TranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
+        )
+
+
+register_pipeline()

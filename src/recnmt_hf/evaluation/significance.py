@@ -1,0 +1,109 @@
+"""Whether one system's score is better than another's by more than chance."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from .metrics import check_lengths, reference_streams
+
+
+METHODS = {"bootstrap": "bs", "randomization": "ar"}
+
+
+@dataclass
+class Comparison:
+    """
+    A system against the baseline.
+
+    Attributes:
+        system (`str`): Its name.
+        score (`float`): BLEU.
+        difference (`float`): BLEU above the baseline's; 0 for the baseline itself.
+        p_value (`float`, *optional*): Chance of a difference at least as large if both systems were equally good;
+            `None` for the baseline.
+        interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of BLEU
+            (bootstrap only).
+        signature (`str`): sacrebleu's, with the test's settings.
+    """
+
+    system: str
+    score: float
+    difference: float
+    p_value: float | None
+    interval: tuple[float, float] | None
+    signature: str
+
+
+def compare_systems(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    method: str = "bootstrap",
+    samples: int = 1000,
+    seed: int = 12345,
+    lowercase: bool = False,
+) -> list[Comparison]:
+    """
+    Paired tests of BLEU (sacrebleu's implementations).
+
+    Args:
+        systems (mapping of name to translations): The first is the baseline.
+        references (sequence of `str`, or of such sequences): One reference set or several.
+        method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
+            2004). `"randomization"`: approximate randomisation (Riezler and Maxwell, 2005).
+        samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps.
+        seed (`int`, *optional*, defaults to 12345): Of the resampling.
+        lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
+
+    Raises:
+        ValueError: There are fewer than two systems, no such method, or lengths differ.
+    """
+    if method not in METHODS:
+        raise ValueError(f"There is no test {method!r}; choose one of {', '.join(METHODS)}.")
+    if len(systems) < 2:
+        raise ValueError("A comparison needs a baseline and at least one other system.")
+    streams = reference_streams(references)
+    for hypotheses in systems.values():
+        check_lengths(hypotheses, streams)
+    with environment(SACREBLEU_SEED=str(seed)):
+        test = PairedTest(
+            [(name, list(hypotheses)) for name, hypotheses in systems.items()],
+            {"BLEU": sacrebleu.BLEU(references=streams, lowercase=lowercase)},
+            references=None,
+            test_type=METHODS[method],
+            n_samples=samples,
+        )
+        signatures, scores = test()
+    results = scores["BLEU"]
+    base = results[0].score
+    return [
+        Comparison(
+            system=str(name),
+            score=result.score,
+            difference=result.score - base,
+            p_value=result.p_value,
+            interval=None if result.mean is None else (result.mean, result.ci),
+            signature=str(signatures["BLEU"]),
+        )
+        for name, result in zip(scores["System"], results, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Sets environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

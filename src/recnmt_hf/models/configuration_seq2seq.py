@@ -1,0 +1,287 @@
+"""What every configuration of recnmt_hf has: the Transformer's fields, their checks, and named presets."""
+
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+
+POSITION_EMBEDDING_TYPES = ("sinusoidal", "marian", "learned", "none")
+
+
+class Seq2SeqConfig(PreTrainedConfig):
+    r"""
+    Common fields of the encoder-decoder models, with the defaults of the base Transformer (Vaswani et al., 2017).
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 32000):
+            Rows of the source embedding, and of the target embedding and output matrix unless `decoder_vocab_size`
+            says otherwise.
+        decoder_vocab_size (`int`, *optional*):
+            Rows of the target embedding and of the output matrix. `None` means `vocab_size`.
+        d_model (`int`, *optional*, defaults to 512):
+            Width of embeddings and hidden states. Even, and divisible by both numbers of heads.
+        encoder_layers (`int`, *optional*, defaults to 6):
+            Number of encoder layers.
+        decoder_layers (`int`, *optional*, defaults to 6):
+            Number of decoder layers.
+        encoder_attention_heads (`int`, *optional*, defaults to 8):
+            Heads of each encoder self-attention.
+        decoder_attention_heads (`int`, *optional*, defaults to 8):
+            Heads of each decoder self- and cross-attention.
+        encoder_ffn_dim (`int`, *optional*, defaults to 2048):
+            Inner width of the encoder's feed-forward blocks.
+        decoder_ffn_dim (`int`, *optional*, defaults to 2048):
+            Inner width of the decoder's feed-forward blocks.
+        activation_function (`str`, *optional*, defaults to `"relu"`):
+            Activation of the feed-forward blocks; any name of `transformers.activations.ACT2FN`.
+        dropout (`float`, *optional*, defaults to 0.1):
+            Dropout of the embedding sums and of each sub-layer's output.
+        attention_dropout (`float`, *optional*, defaults to 0.1):
+            Dropout of the attention weights.
+        activation_dropout (`float`, *optional*, defaults to 0.1):
+            Dropout after the feed-forward activation.
+        normalize_before (`bool`, *optional*, defaults to `False`):
+            `False`: post-norm, `LN(x + sub(x))`, no norm after the last layer. `True`: pre-norm, `x + sub(LN(x))`,
+            with one norm after the last layer.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-5):
+            Epsilon of the layer norms.
+        scale_embedding (`bool`, *optional*, defaults to `True`):
+            Multiply embeddings by `sqrt(d_model)`.
+        max_position_embeddings (`int`, *optional*, defaults to 1024):
+            Longest sequence that the position table holds.
+        position_embedding_type (`str`, *optional*):
+            `"sinusoidal"` (the paper's interleaved sine and cosine), `"marian"` (sines first, then cosines),
+            `"learned"` or `"none"`. `None` means `"sinusoidal"`, except where a model says otherwise.
+        encoder_position_embeddings (`bool`, *optional*, defaults to `True`):
+            `False` removes positions from the encoder's input.
+        decoder_position_embeddings (`bool`, *optional*, defaults to `True`):
+            `False` removes positions from the decoder's input.
+        share_encoder_decoder_embeddings (`bool`, *optional*, defaults to `True`):
+            One embedding matrix for source and target. Needs equal vocabularies.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`):
+            The output matrix is the target embedding matrix.
+        final_logits_bias (`bool`, *optional*, defaults to `False`):
+            Adds a fixed bias to the logits, as checkpoints of MarianMT have it.
+        init_std (`float`, *optional*):
+            Standard deviation of the normal initialisation of all matrices. `None`: Xavier-uniform matrices and
+            embeddings of deviation `d_model ** -0.5`.
+        use_cache (`bool`, *optional*, defaults to `True`):
+            Whether generation keeps keys, values and recurrent states.
+
+    Raises:
+        ValueError: A value has the wrong type or range; the message names the field, the value, what is allowed and
+            the remedy.
+    """
+
+    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+    attribute_map = {
+        "num_attention_heads": "encoder_attention_heads",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+    }
+    # Sizes by name; a preset is data. Subclasses add their own fields to a copy.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "tiny": {
+            "d_model": 128,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 256,
+            "decoder_ffn_dim": 256,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+        },
+        "small": {
+            "d_model": 256,
+            "encoder_layers": 3,
+            "decoder_layers": 3,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 1024,
+            "decoder_ffn_dim": 1024,
+            "dropout": 0.2,
+        },
+        "base": {},
+        "big": {
+            "d_model": 1024,
+            "encoder_attention_heads": 16,
+            "decoder_attention_heads": 16,
+            "encoder_ffn_dim": 4096,
+            "decoder_ffn_dim": 4096,
+            "dropout": 0.3,
+        },
+    }
+
+    vocab_size: int = 32000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    activation_function: str = "relu"
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    activation_dropout: float | int = 0.1
+    normalize_before: bool = False
+    layer_norm_eps: float = 1e-5
+    scale_embedding: bool = True
+    max_position_embeddings: int = 1024
+    position_embedding_type: str | None = None
+    encoder_position_embeddings: bool = True
+    decoder_position_embeddings: bool = True
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    final_logits_bias: bool = False
+    init_std: float | None = None
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        if self.position_embedding_type is None:
+            self.position_embedding_type = self.default_position_embedding_type()
+        super().__post_init__(**kwargs)
+        self.check_values()
+
+    def default_position_embedding_type(self) -> str:
+        """What `position_embedding_type=None` stands for."""
+        return "sinusoidal"
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "Seq2SeqConfig":
+        """
+        A configuration of a named size.
+
+        Args:
+            name (`str`): One of `cls.presets`, e.g. `"tiny"`, `"small"`, `"base"`, `"big"`.
+            **overrides: Fields that replace the preset's.
+
+        Raises:
+            ValueError: No preset has that name.
+        """
+        if name not in cls.presets:
+            raise ValueError(
+                f"{cls.__name__} has no preset {name!r}; choose one of {', '.join(sorted(cls.presets))}, or pass the "
+                f"fields to {cls.__name__}(...) yourself."
+            )
+        return cls(**{**cls.presets[name], **overrides})
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """
+        As in transformers, and two things more: the decoder's view names the kinds of its cache layers
+        (`cache_layer_types`), and a model with two vocabularies is viewed from its decoder, because releases before
+        5.20 size beam search by the `vocab_size` of this call.
+        """
+        if decoder is None and encoder is None and self.decoder_vocab_size != self.vocab_size:
+            decoder = True
+        view = super().get_text_config(decoder=decoder, encoder=encoder)
+        if decoder and view is not self and (kinds := self.cache_layer_types()) is not None:
+            view.layer_types = kinds
+        return view
+
+    def cache_layer_types(self) -> list[str] | None:
+        """One kind of cache layer for each decoder layer, where some hold recurrent states; `None`: all plain."""
+        return None
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check_values(self) -> None:
+        """Checks all fields together; subclasses extend it. Raises `ValueError` with the remedy."""
+        self.check_whole(
+            "vocab_size",
+            "decoder_vocab_size",
+            "d_model",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "max_position_embeddings",
+        )
+        self.check_whole("encoder_layers", "decoder_layers")
+        self.check_fraction("dropout", "attention_dropout", "activation_dropout")
+        self.check_flag(
+            "normalize_before",
+            "scale_embedding",
+            "encoder_position_embeddings",
+            "decoder_position_embeddings",
+            "share_encoder_decoder_embeddings",
+            "tie_word_embeddings",
+            "final_logits_bias",
+            "use_cache",
+        )
+        self.check_choice("position_embedding_type", POSITION_EMBEDDING_TYPES)
+        from transformers.activations import ACT2FN  # imports torch: only needed once a config is made
+
+        if self.activation_function not in ACT2FN:
+            self.refuse("activation_function", "a name in transformers.activations.ACT2FN", 'use "relu" or "gelu"')
+        for heads in ("encoder_attention_heads", "decoder_attention_heads"):
+            if self.d_model % getattr(self, heads):
+                self.refuse(
+                    heads,
+                    f"a divisor of d_model={self.d_model}",
+                    f"change {heads} or d_model so that each head has the same width",
+                )
+        if self.d_model % 2:
+            self.refuse("d_model", "an even number (sines and cosines come in pairs)", "use an even width")
+        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
+            self.refuse(
+                "decoder_vocab_size",
+                f"vocab_size={self.vocab_size} while share_encoder_decoder_embeddings=True",
+                "set share_encoder_decoder_embeddings=False for separate vocabularies",
+            )
+        if self.init_std is not None and not (isinstance(self.init_std, (int, float)) and self.init_std >= 0):
+            self.refuse("init_std", "None or a number >= 0", "leave it out for Xavier-uniform initialisation")
+        if not (isinstance(self.layer_norm_eps, float) and self.layer_norm_eps > 0):
+            self.refuse("layer_norm_eps", "a number > 0", "use 1e-5")
+        for name, size in (
+            ("pad_token_id", min(self.vocab_size, self.decoder_vocab_size)),
+            ("decoder_start_token_id", self.decoder_vocab_size),
+            ("bos_token_id", self.decoder_vocab_size),
+            ("eos_token_id", self.decoder_vocab_size),
+        ):
+            value = getattr(self, name)
+            for one in value if isinstance(value, list) else [value]:
+                if one is not None and not (isinstance(one, int) and 0 <= one < size):
+                    self.refuse(
+                        name,
+                        f"None or an id from 0 to {size - 1}",
+                        "take it from the tokenizer, or enlarge vocab_size",
+                    )
+
+    def refuse(self, field: str, allowed: str, remedy: str) -> None:
+        """Raises the `ValueError` of one field: name, value, what is allowed, remedy."""
+        raise ValueError(
+            f"{type(self).__name__}: {field}={getattr(self, field)!r} is not allowed; it must be {allowed}. "
+            f"Remedy: {remedy}."
+        )
+
+    def check_whole(self, *fields: str, minimum: int = 1) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                self.refuse(field, f"a whole number >= {minimum}", f"use {minimum} or more")
+
+    def check_fraction(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                self.refuse(field, "a number from 0 to below 1", "0.1 is usual, 0 switches it off")
+
+    def check_flag(self, *fields: str) -> None:
+        for field in fields:
+            if not isinstance(getattr(self, field), bool):
+                self.refuse(field, "True or False", "write a Python bool (true/false in JSON and YAML)")
+
+    def check_choice(self, field: str, choices: tuple) -> None:
+        if getattr(self, field) not in choices:
+            named = ", ".join(repr(choice) for choice in choices)
+            self.refuse(field, f"one of {named}", "choose one of them")

@@ -1,0 +1,127 @@
+"""The base Transformer (Vaswani et al., 2017), with relative positions (Shaw et al., 2018) and directional masks (Shen
+et al., 2018) as variants of its self-attention."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.utils.output_capturing import OutputRecorder
+
+from .attention import MultiHeadAttention, RelativeMultiHeadAttention, directional_mask
+from .configuration_nmt_transformer import NMTTransformerConfig
+from .seq2seq_base import (
+    Seq2SeqConditionalGeneration,
+    Seq2SeqModelBase,
+    Seq2SeqPreTrainedModel,
+    TransformerDecoderStack,
+    TransformerEncoderStack,
+)
+from .transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+
+
+def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs: Any) -> MultiHeadAttention:
+    """The self-attention that `config.self_attention_type` names; directional heads differ in their mask alone."""
+    kwargs = {"embed_dim": config.d_model, "num_heads": num_heads, "dropout": config.attention_dropout, **kwargs}
+    if config.self_attention_type == "relative":
+        return RelativeMultiHeadAttention(
+            config,
+            max_relative_positions=config.max_relative_positions,
+            relative_per_head=config.relative_per_head,
+            **kwargs,
+        )
+    return MultiHeadAttention(config, **kwargs)
+
+
+class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
+    config: NMTTransformerConfig
+
+
+class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):
+    """Transformer encoder; usable alone through `get_encoder()`."""
+
+    _can_record_outputs = {
+        "hidden_states": TransformerEncoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+    }
+
+    def __init__(self, config: NMTTransformerConfig):
+        super().__init__(config)
+        self.post_init()
+
+    def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
+        return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
+
+    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None):
+        if self.config.self_attention_type != "directional":
+            return super().build_mask(states, attention_mask)
+        return directional_mask(
+            attention_mask,
+            self.config.encoder_attention_heads,
+            states.shape[1],
+            self.config.directional_include_self,
+            states.device,
+        )
+
+
+class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderStack):
+    """Transformer decoder."""
+
+    _can_record_outputs = {
+        "hidden_states": TransformerDecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: NMTTransformerConfig):
+        super().__init__(config)
+        self.post_init()
+
+    def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
+        heads = config.decoder_attention_heads
+        return TransformerDecoderLayer(
+            config,
+            build_self_attention(config, heads, is_causal=True, layer_idx=index),
+            MultiHeadAttention(
+                config, config.d_model, heads, config.attention_dropout, layer_idx=index, memory="encoder"
+            ),
+        )
+
+
+class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):
+    """The Transformer without an output layer (Vaswani et al., 2017)."""
+
+    encoder_class = NMTTransformerEncoder
+    decoder_class = NMTTransformerDecoder
+
+
+class NMTTransformerForConditionalGeneration(
+    NMTTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
+    """
+    The Transformer with its output layer: `generate` translates, `labels` train.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+    >>> model = NMTTransformerForConditionalGeneration(NMTTransformerConfig.from_preset("tiny", vocab_size=100))
+    >>> source = torch.tensor([[5, 6, 7, 2]])
+    >>> model.generate(source, max_new_tokens=4, num_beams=2).shape[0]
+    1
+
+    ```
+    """
+
+    model_class = NMTTransformerModel
+
+
+NMTTransformerModel.register_for_auto_class("AutoModel")
+NMTTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = [
+    "NMTTransformerForConditionalGeneration",
+    "NMTTransformerModel",
+    "NMTTransformerPreTrainedModel",
+]

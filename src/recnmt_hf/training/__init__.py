@@ -1,0 +1,1 @@
+"""Recipes, the trainer, checkpoints."""

@@ -1,0 +1,311 @@
+"""`Seq2SeqTrainer` with batches by tokens, the chunked loss, BLEU by generation, and complete checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch.utils.data import DataLoader, Dataset
+from transformers import (
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+from ..data.batching import TokenBatchSampler
+from ..evaluation.metrics import sacrebleu_score
+from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
+from .checkpoints import MANIFEST, checkpoints_in, choose_checkpoints, mark_complete, remove_superfluous
+
+
+@dataclass
+class TranslationTrainingArguments(Seq2SeqTrainingArguments):
+    """
+    `Seq2SeqTrainingArguments`, and:
+
+    Args:
+        max_tokens (`int`, *optional*, defaults to 4096): Source and target tokens of a batch on one device, padding
+            included.
+        max_sentences (`int`, *optional*): Most sentences of a batch.
+        max_squared_tokens (`int`, *optional*): Most sentences times squared source length of a batch.
+        bleu_samples (`int`, *optional*, defaults to 500): Validation sentences translated for BLEU; 0 switches it off.
+        bleu_beams (`int`, *optional*, defaults to 1): Beam size of that translation.
+        keep_last (`int`, *optional*, defaults to 5): Newest checkpoints kept.
+        keep_best (`int`, *optional*, defaults to 1): Best checkpoints kept, by `metric_for_best_model`.
+    """
+
+    max_tokens: int = field(default=4096, metadata={"help": "source and target tokens of a batch on one device"})
+    max_sentences: int | None = field(default=None, metadata={"help": "most sentences of a batch"})
+    max_squared_tokens: int | None = field(default=None, metadata={"help": "most sentences x squared source length"})
+    bleu_samples: int = field(default=500, metadata={"help": "validation sentences translated for BLEU"})
+    bleu_beams: int = field(default=1, metadata={"help": "beam size of that translation"})
+    keep_last: int = field(default=5, metadata={"help": "newest checkpoints kept"})
+    keep_best: int = field(default=1, metadata={"help": "best checkpoints kept"})
+
+
+class NonFiniteLossError(ValueError):
+    """The loss became NaN or infinite; nothing was saved since."""
+
+
+class TranslationCollator:
+    """Pads token ids on the right: sources with their padding id, labels with -100."""
+
+    def __init__(self, pad_token_id: int):
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        sources = [torch.as_tensor(row["input_ids"]) for row in rows]
+        labels = [torch.as_tensor(row["labels"]) for row in rows]
+        pad = torch.nn.utils.rnn.pad_sequence
+        return {
+            "input_ids": pad(sources, batch_first=True, padding_value=self.pad_token_id),
+            "attention_mask": pad([torch.ones_like(ids) for ids in sources], batch_first=True),
+            "labels": pad(labels, batch_first=True, padding_value=-100),
+        }
+
+
+class SamplerEpochCallback(TrainerCallback):
+    """Tells the token sampler its epoch; accelerate's wrappers do not pass it on, least of all on resuming."""
+
+    def __init__(self, trainer: TranslationTrainer):
+        self.trainer = trainer
+
+    def on_epoch_begin(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        sampler = self.trainer.train_sampler
+        batches = len(sampler) // sampler.num_processes
+        updates = math.ceil(batches / args.gradient_accumulation_steps)
+        sampler.set_epoch(state.global_step // updates)
+
+
+class FiniteLossCallback(TrainerCallback):
+    """Stops training soon after the loss stops being a number, before anything is saved."""
+
+    def __init__(self, trainer: TranslationTrainer):
+        self.trainer = trainer
+
+    def on_step_end(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # Looking at the flag waits for the device: on the CPU that is free, elsewhere it is done when something is
+        # logged or saved anyway.
+        if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
+            self.trainer.check_finite()
+
+
+class TranslationTrainer(Seq2SeqTrainer):
+    """
+    Trains a translation model.
+
+    `train_dataset` and `eval_dataset` come from [`~recnmt_hf.data.prepare_dataset`]; the latter keeps its text, from
+    which BLEU is computed. Everything else is `Seq2SeqTrainer`.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless that has its own.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target.
+        **kwargs: As for `Seq2SeqTrainer`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: TranslationTrainingArguments,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ):
+        args.remove_unused_columns = False
+        args.save_total_limit = None  # `keep_last` and `keep_best` decide
+        self.source_tokenizer = tokenizer
+        self.target_tokenizer = target_tokenizer or tokenizer
+        kwargs.setdefault("data_collator", TranslationCollator(tokenizer.pad_token_id))
+        super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
+        # Models of the zoo smooth labels within their loss; others have transformers' way.
+        self.smooths_itself = hasattr(self.model, "init_from_baseline")
+        if self.smooths_itself:
+            self.label_smoother = None
+        else:
+            # transformers' own encoder-decoders take loss keywords and ignore them, which breaks accumulation.
+            self.model_accepts_loss_kwargs = False
+        self.train_sampler: TokenBatchSampler | None = None
+        self.loss_is_finite: torch.Tensor | None = None
+        self.add_callback(SamplerEpochCallback(self))
+        self.add_callback(FiniteLossCallback(self))
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def token_sampler(self, dataset: Dataset, shuffle: bool) -> TokenBatchSampler:
+        """The sampler of a prepared dataset."""
+        return TokenBatchSampler(
+            dataset["source_length"][:],
+            dataset["target_length"][:],
+            max_tokens=self.args.max_tokens,
+            max_sentences=self.args.max_sentences,
+            max_squared_tokens=self.args.max_squared_tokens,
+            num_processes=self.accelerator.num_processes if shuffle else 1,
+            shuffle=shuffle,
+            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+        )
+
+    def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
+        columns = dataset.select_columns(["input_ids", "labels"]).with_format("torch")
+        return DataLoader(
+            columns,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        self.train_sampler = self.token_sampler(self.train_dataset, shuffle=True)
+        return self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler))
+
+    # -- loss --------------------------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ):
+        if self.smooths_itself and not return_outputs:
+            smoothing = self.args.label_smoothing_factor if model.training else 0.0
+            inputs = {**inputs, "label_smoothing": smoothing, "return_logits": False}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        finite = torch.isfinite(loss.detach()).all()
+        self.loss_is_finite = finite if self.loss_is_finite is None else self.loss_is_finite & finite
+        return loss
+
+    def check_finite(self) -> None:
+        """
+        Raises:
+            NonFiniteLossError: On any process the loss was not finite.
+        """
+        if self.loss_is_finite is None:
+            return
+        bad = self.accelerator.reduce((~self.loss_is_finite).float(), reduction="sum")
+        if bad.item() > 0:
+            newest = checkpoints_in(self.args.output_dir)
+            kept = f"the newest good checkpoint is {newest[-1][1]}" if newest else "there is no checkpoint yet"
+            raise NonFiniteLossError(
+                f"The loss became NaN or infinite by step {self.state.global_step}; nothing was saved since, {kept}. "
+                "Remedy: resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
+            )
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        if description != "Evaluation" or self.args.predict_with_generate or self.compute_metrics is not None:
+            return super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        model.eval()
+        dataset = self.evaluated_dataset
+        loss = self.token_loss(model, dataset)
+        metrics = {
+            f"{metric_key_prefix}_loss": loss,
+            f"{metric_key_prefix}_perplexity": math.exp(min(loss, 50.0)),
+        }
+        if self.args.bleu_samples > 0 and "target" in dataset.column_names:
+            metrics[f"{metric_key_prefix}_bleu"] = self.sample_bleu(dataset)
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataset))
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        self.evaluated_dataset = dataset
+        return self.loader(dataset, self.token_sampler(dataset, shuffle=False))
+
+    @torch.no_grad()
+    def token_loss(self, model: torch.nn.Module, dataset: Dataset) -> float:
+        """Mean negative log-likelihood of a target token, unsmoothed."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        # Summed in float64, which not every device has.
+        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        # Every process takes every world-th batch, and under sharding as many as the others.
+        batches = list(self.get_eval_dataloader(dataset))
+        rounds = math.ceil(len(batches) / world)
+        for turn in range(rounds):
+            index = turn * world + rank
+            inputs = self._prepare_inputs(batches[min(index, len(batches) - 1)])
+            tokens = (inputs["labels"] != -100).sum()
+            settings = {"return_logits": False} if self.smooths_itself else {}
+            with self.compute_loss_context_manager():
+                loss = model(**inputs, **settings).loss  # a mean over the batch's tokens
+            if index < len(batches):
+                total += torch.stack([loss.double() * tokens, tokens.double()]).to(device)
+        total = self.accelerator.reduce(total, reduction="sum")
+        return (total[0] / total[1]).item()
+
+    def sample_bleu(self, dataset: Dataset) -> float:
+        """BLEU of the first `bleu_samples` sentences, shared out among the processes."""
+        sample = dataset.select(range(min(self.args.bleu_samples, len(dataset))))
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        own = list(range(rank, len(sample), world))
+        translator = Translator(self.accelerator.unwrap_model(self.model), self.source_tokenizer, self.target_tokenizer)
+        options = DecodingOptions(beams=self.args.bleu_beams, max_length_extra=20, on_long="split")
+        sources, references = sample["source"][:], sample["target"][:]
+        pairs = [
+            (i, translation.text)
+            for i, translation in zip(own, translator.translate((sources[i] for i in own), options), strict=True)
+        ]
+        pairs = sorted(gather_object(pairs)) if world > 1 else pairs
+        return sacrebleu_score([text for _, text in pairs], references).score
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save and self.target_tokenizer is not self.source_tokenizer:
+            self.target_tokenizer.save_pretrained(str(Path(output_dir or self.args.output_dir) / TARGET_TOKENIZER))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        self.check_finite()
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (folder / MANIFEST).unlink(missing_ok=True)
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(folder)
+            self.rotate()
+        self.accelerator.wait_for_everyone()
+
+    def rotate(self) -> None:
+        """Keeps the newest and the best checkpoints."""
+        run, metric = self.args.output_dir, self.args.metric_for_best_model
+        keep = choose_checkpoints(run, max(self.args.keep_last, 1))
+        if metric and self.args.keep_best > 0:
+            metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+            if any(metric in entry for entry in self.state.log_history):
+                better = self.args.greater_is_better is not False
+                keep += choose_checkpoints(run, self.args.keep_best, "best", metric, better)
+        if self.state.best_model_checkpoint:
+            keep.append(Path(self.state.best_model_checkpoint))
+        remove_superfluous(run, keep)

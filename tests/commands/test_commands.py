@@ -1,0 +1,214 @@
+"""The console command and the scripts: one set of functions, errors as sentences, whole way from corpus to scores."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recnmt_hf.commands.main import COMMANDS, build_parser, main
+
+
+def call(capsys, *words):
+    """Exit code, standard output and standard error of a subcommand."""
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("texts")
+    for split in ("validation", "test"):
+        for side in ("en", "de"):
+            lines = [getattr(pair, side) for pair in corpus[split][:6]]
+            (folder / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def test_every_command_has_help(capsys):
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            build_parser(command).parse_args([command, "--help"])
+        assert stop.value.code == 0
+        assert f"recnmt {command}" in capsys.readouterr().out
+
+
+def test_scripts_are_the_same_functions(repository):
+    for script, command in (("train.py", "train"), ("benchmark.py", "benchmark")):
+        text = (repository / "scripts" / script).read_text()
+        assert f'main(["{command}", *sys.argv[1:]])' in text
+
+
+def test_corpus_and_tokenizer(tmp_path, capsys):
+    assert call(capsys, "corpus", tmp_path, "--train", 50, "--validation", 5, "--test", 5, "--test-deep", 5)[0] == 0
+    assert len((tmp_path / "train.de").read_text().splitlines()) == 50
+    code, out, _ = call(
+        capsys, "tokenizer", tmp_path / "train.en", tmp_path / "train.de", "-o", tmp_path / "tok", "--kind", "word"
+    )
+    assert code == 0 and "symbols" in out and (tmp_path / "tok" / "tokenizer.json").is_file()
+
+
+def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
+    """Scores of the score command are those that translate wrote, to 1e-5."""
+    shared = ("--device", "cpu", "--length-penalty", "0.8")
+    found = tmp_path / "found.jsonl"
+    code, _, err = call(
+        capsys,
+        "translate",
+        tiny_folder,
+        "-i",
+        texts / "test.en",
+        "-o",
+        found,
+        "--format",
+        "jsonl",
+        "--n-best",
+        2,
+        "--beams",
+        3,
+        "--max-length-extra",
+        5,
+        "--alignments",
+        *shared,
+    )
+    assert code == 0, err
+    records = [json.loads(line) for line in found.read_text().splitlines()]
+    assert [r["line"] for r in records] == [i for i in range(6) for _ in range(2)]
+    assert all(set(r) >= {"source", "text", "score", "log_prob", "tokens", "alignment"} for r in records)
+    code, out, _ = call(capsys, "score", tiny_folder, "--jsonl", found, *shared)
+    for record, line in zip(records, out.splitlines(), strict=True):
+        log_prob, score = map(float, line.split("\t"))
+        assert log_prob == pytest.approx(record["log_prob"], abs=1e-5)
+        assert score == pytest.approx(record["score"], abs=1e-5)
+    code, out, err = call(capsys, "score", tiny_folder, "-s", texts / "test.en", "-t", texts / "test.de", *shared)
+    assert code == 0 and len(out.splitlines()) == 6 and "6 pairs" in err
+
+    plain = tmp_path / "plain.de"
+    call(capsys, "translate", tiny_folder, "-i", texts / "test.en", "-o", plain, "--max-length-extra", 3, *shared)
+    code, out, _ = call(
+        capsys,
+        "evaluate",
+        plain,
+        texts / "test.de",
+        "-r",
+        texts / "test.de",
+        "-s",
+        texts / "test.en",
+        "--length-edges",
+        5,
+        10,
+        "--examples",
+        2,
+        "--samples",
+        50,
+        "--language",
+        "de",
+        "--json",
+        tmp_path / "e.json",
+    )
+    assert code == 0
+    for expected in (
+        "BLEU 100.00 (nrefs:1",
+        "chrF2",
+        "TER",
+        "tokenised BLEU (case-insensitive)",
+        "(5, 10] words",
+        "paired bootstrap",
+        "paired randomization",
+        "reference  ",
+    ):
+        assert expected in out, expected
+    report = json.loads((tmp_path / "e.json").read_text())
+    assert len(report["comparisons"]["bootstrap"]) == 2
+
+
+def test_translate_reads_standard_input(tiny_folder, corpus):
+    lines = "\n".join(["", corpus["test"][0].en, ""]) + "\n"
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "recnmt_hf.commands.main",
+            "translate",
+            str(tiny_folder),
+            "--device",
+            "cpu",
+            "--n-best",
+            "2",
+            "--beams",
+            "2",
+            "--max-length-extra",
+            "2",
+        ],
+        input=lines,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [line.split(" ||| ") for line in result.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["0", "1", "1", "2"] and rows[0][1] == ""
+    assert float(rows[1][3]) >= float(rows[2][3])
+
+
+def test_average_of_a_run(tmp_path, capsys, tiny_folder):
+    code, _, _ = call(capsys, "average", tiny_folder, tiny_folder, "-o", tmp_path / "mean")
+    assert code == 0 and (tmp_path / "mean" / "model.safetensors").is_file()
+    code, _, err = call(capsys, "average", tiny_folder, "-o", tmp_path / "mean")
+    assert code == 2 and "is not empty" in err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("translate", "nowhere/at/all"), "holds no model"),
+        (("train", "missing.yaml"), "There is no recipe missing.yaml"),
+        (("score", "model", "-s", "a"), "Give either --source with --target, or --jsonl"),
+        (("evaluate", "missing.de", "-r", "missing.en"), "There is no file missing.en"),
+        (("average", "missing", "-o", "out"), "no complete checkpoint"),
+        (("benchmark", "gpt"), "There is no model 'gpt'; choose one of marian, nmt_transformer"),
+        (("translate", "x", "--alignments"), "--alignments are written with --format jsonl only"),
+    ],
+)
+def test_mistakes_are_sentences_without_traceback(capsys, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, *words)
+    assert code == 2 and message in err and "Traceback" not in err
+
+
+def test_ragged_evaluation_is_named(capsys, texts, tmp_path):
+    (tmp_path / "short.de").write_text("eins\n")
+    code, _, err = call(capsys, "evaluate", tmp_path / "short.de", "-r", texts / "test.de")
+    assert code == 2 and "short.de has 1 lines" in err and "has 6. Remedy" in err
+
+
+def test_benchmark_prints_ratios(capsys):
+    code, out, err = call(
+        capsys,
+        "benchmark",
+        "nmt_transformer:d_model=32",
+        "marian:d_model=32",
+        "--size",
+        "tiny",
+        "--vocab-size",
+        100,
+        "--train-batch-size",
+        2,
+        "--generate-batch-size",
+        2,
+        "--repeats",
+        2,
+        "--mean-length",
+        4,
+        "--device",
+        "cpu",
+    )
+    assert code == 0, err
+    assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
+    assert "generation, beam 4, batch 2:" in out and "quartiles" in out
+
+
+def test_print_recipe(capsys, repository):
+    code, out, _ = call(capsys, "train", repository / "scripts/recipes/quickstart.yaml", "--print-recipe")
+    assert code == 0 and "label_smoothing_factor: 0.1" in out

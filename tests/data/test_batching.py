@@ -1,0 +1,90 @@
+"""Batches by tokens: within budget, complete, a function of seed and epoch."""
+
+import numpy as np
+import pytest
+
+from recnmt_hf.data.batching import TokenBatchSampler
+
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, size=(997, 2))
+SOURCE, TARGET = LENGTHS[:, 0], LENGTHS[:, 1]
+
+
+def sampler(**more):
+    return TokenBatchSampler(SOURCE, TARGET, **{"max_tokens": 600, "seed": 1, **more})
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("limits", [{}, {"max_sentences": 7}, {"max_squared_tokens": 5000}, {"multiple": 8}])
+def test_budget_and_completeness(processes, limits):
+    made = sampler(num_processes=processes, **limits)
+    for epoch in (0, 1, 5):
+        made.set_epoch(epoch)
+        batches = list(made)
+        assert sorted(i for batch in batches for i in batch) == list(range(len(SOURCE)))
+        assert len(batches) == len(made) and len(batches) % processes == 0
+        for batch in batches:
+            assert len(batch) * SOURCE[batch].max() <= 600 and len(batch) * TARGET[batch].max() <= 600
+            assert len(batch) <= limits.get("max_sentences", 10**9)
+            if len(batch) > 1 and "max_squared_tokens" in limits:
+                assert len(batch) * SOURCE[batch].max() ** 2 <= 5000
+
+
+def test_pure_function_of_seed_and_epoch():
+    def order(seed, epoch):
+        made = sampler(seed=seed)
+        made.set_epoch(epoch)
+        return list(made)
+
+    assert order(1, 3) == order(1, 3)
+    assert order(1, 3) != order(1, 4) != order(2, 4)
+    made = sampler()
+    first = list(made)
+    made.set_epoch(1)
+    assert list(made) != first
+    made.set_epoch(0)
+    assert list(made) == first
+
+
+def test_every_epoch_has_as_many_batches():
+    made = sampler(num_processes=2)
+    counts = set()
+    for epoch in range(6):
+        made.set_epoch(epoch)
+        counts.add(len(made))
+    assert len(counts) == 1
+
+
+def test_sentences_of_equal_length_change_groups():
+    lengths = np.random.default_rng(1).integers(3, 9, size=2000)
+    made = TokenBatchSampler(lengths, lengths, max_tokens=200, seed=1)
+    first = {frozenset(batch) for batch in made}
+    made.set_epoch(1)
+    assert len(first & {frozenset(batch) for batch in made}) < len(first) / 20
+
+
+def test_lengths_of_a_batch_are_close():
+    filled = sum(SOURCE.tolist()) / sum(len(batch) * SOURCE[batch].max() for batch in sampler())
+    assert filled > 0.9
+
+
+def test_a_sentence_beyond_the_budget_stands_alone():
+    made = TokenBatchSampler([5, 900, 5], max_tokens=100)
+    assert [1] in list(made)
+
+
+def test_unshuffled_is_sorted():
+    made = sampler(shuffle=False)
+    lengths = [SOURCE[i] for batch in made for i in batch]
+    assert lengths == sorted(lengths)
+
+
+def test_wrong_demands():
+    with pytest.raises(ValueError, match="0 sentence pairs cannot keep 1 processes busy"):
+        TokenBatchSampler([], max_tokens=10)
+    with pytest.raises(ValueError, match="1 sentence pairs cannot keep 2"):
+        TokenBatchSampler([3], max_tokens=10, num_processes=2)
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        TokenBatchSampler([3], max_tokens=0)
+    with pytest.raises(ValueError, match="2 source lengths and 1 target lengths"):
+        TokenBatchSampler([3, 4], [3], max_tokens=10)

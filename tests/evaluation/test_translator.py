@@ -1,0 +1,239 @@
+"""Translating: penalties, order, n-best, lengths, empty and long input; scoring says what translating said."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+import recnmt_hf
+from recnmt_hf.evaluation import DecodingOptions, Translator, VaswaniLengthPenalty
+
+
+@pytest.fixture(scope="module")
+def translator(tiny_folder):
+    """A random model with large parameters, so that hypotheses differ."""
+    translator = Translator.from_pretrained(tiny_folder, device="cpu")
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in translator.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
+        translator.model.lm_head.weight[2] *= 3  # sentences end sooner or later
+    translator.model.double()
+    return translator
+
+
+@pytest.fixture(scope="module")
+def sentences(corpus):
+    return [pair.en for pair in corpus["test"]][:12]
+
+
+def test_vaswani_penalty_is_a_number_for_generate():
+    penalty = VaswaniLengthPenalty(0.6)
+    assert 10**penalty == pytest.approx((15 / 6) ** 0.6)
+    assert 10.0**penalty == pytest.approx((15 / 6) ** 0.6)
+    assert penalty == 0.6 and 7 ** VaswaniLengthPenalty(0.0) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["vaswani", "hf"])
+def test_penalty_orders_the_hypotheses(translator, sentences, kind):
+    """Scores are log-probability over the penalty, hypotheses ordered by them; the two kinds differ."""
+    options = DecodingOptions(beams=5, num_hypotheses=5, length_penalty_type=kind, length_penalty=1.0)
+    for translation in translator.translate(sentences[:4], options):
+        scores = [each.score for each in translation.hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        for each in translation.hypotheses:
+            length = len(each.tokens)
+            divisor = (5 + length) / 6 if kind == "vaswani" else length
+            assert each.score == pytest.approx(each.log_prob / divisor, rel=1e-12)
+
+
+def test_penalty_is_applied_within_the_search(translator, sentences):
+    """generate's own sequence scores are those of the Translator under both penalties."""
+    source = torch.tensor([translator.encode_source(sentences[0])])
+    for kind, alpha in (("vaswani", 0.9), ("hf", 0.9)):
+        options = DecodingOptions(beams=4, length_penalty_type=kind, length_penalty=alpha, max_length_extra=5)
+        best = next(translator.translate([sentences[0]], options)).hypotheses[0]
+        found = translator.model.generate(
+            source,
+            num_beams=4,
+            length_penalty=options.penalty(),
+            max_new_tokens=source.shape[1] + 5,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        assert translator.strip(found.sequences[0, 1:].tolist()) == best.tokens
+        assert found.sequences_scores[0].item() == pytest.approx(best.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_scores_equal_translations(translator, sentences, beams):
+    options = DecodingOptions(beams=beams, num_hypotheses=min(beams, 3))
+    translations = list(translator.translate(sentences, options))
+    hypotheses = [(t.source, h) for t in translations for h in t.hypotheses]
+    scored = translator.score([s for s, _ in hypotheses], [h.tokens for _, h in hypotheses], options)
+    for (_, hypothesis), score in zip(hypotheses, scored, strict=True):
+        assert score.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-5)
+        assert score.score == pytest.approx(hypothesis.score, abs=1e-5)
+        assert len(score.token_log_probs) == len(hypothesis.tokens)
+
+
+def test_scores_by_one_sentence_at_a_time(translator, corpus):
+    """Scores of text do not depend on the batch, and are the sum of the model's own log-softmax."""
+    pairs = corpus["test"][:8]
+    together = translator.score([p.en for p in pairs], [p.de for p in pairs])
+    for pair, score in zip(pairs, together, strict=True):
+        assert translator.score([pair.en], [pair.de])[0].log_prob == pytest.approx(score.log_prob, abs=1e-9)
+        labels = torch.tensor([translator.encode_target(pair.de)])
+        loss = translator.model(torch.tensor([translator.encode_source(pair.en)]), labels=labels).loss
+        assert score.log_prob == pytest.approx(-loss.item() * labels.shape[1], rel=1e-9)
+    with pytest.raises(ValueError, match="2 sources and 1 translations"):
+        translator.score(["a", "b"], ["c"])
+    with pytest.raises(ValueError, match="Source 2 is empty"):
+        translator.score(["a", " "], ["c", "d"])
+
+
+def test_order_and_batches_do_not_matter(translator, sentences):
+    whole = translator(sentences, beams=3)
+    assert [t.source for t in whole] == sentences
+    small = translator(sentences, beams=3, max_tokens=1, buffer=5)
+    for a, b in zip(whole, small, strict=True):
+        assert a.text == b.text and a.score == pytest.approx(b.score, abs=1e-9)
+
+
+def test_iterators_are_read_a_buffer_at_a_time(translator, sentences):
+    stream = itertools.cycle(sentences)
+    first = list(itertools.islice(translator.translate(stream, beams=1, buffer=3), 4))
+    assert [t.source for t in first] == sentences[:4]
+
+
+def test_empty_gives_empty(translator, sentences):
+    found = translator(["", sentences[0], "   "])
+    assert [bool(t.text) for t in found] == [False, True, False]
+    assert found[0].score == 0.0 and found[1].text == translator(sentences[0])[0].text
+    assert translator([]) == []
+
+
+def test_long_sentences_are_refused_or_split(translator, sentences):
+    long = " ".join(sentences)
+    limit = max(len(translator.encode_source(s)) for s in sentences)
+    with pytest.raises(ValueError, match=r"Sentence 2 has \d+ tokens, the model takes \d+.*on_long"):
+        translator([sentences[0], long], max_source_length=limit)
+    split = translator([long, sentences[0]], max_source_length=limit, on_long="split", beams=2)
+    assert split[1].text == translator([sentences[0]], beams=2)[0].text
+    pieces = translator.split_source(long, limit)
+    assert all(len(piece) <= limit for piece in pieces)
+    joined = " ".join(translator.tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces)
+    assert joined == long, "nothing is cut"
+    assert len(translator.split_source("x" * 400, 20)) > 1
+    beyond = " ".join(sentences * 20)
+    with pytest.raises(ValueError, match="the model takes 128"):
+        translator([beyond])
+
+
+def test_length_limit_holds_for_each_sentence(translator, sentences):
+    options = DecodingOptions(beams=2, max_length_factor=0.5, max_length_extra=1)
+    for translation in translator.translate(sentences, options):
+        limit = int(0.5 * len(translator.encode_source(translation.source))) + 1
+        assert len(translation.hypotheses[0].tokens) <= limit
+
+
+def test_alignments_point_into_the_source(translator, sentences):
+    for translation in translator(sentences[:3], alignments=True, beams=2):
+        best = translation.hypotheses[0]
+        ended = best.tokens[-1] == 2
+        assert [target for _, target in best.alignment] == list(range(len(best.tokens) - ended))
+        length = len(translator.encode_source(translation.source)) - 1
+        assert all(0 <= source < length for source, _ in best.alignment)
+
+
+def test_wrong_options():
+    with pytest.raises(ValueError, match="num_hypotheses=5 is more than beams=4"):
+        DecodingOptions(num_hypotheses=5)
+    with pytest.raises(ValueError, match="beams=0"):
+        DecodingOptions(beams=0)
+    with pytest.raises(ValueError, match="no length penalty 'gnmt'"):
+        DecodingOptions(length_penalty_type="gnmt")
+    with pytest.raises(ValueError, match="on_long='cut'"):
+        DecodingOptions(on_long="cut")
+
+
+def test_pipeline_gives_the_same(tiny_folder, sentences):
+    import recnmt_hf.evaluation.pipeline  # noqa: F401 - registers the task
+
+    pipe = transformers.pipeline("recnmt-translation", model=str(tiny_folder), device="cpu")
+    expected = Translator.from_pretrained(tiny_folder, device="cpu")(sentences[:3], beams=2)
+    found = pipe(sentences[:3], beams=2)
+    assert [each[0]["translation_text"] for each in found] == [t.text for t in expected]
+    single = pipe(sentences[0], beams=2, num_hypotheses=2)
+    assert len(single) == 2 and single[0]["score"] >= single[1]["score"]
+
+
+def test_works_for_other_models_of_transformers(tokenizer, sentences):
+    config = transformers.MarianConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        max_position_embeddings=128,
+    )
+    translator = Translator(transformers.MarianMTModel(config).eval(), tokenizer)
+    assert len(translator(sentences[:2], beams=2, max_length_extra=3)) == 2
+
+
+# -- what can be wrong with a model's folder ---
+
+
+def test_wrong_path(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no model \(config\.json is missing\)"):
+        Translator.from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no model"):
+        Translator.from_pretrained(tmp_path / "nowhere")
+
+
+def test_truncated_weights(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"weights in .* cannot be read.*cut short.*Remedy"):
+        Translator.from_pretrained(folder)
+
+
+def test_pickled_weights_are_not_read(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.shared.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises((ValueError, OSError), match="safetensors"):
+        Translator.from_pretrained(folder)
+
+
+def test_vocabulary_that_does_not_fit(tiny_folder, tokenizer, tmp_path):
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=50)
+    with pytest.raises(ValueError, match=r"source tokenizer has \d+ symbols, .* only 50 rows.*Remedy"):
+        Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
+
+
+def test_target_tokenizer_of_its_own(corpus, tmp_path, sentences):
+    source = recnmt_hf.train_tokenizer((p.en for p in corpus["train"]), "word", 500)
+    target = recnmt_hf.train_tokenizer((p.de for p in corpus["train"]), "bpe", 300)
+    config = recnmt_hf.NMTTransformerConfig.from_preset(
+        "tiny", vocab_size=len(source), decoder_vocab_size=len(target), share_encoder_decoder_embeddings=False
+    )
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    source.save_pretrained(tmp_path)
+    target.save_pretrained(tmp_path / "target_tokenizer")
+    translator = Translator.from_pretrained(tmp_path, device="cpu")
+    assert len(translator.tokenizer) == len(source) and len(translator.target_tokenizer) == len(target)
+    assert len(translator(sentences[:2], beams=2, max_length_extra=2)) == 2
+    assert json.loads((tmp_path / "config.json").read_text())["decoder_vocab_size"] == len(target)

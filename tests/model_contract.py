@@ -1,0 +1,555 @@
+"""
+The promises of every model, as test methods that a model's own file inherits.
+
+A file of the suite says which model:
+
+    class TestX(ModelContract):
+        config_class, model_class = XConfig, XForConditionalGeneration
+        variants = {"default": {}, "pre-norm": {"normalize_before": True}}
+"""
+
+import copy
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers.modeling_outputs import BaseModelOutput
+
+import recnmt_hf
+
+
+VOCABULARY = 37
+TINY = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+}
+GENERATION = {
+    "greedy": {},
+    "beam": {"num_beams": 4},
+    "n-best": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.6},
+    "sampling": {"do_sample": True},
+    "several-samples": {"do_sample": True, "num_return_sequences": 3},
+    "beam-sample": {"do_sample": True, "num_beams": 3},
+}
+
+
+def ragged_batch(lengths=(7, 4, 1), target_lengths=(5, 3, 2), seed=3):
+    """Source ids, mask and labels with padding on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+    mask = (torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]).long()
+    labels = torch.randint(4, VOCABULARY, (len(lengths), max(target_lengths)), generator=generator)
+    labels[torch.arange(max(target_lengths))[None, :] >= torch.tensor(target_lengths)[:, None]] = -100
+    return {"input_ids": source, "attention_mask": mask, "labels": labels}
+
+
+def scatter_parameters(model, std=0.3):
+    """Large random parameters: at usual initial values wrong states and masks hardly show."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+    return model
+
+
+class ModelContract:
+    config_class = None
+    model_class = None
+    variants = {"default": {}}
+
+    def config(self, **fields):
+        return self.config_class(**{**TINY, **fields})
+
+    def model(self, fields=None, dtype=torch.float64, scattered=True):
+        torch.manual_seed(5)
+        model = self.model_class(self.config(**(fields or {}))).to(dtype).eval()
+        return scatter_parameters(model) if scattered else model
+
+    # -- padding ---------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+    def test_padding_changes_nothing(self, variant, side, dtype):
+        """Source and target padded by k on a side, filled with anything: the same logits."""
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+        model = self.model(variant, dtype, scattered=dtype == torch.float64)
+        source = torch.randint(4, VOCABULARY, (2, 6))
+        target = torch.randint(4, VOCABULARY, (2, 5))
+        ones = torch.ones_like
+        expected = model(source, ones(source), decoder_input_ids=target, decoder_attention_mask=ones(target)).logits
+        plain = model(source, decoder_input_ids=target).logits
+        torch.testing.assert_close(plain, expected, atol=tolerance, rtol=0)
+        for amount in (1, 3):
+            for filling in (0, VOCABULARY - 1):
+                garbage = torch.full((2, amount), filling)
+                order = [garbage, source] if side == "left" else [source, garbage]
+                masks = [torch.zeros_like(garbage), ones(source)]
+                masks = masks if side == "left" else masks[::-1]
+                target_order = [garbage, target] if side == "left" else [target, garbage]
+                target_masks = [torch.zeros_like(garbage), ones(target)]
+                target_masks = target_masks if side == "left" else target_masks[::-1]
+                logits = model(
+                    torch.cat(order, 1),
+                    torch.cat(masks, 1),
+                    decoder_input_ids=torch.cat(target_order, 1),
+                    decoder_attention_mask=torch.cat(target_masks, 1),
+                ).logits
+                real = logits[:, amount:] if side == "left" else logits[:, :-amount]
+                torch.testing.assert_close(real, expected, atol=tolerance, rtol=0)
+
+    def test_ragged_batch_equals_single_sentences(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        together = model(**batch).logits
+        for row, (length, target) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
+            alone = model(
+                input_ids=batch["input_ids"][row : row + 1, :length], labels=batch["labels"][row : row + 1, :target]
+            ).logits
+            torch.testing.assert_close(together[row : row + 1, :target], alone, atol=1e-10, rtol=0)
+
+    def test_source_of_padding_only_gives_numbers(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        batch["attention_mask"][1] = 0
+        before = model(**batch).logits
+        assert torch.isfinite(before).all()
+        batch["input_ids"][1] = 5
+        torch.testing.assert_close(model(**batch).logits, before, atol=1e-10, rtol=0)
+
+    # -- cache and generation --------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("mode", GENERATION)
+    def test_cached_generation_equals_uncached(self, variant, mode):
+        model = self.model(variant)
+        batch = ragged_batch()
+        del batch["labels"]
+        outputs = []
+        for use_cache in (True, False):
+            torch.manual_seed(2)
+            outputs.append(model.generate(**batch, max_new_tokens=9, use_cache=use_cache, **GENERATION[mode]))
+        assert torch.equal(*outputs)
+
+    def test_steps_equal_teacher_forcing(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        forced = model(**inputs, decoder_input_ids=target).logits
+        encoder_outputs = model.get_encoder()(**inputs)
+        cache, steps = None, []
+        for t in range(target.shape[1]):
+            outputs = model(
+                encoder_outputs=encoder_outputs,
+                attention_mask=batch["attention_mask"],
+                decoder_input_ids=target[:, t : t + 1],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = outputs.past_key_values
+            assert cache.get_seq_length() == t + 1
+            steps.append(outputs.logits)
+        torch.testing.assert_close(torch.cat(steps, 1), forced, atol=1e-10, rtol=0)
+
+    def test_beams_of_a_batch_equal_beams_of_single_sentences(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        settings = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 8, "min_new_tokens": 8}
+        together = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings)
+        for row, length in enumerate((7, 4, 1)):
+            alone = model.generate(batch["input_ids"][row : row + 1, :length], **settings)
+            assert torch.equal(together[2 * row : 2 * row + 2], alone)
+
+    def test_beam_score_is_the_log_probability(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        found = model.generate(
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            num_beams=4,
+            max_new_tokens=8,
+            length_penalty=0.0,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        tokens = found.sequences[:, 1:]
+        logits = model(
+            batch["input_ids"], batch["attention_mask"], decoder_input_ids=found.sequences[:, :-1]
+        ).logits.log_softmax(-1)
+        end = model.config.eos_token_id
+        before_end = ((tokens == end).cumsum(1) - (tokens == end).long()) == 0
+        sums = (logits.gather(-1, tokens[:, :, None])[:, :, 0] * before_end).sum(1)
+        torch.testing.assert_close(found.sequences_scores.double(), sums, atol=1e-4, rtol=1e-5)
+
+    def test_cache_select_repeat_reorder_reset(self, variant):
+        """Rows of a filled cache can be selected, repeated and permuted, across sentences too."""
+        model = self.model(variant)
+        batch = ragged_batch()
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        prefix, following = torch.randint(4, VOCABULARY, (3, 3)), torch.randint(4, VOCABULARY, (3, 1))
+        full = model(**inputs, decoder_input_ids=torch.cat([prefix, following], 1)).logits[:, -1:]
+        encoded = model.get_encoder()(**inputs)
+
+        def filled():
+            return model(
+                encoder_outputs=encoded,
+                attention_mask=inputs["attention_mask"],
+                decoder_input_ids=prefix,
+                use_cache=True,
+            ).past_key_values
+
+        def step(cache, rows):
+            memory = copy.copy(encoded)
+            for name, value in memory.items():
+                if isinstance(value, torch.Tensor):
+                    memory[name] = value[rows]
+            return model(
+                encoder_outputs=memory,
+                attention_mask=inputs["attention_mask"][rows],
+                decoder_input_ids=following[rows],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+
+        rows = torch.tensor([2, 0, 1])
+        cache = filled()
+        cache.reorder_cache(rows)
+        torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
+        rows = torch.tensor([0, 2])
+        cache = filled()
+        cache.batch_select_indices(rows)
+        torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
+        rows = torch.arange(3).repeat_interleave(2)
+        cache = filled()
+        cache.batch_repeat_interleave(2)
+        torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
+        shuffled = torch.tensor([5, 0, 3, 2, 1, 4])
+        cache = filled()
+        cache.batch_repeat_interleave(2)
+        cache.reorder_cache(shuffled)
+        torch.testing.assert_close(step(cache, rows[shuffled]), full[rows[shuffled]], atol=1e-10, rtol=0)
+        cache = filled()
+        cache.reset()
+        assert cache.get_seq_length() == 0
+
+    def test_static_cache_equals_dynamic(self, variant):
+        model = self.model(variant, torch.float32)
+        batch = ragged_batch()
+        settings = {"attention_mask": batch["attention_mask"], "max_new_tokens": 6, "disable_compile": True}
+        for beams in (1, 3):
+            dynamic = model.generate(batch["input_ids"], num_beams=beams, **settings)
+            static = model.generate(batch["input_ids"], num_beams=beams, cache_implementation="static", **settings)
+            assert torch.equal(dynamic, static)
+
+    def test_assisted_decoding_equals_greedy(self, variant):
+        model, assistant = self.model(variant), self.model(variant)
+        with torch.no_grad():  # an assistant that is right now and then
+            for parameter in assistant.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        source = torch.randint(4, VOCABULARY, (1, 6))
+        greedy = model.generate(source, max_new_tokens=12)
+        assert torch.equal(model.generate(source, max_new_tokens=12, assistant_model=assistant), greedy)
+        assert torch.equal(model.generate(source, max_new_tokens=12, prompt_lookup_num_tokens=2), greedy)
+
+    # -- attention implementations and evidence ----------------------------------------------------------------------
+
+    def test_eager_equals_sdpa(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        assert model.config._attn_implementation == "sdpa"
+        expected = model(**batch).logits
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(model(**batch).logits, expected, atol=1e-10, rtol=0)
+
+    def test_attentions_come_on_request(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        expected = model(**batch).logits
+        outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+        torch.testing.assert_close(outputs.logits, expected, atol=1e-10, rtol=0)
+        assert len(outputs.cross_attentions) == model.config.decoder_layers
+        weights = outputs.cross_attentions[-1]
+        assert weights.shape[0] == 3 and weights.shape[-2:] == (5, 7)
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+        assert (weights[1, ..., 4:] == 0).all()
+        assert outputs.decoder_hidden_states[-1].shape == (3, 5, model.config.d_model)
+
+    # -- loss --------------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    def test_chunked_loss_equals_plain(self, variant, smoothing):
+        """The loss without logits, its gradients, and torch's own smoothed cross-entropy agree."""
+        model = self.model(variant)
+        batch = ragged_batch()
+        losses, gradients = [], []
+        for return_logits in (True, False):
+            model.zero_grad()
+            outputs = model(**batch, label_smoothing=smoothing, return_logits=return_logits)
+            assert (outputs.logits is not None) == return_logits
+            outputs.loss.backward()
+            losses.append(outputs.loss.detach())
+            gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        logits = model(**batch).logits
+        reference = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing
+        )
+        torch.testing.assert_close(losses[0], reference.detach())
+        torch.testing.assert_close(*losses)
+        assert gradients[0].keys() == gradients[1].keys()
+        for name in gradients[0]:
+            torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-10, rtol=1e-8)
+
+    def test_accumulated_loss_equals_one_batch(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        whole = model(**batch).loss
+        count = (batch["labels"] != -100).sum()
+        parts = [
+            model(**{name: tensor[i : i + 1] for name, tensor in batch.items()}, num_items_in_batch=count).loss
+            for i in range(3)
+        ]
+        torch.testing.assert_close(sum(parts), whole)
+
+    def test_gradient_reaches_every_parameter(self, variant):
+        model = self.model(variant).train()
+        model(**ragged_batch()).loss.backward()
+        without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+        assert without == []
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_gradient_checkpointing_changes_nothing(self, variant, reentrant):
+        model = self.model(variant).train()
+        batch = ragged_batch()
+
+        def gradients():
+            model.zero_grad()
+            torch.manual_seed(4)
+            model(**batch).loss.backward()
+            return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+        expected = gradients()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        for name, gradient in gradients().items():
+            torch.testing.assert_close(gradient, expected[name], atol=1e-10, rtol=1e-8)
+
+    def test_bfloat16_trains(self, variant):
+        model = self.model(variant, torch.float32, scattered=False).train()
+        batch = ragged_batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(**batch, return_logits=False).loss
+        low.backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        model.eval()
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(**batch, return_logits=False).loss
+        torch.testing.assert_close(low, model(**batch).loss, atol=0.05, rtol=0.05)
+
+    # -- saving and loading -----------------------------------------------------------------------------------------
+
+    def test_saved_model_loads_bit_equal(self, variant, tmp_path):
+        model = self.model(variant, torch.float32)
+        model.save_pretrained(tmp_path)
+        batch = ragged_batch()
+        for loaded in (
+            self.model_class.from_pretrained(tmp_path),
+            AutoModelForSeq2SeqLM.from_pretrained(tmp_path),
+        ):
+            assert type(loaded) is self.model_class
+            for (name, a), b in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
+                assert torch.equal(a, b), name
+            assert torch.equal(loaded.eval()(**batch).logits, model(**batch).logits)
+        assert not list(tmp_path.glob("*.bin")), "weights are saved as safetensors"
+        assert type(AutoConfig.from_pretrained(tmp_path)) is self.config_class
+        base = AutoModel.from_pretrained(tmp_path)
+        for name, tensor in base.state_dict().items():
+            assert torch.equal(tensor, model.model.state_dict()[name]), name
+
+    def test_loading_initialises_nothing_anew(self, variant, tmp_path):
+        model = self.model(variant, torch.float32)
+        model.save_pretrained(tmp_path)
+        _, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+
+    @pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+    @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+    def test_tied_embeddings(self, variant, share, tie, tmp_path):
+        fields = {**variant, "share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
+        if not share:
+            fields["decoder_vocab_size"] = VOCABULARY - 4
+        model = self.model(fields, torch.float32)
+
+        def check(model):
+            encoder, decoder = model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
+            assert (encoder.data_ptr() == decoder.data_ptr()) == share
+            assert (decoder.data_ptr() == model.lm_head.weight.data_ptr()) == tie
+            return len({p.data_ptr() for p in (encoder, decoder, model.lm_head.weight)})
+
+        assert check(model) == 3 - share - tie
+        model.save_pretrained(tmp_path)
+        loaded = self.model_class.from_pretrained(tmp_path)
+        check(loaded)
+        source = torch.randint(4, VOCABULARY - 4, (2, 5))
+        expected = model(source, decoder_input_ids=source).logits
+        assert torch.equal(loaded.eval()(source, decoder_input_ids=source).logits, expected)
+        if share:
+            model.resize_token_embeddings(VOCABULARY + 5)
+            check(model)
+        else:
+            model.resize_token_embeddings(VOCABULARY + 5)
+            model.resize_decoder_token_embeddings(VOCABULARY + 5)
+        resized = model(source, decoder_input_ids=source).logits
+        assert resized.shape[-1] == VOCABULARY + 5
+        torch.testing.assert_close(resized[..., : expected.shape[-1]], expected)
+        model.save_pretrained(tmp_path / "resized")
+        loaded = self.model_class.from_pretrained(tmp_path / "resized").eval()
+        assert torch.equal(loaded(source, decoder_input_ids=source).logits, resized)
+
+    def test_warm_start_from_baseline(self, variant, tmp_path):
+        baseline = recnmt_hf.NMTTransformerForConditionalGeneration(recnmt_hf.NMTTransformerConfig(**TINY))
+        baseline.save_pretrained(tmp_path)
+        model = self.model_class(self.config(**variant))
+        report = model.init_from_baseline(tmp_path)
+        own, theirs = model.state_dict(), baseline.state_dict()
+        assert "model.shared.weight" in report.copied
+        for name in report.copied:
+            assert torch.equal(own[name], theirs[name]), name
+        assert set(report.copied).isdisjoint(report.fresh)
+        assert set(report.copied) | set(report.fresh) == {name for name, _ in model.named_parameters()}
+        with pytest.raises(ValueError, match=r"no \.safetensors file"):
+            model.init_from_baseline(tmp_path.parent)
+
+    @pytest.mark.slow
+    def test_hub_code_loads_without_the_package(self, variant, tmp_path):
+        """A saved folder generates the same tokens in a process that cannot import recnmt_hf."""
+        model = self.model(variant, torch.float32)
+        model.save_pretrained(tmp_path / "repo")
+        source = torch.randint(4, VOCABULARY, (2, 5))
+        expected = model.generate(source, num_beams=3, max_new_tokens=7)
+        code = f"""
+            import json, sys
+            class Absent:
+                def find_spec(self, name, path=None, target=None):
+                    if name.split(".")[0] == "recnmt_hf":
+                        raise ImportError("recnmt_hf is not installed here")
+            sys.meta_path.insert(0, Absent())
+            import torch
+            from transformers import AutoModel, AutoModelForSeq2SeqLM
+            folder = {str(tmp_path / "repo")!r}
+            model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
+            base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+            assert not any(name.split(".")[0] == "recnmt_hf" for name in sys.modules)
+            model.save_pretrained(folder + "-again")
+            again = AutoModelForSeq2SeqLM.from_pretrained(folder + "-again", trust_remote_code=True).eval()
+            source = torch.tensor({source.tolist()})
+            tokens = [m.generate(source, num_beams=3, max_new_tokens=7).tolist() for m in (model, again)]
+            print(json.dumps(tokens))
+        """
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""},
+        )
+        assert result.returncode == 0, result.stderr
+        first, second = json.loads(result.stdout.strip().splitlines()[-1])
+        assert first == second == expected.tolist()
+
+    # -- other promises ---------------------------------------------------------------------------------------------
+
+    def test_encoder_outputs_may_be_given_in_any_form(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        expected = model(**batch).logits
+        encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"])
+        rest = {"attention_mask": batch["attention_mask"], "labels": batch["labels"]}
+        forms = [encoded, tuple(getattr(encoded, field.name) for field in dataclasses.fields(encoded)), dict(encoded)]
+        if type(encoded).__mro__[1] is BaseModelOutput:
+            forms.append(BaseModelOutput(last_hidden_state=encoded.last_hidden_state))
+        for form in forms:
+            torch.testing.assert_close(model(encoder_outputs=form, **rest).logits, expected, atol=1e-10, rtol=0)
+        assert torch.equal(
+            model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], max_new_tokens=5),
+            model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=5),
+        )
+
+    def test_embeddings_replace_ids(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        expected = model(**batch).logits
+        embedded = model.get_input_embeddings()(batch.pop("input_ids"))
+        torch.testing.assert_close(model(inputs_embeds=embedded, **batch).logits, expected)
+
+    def test_tuple_output(self, variant):
+        model = self.model(variant)
+        batch = ragged_batch()
+        loss, logits, *_ = model(**batch, return_dict=False)
+        outputs = model(**batch)
+        assert torch.equal(loss, outputs.loss) and torch.equal(logits, outputs.logits)
+
+    def test_ids_out_of_range_are_named(self, variant):
+        model = self.model(variant)
+        with pytest.raises(ValueError, match=rf"ids 0 to {VOCABULARY - 1}.*tokenizer"):
+            model(torch.tensor([[VOCABULARY]]), decoder_input_ids=torch.tensor([[1]]))
+        with pytest.raises(ValueError, match="exactly one of token ids and embeddings"):
+            model(decoder_input_ids=torch.tensor([[1]]))
+
+    @pytest.mark.slow
+    def test_compiled_forward_equals_eager(self, variant):
+        model = self.model(variant, torch.float32)
+        batch = ragged_batch()
+        expected = model(**batch).logits
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.slow
+    def test_export_gives_the_same_logits(self, variant):
+        model = self.model(variant, torch.float32)
+        batch = ragged_batch()
+        inputs = {
+            "input_ids": batch["input_ids"],
+            "attention_mask": batch["attention_mask"],
+            "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"]),
+            "use_cache": False,
+        }
+        program = torch.export.export(model, (), inputs, strict=False)
+        torch.testing.assert_close(program.module()(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", ["copy", "reverse"])
+    def test_learns_short_sequences(self, task):
+        """A few hundred steps on random digits: copying and reversing them is learned almost perfectly."""
+        torch.manual_seed(7)
+        model = self.model_class(self.config(**{**self.variants["default"], "dropout": 0.0})).train()
+        for name in ("attention_dropout", "activation_dropout"):
+            setattr(model.config, name, 0.0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / 60, 1.0, (600 - s) / 200))
+
+        def batch(count):
+            digits = torch.randint(4, 14, (count, 5))
+            answer = digits if task == "copy" else digits.flip(1)
+            return digits, torch.cat([answer, torch.full((count, 1), 2)], 1)
+
+        for _ in range(600):
+            source, labels = batch(64)
+            model(input_ids=source, labels=labels, return_logits=False).loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        model.eval()
+        source, labels = batch(100)
+        found = model.generate(source, num_beams=2, max_new_tokens=6, min_new_tokens=6, eos_token_id=None)
+        assert (found[:, 1:6] == labels[:, :5]).all(1).float().mean() >= 0.9

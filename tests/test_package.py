@@ -1,0 +1,119 @@
+"""The package: public names, cheap import, registration, arrows between the rooms."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import recnmt_hf
+
+
+ROOMS = ["models", "data", "evaluation", "training", "hub", "commands"]
+# Which rooms a room may know (the order of the house: models know nobody, commands know all).
+ARROWS = {
+    "models": set(),
+    "data": {"models"},
+    "evaluation": {"models"},
+    "training": {"models", "data", "evaluation"},
+    "hub": {"models", "data", "evaluation", "training"},
+    "commands": {"models", "data", "evaluation", "training", "hub"},
+}
+
+
+def python(code, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_every_public_name_resolves():
+    for name in recnmt_hf.__all__:
+        assert getattr(recnmt_hf, name) is not None
+    assert set(recnmt_hf.__all__) <= set(dir(recnmt_hf))
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        getattr(recnmt_hf, "Nothing")  # noqa: B009
+
+
+def test_import_is_lazy():
+    """Importing the package imports neither torch nor the models, so it costs next to nothing."""
+    assert (
+        python("import sys, recnmt_hf; print('torch' in sys.modules, 'transformers' in sys.modules)") == "False False"
+    )
+    start = time.perf_counter()
+    python("import recnmt_hf")
+    alone = time.perf_counter() - start
+    start = time.perf_counter()
+    python("import transformers")
+    assert alone < time.perf_counter() - start + 0.3
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import recnmt_hf; from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM; import recnmt_hf",
+        "import recnmt_hf as r; r.NMTTransformerModel; import recnmt_hf\n"
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+    ],
+    ids=["package-first", "transformers-first", "model-first"],
+)
+def test_auto_classes_know_the_zoo_in_any_order(code):
+    code += """
+for kind in recnmt_hf.MODEL_TYPES:
+    config = AutoConfig.for_model(kind, vocab_size=20, d_model=8, encoder_attention_heads=2, decoder_attention_heads=2,
+                                  encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_layers=1, decoder_layers=1)
+    print(type(config).__name__, type(AutoModel.from_config(config)).__name__,
+          type(AutoModelForSeq2SeqLM.from_config(config)).__name__)
+"""
+    for line in python(code).splitlines():
+        config, base, generating = line.split()
+        prefix = config.removesuffix("Config")
+        assert (base, generating) == (f"{prefix}Model", f"{prefix}ForConditionalGeneration")
+
+
+def imported(path):
+    """Relative and absolute module names that a file imports, with their level."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+
+
+def test_models_are_one_flat_folder(repository):
+    """They import torch, transformers, the standard library and siblings by `from .name`: else the Hub breaks."""
+    folder = repository / "src" / "recnmt_hf" / "models"
+    assert not [path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    for path in folder.glob("*.py"):
+        for level, name in imported(path):
+            if level:
+                assert level == 1 and (folder / f"{name}.py").is_file(), (path.name, name)
+            else:
+                root = name.split(".")[0]
+                assert root in {"torch", "transformers", "safetensors"} | sys.stdlib_module_names, (path.name, name)
+
+
+def test_arrows_run_one_way(repository):
+    source = repository / "src" / "recnmt_hf"
+    for room in ROOMS:
+        for path in (source / room).rglob("*.py"):
+            for level, name in imported(path):
+                if level == 2 and name:
+                    assert name.split(".")[0] in ARROWS[room] | {"_registration"}, (path, name)
+
+
+def test_nothing_checks_for_model_types_in_shared_files(repository):
+    for path in (repository / "src" / "recnmt_hf" / "models").glob("*.py"):
+        text = path.read_text()
+        assert "model_type ==" not in text and not re.search(r"isinstance\([^)]*Config\)", text), path.name
+
+
+def test_version_is_that_of_the_changelog(repository):
+    assert f"## {recnmt_hf.__version__}" in (repository / "CHANGELOG.md").read_text()
+    assert f'version = "{recnmt_hf.__version__}"' in (repository / "pyproject.toml").read_text()

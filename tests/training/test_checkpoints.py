@@ -1,0 +1,107 @@
+"""Checkpoints: complete or ignored; averages of several."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recnmt_hf.training.checkpoints import (
+    MANIFEST,
+    average_checkpoints,
+    checkpoints_in,
+    choose_checkpoints,
+    is_complete,
+    mark_complete,
+    newest_checkpoint,
+    remove_superfluous,
+)
+
+
+def make(run, step, value=None, bleu=None):
+    folder = run / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    value = float(step) if value is None else value
+    save_file({"a": torch.full((3,), value), "n": torch.tensor([step])}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    history = [{"step": s, "eval_bleu": float(b)} for s, b in (bleu or {}).items()]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    mark_complete(folder)
+    return folder
+
+
+def test_incomplete_checkpoints_are_ignored(tmp_path):
+    folders = [make(tmp_path, step) for step in (10, 20, 30)]
+    assert newest_checkpoint(tmp_path) == folders[2]
+    (folders[2] / MANIFEST).unlink()  # writing was cut off before the end
+    assert newest_checkpoint(tmp_path) == folders[1]
+    weights = folders[1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])  # a copy was cut off
+    assert newest_checkpoint(tmp_path) == folders[0]
+    (folders[0] / "config.json").unlink()
+    assert newest_checkpoint(tmp_path) is None
+    (folders[0] / MANIFEST).write_text("{")
+    assert not is_complete(folders[0])
+
+
+def test_average_is_the_mean_and_keeps_what_stands_beside(tmp_path):
+    folders = [make(tmp_path / "run", step) for step in (1, 2, 6)]
+    out = average_checkpoints(folders, tmp_path / "mean")
+    tensors = load_file(out / "model.safetensors")
+    assert tensors["a"].tolist() == [3.0] * 3 and tensors["n"].item() == 6
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_half_precision_is_averaged_in_float32(tmp_path):
+    folders = []
+    for i, value in enumerate((1.0, 1.0078125)):
+        folder = tmp_path / f"checkpoint-{i}"
+        folder.mkdir()
+        save_file({"a": torch.full((1,), value, dtype=torch.bfloat16)}, folder / "model.safetensors")
+        folders.append(folder)
+    mean = load_file(average_checkpoints(folders * 3, tmp_path / "mean") / "model.safetensors")["a"]
+    assert mean.dtype == torch.bfloat16 and mean.item() in (1.0, 1.0078125)
+
+
+def test_choice_of_last_and_best(tmp_path):
+    bleu = {10: 1.0, 20: 9.0, 30: 5.0, 40: 9.0}
+    for step in bleu:
+        make(tmp_path, step, bleu=bleu)
+
+    def steps(*arguments):
+        return [int(folder.name.split("-")[1]) for folder in choose_checkpoints(tmp_path, *arguments)]
+
+    assert steps(2) == [30, 40]
+    assert steps(3, "best") == [40, 20, 30]
+    assert steps(1, "best", "eval_bleu", False) == [10]
+    assert steps(9) == [10, 20, 30, 40]
+    with pytest.raises(ValueError, match=r"No checkpoint in .* has a value of eval_chrf"):
+        steps(1, "best", "eval_chrf")
+    with pytest.raises(ValueError, match=r"which=.first. is not allowed"):
+        steps(1, "first")
+    remove_superfluous(tmp_path, [tmp_path / "checkpoint-20"])
+    assert [step for step, _ in checkpoints_in(tmp_path)] == [20]
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        choose_checkpoints(tmp_path / "nowhere", 1)
+
+
+def test_wrong_folders_are_named(tmp_path):
+    good = make(tmp_path, 1)
+    with pytest.raises(ValueError, match="nothing to average"):
+        average_checkpoints([], tmp_path / "out")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    torch.save({}, empty / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"no \.safetensors weights.*pickled weights"):
+        average_checkpoints([good, empty], tmp_path / "out")
+    cut = tmp_path / "cut"
+    shutil.copytree(good, cut)
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"cut short or damaged"):
+        average_checkpoints([good, cut], tmp_path / "out")
+    other = tmp_path / "other"
+    other.mkdir()
+    save_file({"b": torch.zeros(1)}, other / "model.safetensors")
+    with pytest.raises(ValueError, match=r"different parameters \(a, b"):
+        average_checkpoints([good, other], tmp_path / "out")

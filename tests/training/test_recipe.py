@@ -1,0 +1,75 @@
+"""Recipes: read, changed, checked; every one that ships is valid."""
+
+import pytest
+import yaml
+
+from recnmt_hf.training.recipe import Recipe
+
+
+def test_defaults_are_the_generated_corpus():
+    recipe = Recipe()
+    assert recipe.data.train == [{"generated": "train"}] and recipe.model.type == "nmt_transformer"
+    assert recipe.training["adam_beta2"] == 0.98 and recipe.training["lr_scheduler_type"] == "inverse_sqrt"
+
+
+def test_file_and_overrides(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: {preset: tiny}\ntraining: {max_steps: 5, eval_strategy: no}\n")
+    recipe = Recipe.from_file(path, ["training.max_steps=7", "model.fields.dropout=0.3", "tokenizer.joint=false"])
+    assert recipe.training["max_steps"] == 7 and recipe.training["eval_strategy"] == "no"
+    assert recipe.model.fields == {"dropout": 0.3} and recipe.tokenizer.joint is False
+    recipe.save(tmp_path / "again.yaml")
+    assert Recipe.from_file(tmp_path / "again.yaml") == recipe
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("modle: {}", "the recipe has no field 'modle'; did you mean model"),
+        ("model: {presett: tiny}", "model has no field 'presett'; did you mean preset"),
+        ("training: {max_step: 5}", "training has no field 'max_step'; did you mean max_steps"),
+        ("decoding: {beam: 5}", "decoding has no field 'beam'; did you mean beams"),
+        ("decoding: {beams: 0}", "beams=0 is not allowed"),
+        ("data: {train: [{sourc: a}]}", r"data, train: A corpus has no fields \['sourc'\]"),
+        ("data: {train: [{source: a}]}", "data, train: .*needs both source and target"),
+        ("tokenizer: {kind: unigram}", "tokenizer.kind='unigram' is not allowed"),
+        ("tokenizer: {target_vocab_size: 5}", "joint=true leaves no place"),
+        ("average: {count: 0}", "count=0"),
+        ("- a", "must be a mapping"),
+        ("a: [", "no valid YAML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_file(path)
+
+
+def test_wrong_paths_and_overrides(tmp_path):
+    (tmp_path / "good.yaml").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"no recipe .*bad\.yaml; .* holds good\.yaml"):
+        Recipe.from_file(tmp_path / "bad.yaml")
+    with pytest.raises(ValueError, match="'max_steps' is no override"):
+        Recipe.from_file(tmp_path / "good.yaml", ["max_steps"])
+
+
+def test_every_shipped_recipe_is_valid(repository):
+    from recnmt_hf.training.run import training_arguments
+
+    paths = sorted((repository / "scripts" / "recipes").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        recipe = Recipe.from_file(path)
+        recipe.training.update(use_cpu=True)
+        training_arguments(recipe, repository / "outputs" / "none")
+
+
+def test_every_accelerate_file_is_valid(repository):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    paths = sorted((repository / "scripts" / "accelerate").glob("*.yaml"))
+    assert len(paths) >= 3
+    for path in paths:
+        config = load_config_from_file(str(path))
+        assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]

@@ -1,0 +1,329 @@
+"""Training runs: from raw text to a model, killed and resumed bit-equal, on one and two processes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import recnmt_hf
+from recnmt_hf.data.corpora import prepare_dataset
+from recnmt_hf.evaluation import Translator
+from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
+from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import train
+from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer, TranslationTrainingArguments
+
+
+SMALL = {
+    "model": {
+        "preset": "tiny",
+        "fields": {
+            "d_model": 32,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "dropout": 0.2,
+            "attention_dropout": 0.1,
+        },
+    },
+    "data": {
+        "train": [{"generated": "train", "size": 150}],
+        "validation": [{"generated": "validation", "size": 12}],
+    },
+    "tokenizer": {"kind": "word", "vocab_size": 500},
+    "training": {
+        "use_cpu": True,
+        "max_steps": 12,
+        "max_tokens": 300,
+        "warmup_steps": 4,
+        "learning_rate": 2e-3,
+        "eval_steps": 6,
+        "save_steps": 3,
+        "logging_steps": 3,
+        "bleu_samples": 4,
+        "disable_tqdm": True,
+        "keep_last": 10,
+        "gradient_accumulation_steps": 2,
+    },
+    "decoding": {"beams": 2, "max_length_extra": 5},
+    "average": {"count": 2},
+}
+
+
+def recipe(**sections):
+    merged = {name: dict(value) for name, value in SMALL.items()}
+    for name, value in sections.items():
+        merged[name] = {**merged.get(name, {}), **value}
+    return merged
+
+
+def test_whole_loop(tmp_path):
+    """Tokenizer, training, averaging and test; what comes out loads and translates, and a second run is refused."""
+    plan = Recipe(**recipe(test={"unseen": {"generated": "test", "size": 6}}))
+    folder = train(plan, tmp_path / "run")
+    assert folder == tmp_path / "run" / "model"
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["averaged"] == ["checkpoint-9", "checkpoint-12"]
+    assert results["unseen"]["sentences"] == 6 and results["unseen"]["signature"].startswith("nrefs:1")
+    assert len((tmp_path / "run" / "model-unseen.de").read_text().splitlines()) == 6
+    mean = load_file(folder / "model.safetensors")
+    parts = [load_file(tmp_path / "run" / f"checkpoint-{step}" / "model.safetensors") for step in (9, 12)]
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, (parts[0][name] + parts[1][name]) / 2)
+    state = json.loads((tmp_path / "run" / "checkpoint-12" / "trainer_state.json").read_text())
+    evaluations = [entry for entry in state["log_history"] if "eval_bleu" in entry]
+    assert [entry["step"] for entry in evaluations] == [6, 12]
+    assert evaluations[0]["eval_perplexity"] == pytest.approx(math.exp(evaluations[0]["eval_loss"]))
+    assert Translator.from_pretrained(folder, device="cpu")(["The dog sleeps."])[0].hypotheses
+    assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
+    with pytest.raises(FileExistsError, match=r"is not empty.*--resume.*--overwrite"):
+        train(plan, tmp_path / "run")
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match=r"no training run wrote \(thesis\.txt\)"):
+        train(plan, tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run" / "checkpoint-12").is_dir()
+
+
+def trainer_for(tmp_path, tokenizer, model=None, **settings):
+    data = prepare_dataset(
+        {"generated": "validation", "size": 24}, "en", "de", tokenizer, tokenizer, tmp_path / "data", keep_text=True
+    )
+    fields = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    torch.manual_seed(1)
+    model = model or recnmt_hf.NMTTransformerForConditionalGeneration(
+        recnmt_hf.NMTTransformerConfig.from_preset("tiny", dropout=0.0, **fields)
+    )
+    settings = {"max_steps": 2, "learning_rate": 1e-3, "optim": "sgd", "max_grad_norm": 0.0, **settings}
+    arguments = TranslationTrainingArguments(
+        output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True, **settings
+    )
+    return TranslationTrainer(model, arguments, tokenizer=tokenizer, train_dataset=data, eval_dataset=data)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_accumulation_equals_one_big_batch(tmp_path, tokenizer, smoothing):
+    """24 sentences at once, and in as many batches as fit 300 tokens: the same step."""
+    weights = []
+    for part, max_tokens in enumerate((10**6, 300)):
+        settings = {"max_steps": 1, "label_smoothing_factor": smoothing, "max_tokens": max_tokens}
+        counting = trainer_for(tmp_path / str(part), tokenizer, **settings)
+        batches = len(counting.token_sampler(counting.train_dataset, True))
+        assert (batches == 1) == (part == 0)
+        trainer = trainer_for(tmp_path / str(part), tokenizer, gradient_accumulation_steps=batches, **settings)
+        trainer.train()
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_evaluation_loss_is_per_token(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, max_tokens=200, bleu_samples=0)
+    found = trainer.evaluate()["eval_loss"]
+    total = count = 0.0
+    for row in trainer.eval_dataset:
+        labels = torch.tensor([row["labels"]])
+        total += trainer.model(torch.tensor([row["input_ids"]]), labels=labels).loss.item() * labels.numel()
+        count += labels.numel()
+    assert found == pytest.approx(total / count, rel=1e-5)
+
+
+def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer, max_steps=6, save_steps=2, max_tokens=200, bleu_samples=0)
+    compute = trainer.compute_loss
+
+    def poisoned_loss(*args, **kwargs):
+        loss = compute(*args, **kwargs)
+        return loss * float("nan") if trainer.state.global_step == 4 else loss
+
+    trainer.compute_loss = poisoned_loss
+    with pytest.raises(NonFiniteLossError, match=r"NaN or infinite by step 5.*checkpoint-4.*lower learning_rate"):
+        trainer.train()
+    assert newest_checkpoint(tmp_path / "out").name == "checkpoint-4"
+    tensors = load_file(tmp_path / "out" / "checkpoint-4" / "model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_rotation_keeps_the_last_and_the_best(tmp_path, tokenizer):
+    trainer = trainer_for(
+        tmp_path,
+        tokenizer,
+        max_steps=8,
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        max_tokens=200,
+        bleu_samples=0,
+        keep_last=2,
+        keep_best=2,
+        metric_for_best_model="loss",
+        greater_is_better=False,
+    )
+    values = iter([5.0, 1.0, 4.0, 2.0, 6.0, 7.0, 8.0, 9.0])
+    trainer.token_loss = lambda *args: next(values)
+    trainer.train()
+    assert [step for step, _ in checkpoints_in(tmp_path / "out")] == [2, 4, 7, 8]
+
+
+def test_other_models_of_transformers_train_too(tmp_path, tokenizer):
+    """MarianMT ignores the loss keywords it is given; the trainer must not lose the normalisation by that."""
+    import transformers
+
+    config = transformers.MarianConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        dropout=0.0,
+    )
+    trainer = trainer_for(
+        tmp_path,
+        tokenizer,
+        transformers.MarianMTModel(config),
+        gradient_accumulation_steps=2,
+        max_tokens=200,
+        logging_steps=1,
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert all(loss < 1.5 * math.log(len(tokenizer)) for loss in losses)
+    assert trainer.evaluate()["eval_bleu"] >= 0
+
+
+def test_warm_start_from_a_recipe(tmp_path):
+    train(Recipe(**recipe(training={"max_steps": 2, "save_steps": 2, "eval_strategy": "no"})), tmp_path / "base")
+    warm = recipe(training={"max_steps": 1, "learning_rate": 0.0, "eval_strategy": "no"}, average={"count": 1})
+    warm["model"] = {**warm["model"], "init_from": str(tmp_path / "base" / "checkpoint-2")}
+    warm["tokenizer"] = {"source": str(tmp_path / "base" / "tokenizer")}
+    train(Recipe(**warm), tmp_path / "warm")
+    before = load_file(tmp_path / "base" / "checkpoint-2" / "model.safetensors")
+    after = load_file(tmp_path / "warm" / "model" / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "sections, message",
+    [
+        ({"model": {"type": "gpt"}}, "model.type='gpt' is not allowed; choose one of nmt_transformer"),
+        ({"model": {"fields": {"d_modle": 3}}}, "NMTTransformerConfig has no d_modle"),
+        ({"model": {"fields": {"vocab_size": 10}}}, "vocab_size=10 is smaller than the tokenizer's"),
+        ({"training": {"lr_scheduler_type": "zigzag"}}, "training: .*zigzag"),
+        ({"data": {"train": [{"source": "none.en", "target": "none.de"}]}}, "There is no file none.en"),
+    ],
+)
+def test_mistakes_end_before_training(tmp_path, sections, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(Recipe(**recipe(**sections)), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def launch(folder, processes, *more):
+    """The training program in processes of its own."""
+    code = (
+        "import sys, json; from recnmt_hf.training.recipe import Recipe; from recnmt_hf.training.run import train;"
+        "train(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], resume='resume' in sys.argv)"
+    )
+    command = [sys.executable, "-c", code]
+    if processes > 1:
+        script = folder.parent / "program.py"
+        script.write_text(code.replace("; ", "\n").replace(";train", "\ntrain"))
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            str(processes),
+            "--master_port",
+            str(20000 + os.getpid() % 20000),
+            str(script),
+        ]
+    return subprocess.Popen(
+        [*command, str(folder.parent / "recipe.json"), str(folder), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    output = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_run_resumes_bit_equal(tmp_path, processes):
+    """Killed at some moment after a checkpoint, with dropout on: the resumed run ends in the very same weights."""
+    plan = recipe(training={"max_steps": 24, "save_steps": 4, "eval_steps": 8, "max_tokens": 200})
+    (tmp_path / "recipe.json").write_text(json.dumps(plan))
+    finish(launch(tmp_path / "whole", processes))
+    killed = launch(tmp_path / "killed", processes)
+    deadline = time.time() + 300
+    while not list((tmp_path / "killed").glob("checkpoint-8/complete.json")):
+        assert killed.poll() is None and time.time() < deadline, killed.stdout.read()[-3000:]
+        time.sleep(0.01)
+    everybody = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
+    for process in everybody:
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(everybody)
+    killed.wait()
+    assert not (tmp_path / "killed" / "model").exists()
+    newest = newest_checkpoint(tmp_path / "killed")
+    output = finish(launch(tmp_path / "killed", processes, "resume"))
+    assert f"Resuming from {newest}" in output
+    for step in (20, 24):
+        whole, resumed = (
+            load_file(tmp_path / run / f"checkpoint-{step}" / "model.safetensors") for run in ("whole", "killed")
+        )
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    """The same batches on two processes and on one with accumulation: the same weights, dropout off."""
+    plan = recipe(training={"max_steps": 6, "save_steps": 6, "eval_strategy": "no", "gradient_accumulation_steps": 1})
+    plan["model"] = {**plan["model"], "fields": {**plan["model"]["fields"], "dropout": 0.0, "attention_dropout": 0.0}}
+    (tmp_path / "recipe.json").write_text(json.dumps(plan))
+    finish(launch(tmp_path / "two", 2))
+    from unittest import mock
+
+    plan["training"]["gradient_accumulation_steps"] = 2
+    made = TranslationTrainer.token_sampler
+
+    def as_for_two(self, dataset, shuffle):
+        sampler = made(self, dataset, shuffle)
+        if shuffle:
+            pairs = type(sampler)(
+                sampler.source_lengths,
+                sampler.target_lengths,
+                max_tokens=sampler.max_tokens,
+                num_processes=2,
+                seed=sampler.seed,
+            )
+            sampler._make = lambda: (pairs.set_epoch(sampler.epoch), pairs.batches())[1]
+        return sampler
+
+    with mock.patch.object(TranslationTrainer, "token_sampler", as_for_two):
+        train(Recipe(**plan), tmp_path / "one")
+    two, one = (load_file(tmp_path / run / "checkpoint-6" / "model.safetensors") for run in ("two", "one"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=2e-5, rtol=1e-4)
