@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .fast_paths import dropout as random_dropout
-from .fast_paths import prefers_plain_products
+from .fast_paths import prefers_plain_products, project
 from .recurrent_cache import SourceMemoryLayer
 
 
@@ -144,12 +144,12 @@ class MultiHeadAttention(nn.Module):
         else:
             key, value, attention_mask = self.read_memory(key_value_states, attention_mask, past_key_values, batch_size)
             # Beams of one source become more queries to the same memory.
-            query = self.split_heads(self.q_proj(hidden_states).reshape(key.shape[0], -1, self.embed_dim))
+            query = self.split_heads(project(self.q_proj, hidden_states).reshape(key.shape[0], -1, self.embed_dim))
         context, weights = self.attend(query, key, value, attention_mask, **kwargs)
         context = context.reshape(batch_size, query_length, self.embed_dim)
         if weights is not None and weights.shape[0] != batch_size:
             weights = weights.unflatten(2, (-1, query_length)).transpose(1, 2).flatten(0, 1)
-        return self.out_proj(context), weights
+        return project(self.out_proj, context), weights
 
     def attend(
         self,
@@ -182,9 +182,9 @@ class MultiHeadAttention(nn.Module):
     def project_all(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of self-attention, each `(batch_size, num_heads, length, head_dim)`."""
         return (
-            self.split_heads(self.q_proj(hidden_states)),
-            self.split_heads(self.k_proj(hidden_states)),
-            self.split_heads(self.v_proj(hidden_states)),
+            self.split_heads(project(self.q_proj, hidden_states)),
+            self.split_heads(project(self.k_proj, hidden_states)),
+            self.split_heads(project(self.v_proj, hidden_states)),
         )
 
     def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,3 +54,34 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = (draws.view(torch.int16)[:count] >= dropped - 32768).view(states.shape)
     return states * kept.to(states.dtype).mul_(65536.0 / (65536 - dropped))
+
+
+def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """
+    A linear layer, `states @ weight.T + bias`.
+
+    For the few rows of a decoding step on the CPU it is computed as `(weight @ states.T).T`: the same products, but the
+    library then streams the weights once at the memory's speed, which makes a step of four beams up to twice as fast.
+
+    Args:
+        linear (`nn.Module`): Usually `nn.Linear`; anything else (adapters, quantized layers) is simply called.
+        states (`torch.Tensor` of shape `(..., in_features)`).
+    """
+    if (
+        type(linear) is not nn.Linear
+        or torch.is_grad_enabled()
+        or states.device.type != "cpu"
+        or states.dtype != torch.float32
+        or not 2 <= states.numel() // linear.in_features <= 5
+        or linear.in_features > linear.out_features
+        or linear._forward_hooks
+        or linear._forward_pre_hooks
+        or torch.is_autocast_enabled("cpu")
+        or not enabled()
+    ):
+        return linear(states)
+    rows = states.reshape(-1, linear.in_features)
+    projected = torch.mm(linear.weight, rows.t()).t().contiguous()
+    if linear.bias is not None:
+        projected += linear.bias
+    return projected.view(*states.shape[:-1], linear.out_features)

@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import RelativeMultiHeadAttention, causal_mask, source_mask
 from .configuration_seq2seq import Seq2SeqConfig
-from .fast_paths import dropout
+from .fast_paths import dropout, project
 from .position_embeddings import (
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
@@ -704,7 +704,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
                 features, self.lm_head.weight, labels, bias, label_smoothing, num_items_in_batch
             )
         else:
-            logits = self.lm_head(features)
+            logits = project(self.lm_head, features)
             if self.final_logits_bias is not None:
                 logits = logits + self.final_logits_bias
             if labels is not None:

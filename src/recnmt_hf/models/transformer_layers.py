@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .fast_paths import dropout
+from .fast_paths import dropout, project
 
 
 class TransformerSublayers(GradientCheckpointingLayer):
@@ -41,9 +41,9 @@ class TransformerSublayers(GradientCheckpointingLayer):
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """FFN(x) = W2 act(W1 x + b1) + b2 with its residual (Vaswani et al., 2017, Eq. 2)."""
-        inner = self.activation_fn(self.fc1(self.before(hidden_states, self.final_layer_norm)))
+        inner = self.activation_fn(project(self.fc1, self.before(hidden_states, self.final_layer_norm)))
         inner = dropout(inner, self.activation_dropout, self.training)
-        return self.after(self.fc2(inner), hidden_states, self.final_layer_norm)
+        return self.after(project(self.fc2, inner), hidden_states, self.final_layer_norm)
 
 
 class TransformerEncoderLayer(TransformerSublayers):
