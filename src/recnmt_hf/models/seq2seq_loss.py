@@ -52,7 +52,7 @@ def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None)
 
 class ChunkedCrossEntropy(torch.autograd.Function):
     """
-    Sum of the smoothed cross-entropies of a linear output layer, a chunk of tokens at a time.
+    Smoothed cross-entropy of a linear output layer, summed and divided, a chunk of tokens at a time.
 
     The gradients of states and matrix are formed in the forward pass while a chunk's logits are at hand, so no more
     than `chunk_size x vocab_size` logits exist at any moment. Products run in the states' dtype (bf16 under autocast),
@@ -66,6 +66,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
+        divisor: torch.Tensor | int,
         label_smoothing: float,
         chunk_size: int,
         compute_dtype: torch.dtype,
@@ -76,7 +77,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_states = torch.empty_like(states) if needs_grad else None
-        grad_matrix = torch.zeros(matrix.shape, dtype=sum_dtype, device=matrix.device) if needs_grad else None
+        grad_matrix = None
         total = torch.zeros((), dtype=sum_dtype, device=states.device)
         targets = labels.clamp(min=0)
         for start in range(0, states.shape[0], chunk_size):
@@ -95,27 +96,33 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             total += (losses * kept).sum()
             if needs_grad:
                 # d loss / d logits = softmax - (1 - e) one-hot - e / V, zero for ignored labels
-                grad = exponentials.mul_((kept / sums)[:, None])
+                share = kept / divisor
+                grad = exponentials.mul_((share / sums)[:, None])
                 if label_smoothing:
-                    grad.sub_((kept * (label_smoothing / vocab_size))[:, None])
-                grad.scatter_add_(-1, targets[part, None], ((label_smoothing - 1.0) * kept)[:, None])
+                    grad.sub_((share * (label_smoothing / vocab_size))[:, None])
+                grad.scatter_add_(-1, targets[part, None], ((label_smoothing - 1.0) * share)[:, None])
                 grad = grad.to(compute_dtype)
                 torch.mm(grad, matrix, out=grad_states[part])
-                if grad_matrix.dtype == grad.dtype:
+                if grad_matrix is None:
+                    grad_matrix = torch.mm(grad.t(), states[part]).to(sum_dtype)
+                elif grad_matrix.dtype == grad.dtype:
                     grad_matrix.addmm_(grad.t(), states[part])
                 else:
                     grad_matrix += torch.mm(grad.t(), states[part])
         ctx.dtypes = hidden_states.dtype, weight.dtype
         ctx.save_for_backward(grad_states, grad_matrix)
-        return total
+        return total / divisor
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor):
         grad_states, grad_matrix = ctx.saved_tensors
         states_dtype, weight_dtype = ctx.dtypes
-        grad_states = grad_states.to(states_dtype) * grad_output.to(states_dtype)
-        grad_matrix = (grad_matrix * grad_output).to(weight_dtype)
-        return grad_states, grad_matrix, None, None, None, None, None
+        # Usually the loss is what backward starts from. Looking costs nothing on the CPU, a product of the matrix's
+        # size does; elsewhere looking would wait for the device.
+        if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
+            grad_states = grad_states * grad_output.to(grad_states.dtype)
+            grad_matrix = grad_matrix * grad_output
+        return grad_states.to(states_dtype), grad_matrix.to(weight_dtype), None, None, None, None, None, None
 
 
 def chunked_cross_entropy(
@@ -146,13 +153,13 @@ def chunked_cross_entropy(
     if torch.is_autocast_enabled(device_type):
         compute_dtype = torch.get_autocast_dtype(device_type)
     with torch.autocast(device_type, enabled=False):
-        total = ChunkedCrossEntropy.apply(
+        return ChunkedCrossEntropy.apply(
             hidden_states.reshape(-1, hidden_states.shape[-1]),
             weight,
             bias,
             labels,
+            divisor(labels, num_items_in_batch),
             label_smoothing,
             chunk_size,
             compute_dtype,
         )
-    return total / divisor(labels, num_items_in_batch)

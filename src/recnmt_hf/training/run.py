@@ -31,7 +31,7 @@ from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
-from .checkpoints import average_checkpoints, choose_checkpoints, mark_complete, newest_checkpoint
+from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
 from .recipe import Recipe
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
@@ -299,7 +299,6 @@ def finish(recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArgum
     average_checkpoints(chosen, working)
     shutil.rmtree(final, ignore_errors=True)
     working.rename(final)
-    mark_complete(final)
     if recipe.test:
         results = test(recipe, final, arguments)
         results["averaged"] = [folder.name for folder in chosen]
