@@ -75,6 +75,11 @@ def test_logits_agree(marian):
 def test_translations_and_scores_are_equal(marian, settings):
     model = recnmt_hf.from_marian(marian)
     inputs = batch()
+    if settings and marian.config.vocab_size != marian.config.decoder_vocab_size:
+        try:
+            marian.generate(**inputs, max_new_tokens=2, num_beams=2)
+        except RuntimeError:
+            pytest.skip("this transformers release sizes MarianMT's beam search by the source vocabulary")
     found = [
         each.generate(
             **inputs, max_new_tokens=9, do_sample=False, output_scores=True, return_dict_in_generate=True, **settings

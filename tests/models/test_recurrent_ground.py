@@ -165,6 +165,16 @@ class TestGRUToy(ModelContract):
     def config(self, **fields):
         return super().config(**{"decoder_layers": 1, **fields})
 
+    def test_a_reset_cache_starts_anew(self):
+        model = self.model()
+        first, second = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 4))
+        start = torch.ones(2, 1, dtype=torch.long)
+        cache = model(first, decoder_input_ids=start, use_cache=True).past_key_values
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        found = model(second, decoder_input_ids=start, past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(found, model(second, decoder_input_ids=start).logits, atol=1e-10, rtol=0)
+
     def test_memories_stay_one_row_per_source(self):
         model = self.model()
         seen = []

@@ -11,6 +11,8 @@ import time
 import psutil
 import pytest
 import torch
+import transformers
+from packaging import version
 from safetensors.torch import load_file
 
 import recnmt_hf
@@ -175,8 +177,6 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path, tokenizer):
 
 def test_other_models_of_transformers_train_too(tmp_path, tokenizer):
     """MarianMT ignores the loss keywords it is given; the trainer must not lose the normalisation by that."""
-    import transformers
-
     config = transformers.MarianConfig(
         vocab_size=len(tokenizer),
         d_model=16,
@@ -273,6 +273,8 @@ def finish(process):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_run_resumes_bit_equal(tmp_path, processes):
     """Killed at some moment after a checkpoint, with dropout on: the resumed run ends in the very same weights."""
+    if processes > 1 and version.parse(transformers.__version__) < version.parse("5.20"):
+        pytest.skip("transformers before 5.20 cannot load optimizer states on several CPU processes (device cpu:0)")
     plan = recipe(training={"max_steps": 24, "save_steps": 4, "eval_steps": 8, "max_tokens": 200})
     (tmp_path / "recipe.json").write_text(json.dumps(plan))
     finish(launch(tmp_path / "whole", processes))

@@ -60,7 +60,7 @@ def sacrebleu_score(
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
     """
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize)
-    return score_with(metric, "BLEU", hypotheses, references)
+    return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
 
 
 def chrf_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:

@@ -46,7 +46,9 @@ class SourceMemoryLayer(DynamicLayer):
         return self.keys, self.values
 
     def reset(self) -> None:
-        super().reset()
+        # Dropped, not zeroed (as releases before 5.20 do with growing layers): the next source has its own length.
+        self.keys = self.values = None
+        self.is_initialized = False
         self.memories, self.masks, self.decoder_rows = {}, {}, 0
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -189,7 +191,8 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         return super().get_seq_length() or self.steps_seen
 
     def reset(self) -> None:
-        super().reset()
+        self.keys = self.values = None
+        self.is_initialized = False
         recording = self.recording
         self.start_states()
         self.recording = recording
