@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from recnmt_hf.commands.main import build_parser
+from recnmt_hf.commands.main import build_parser, parse
 
 
 def blocks(text, language):
@@ -35,7 +35,7 @@ def test_commands_parse(repository):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["recnmt"]:
-                    build_parser(words[1]).parse_args(words[1:])
+                    parse(build_parser(words[1]), words[1:])
                     found += 1
                 for word in words:
                     if word.startswith("scripts/"):

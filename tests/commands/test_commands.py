@@ -212,3 +212,11 @@ def test_benchmark_prints_ratios(capsys):
 def test_print_recipe(capsys, repository):
     code, out, _ = call(capsys, "train", repository / "scripts/recipes/quickstart.yaml", "--print-recipe")
     assert code == 0 and "label_smoothing_factor: 0.1" in out
+    recipe = repository / "scripts/recipes/quickstart.yaml"
+    code, out, _ = call(
+        capsys, "train", recipe, "-o", "x", "training.max_steps=7", "--print-recipe", "model.preset=big"
+    )
+    assert code == 0 and "max_steps: 7" in out and "preset: big" in out
+    with pytest.raises(SystemExit):
+        main(["train", str(recipe), "--no-such-option"])
+    assert "unrecognized arguments: --no-such-option" in capsys.readouterr().err

@@ -206,6 +206,22 @@ def test_other_models_of_transformers_train_too(tmp_path, tokenizer):
     assert trainer.evaluate()["eval_bleu"] >= 0
 
 
+def test_early_stopping(tmp_path):
+    """Without learning no evaluation is better than the first: the second one ends the run."""
+    plan = recipe(
+        training={
+            "learning_rate": 0.0,
+            "max_steps": 12,
+            "eval_steps": 2,
+            "save_steps": 2,
+            "early_stopping_patience": 1,
+        },
+        average={"count": 1},
+    )
+    train(Recipe(**plan), tmp_path / "run")
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
+
+
 def test_warm_start_from_a_recipe(tmp_path):
     train(Recipe(**recipe(training={"max_steps": 2, "save_steps": 2, "eval_strategy": "no"})), tmp_path / "base")
     warm = recipe(training={"max_steps": 1, "learning_rate": 0.0, "eval_strategy": "no"}, average={"count": 1})

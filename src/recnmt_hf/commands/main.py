@@ -35,11 +35,22 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; a recipe's overrides may stand behind options too, where argparse does not look for them."""
+    args, rest = parser.parse_known_args(argv)
+    late = [word for word in rest if "=" in word and not word.startswith("-")]
+    if rest and (late != rest or not hasattr(args, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if late:
+        args.overrides += late
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand; a user's mistake ends with one sentence and exit code 2, not with a traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    args = build_parser(chosen).parse_args(argv)
+    args = parse(build_parser(chosen), argv)
     try:
         args.run(args)
     except (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError) as error:
