@@ -88,3 +88,9 @@ def test_wrong_demands():
         TokenBatchSampler([3], max_tokens=0)
     with pytest.raises(ValueError, match="2 source lengths and 1 target lengths"):
         TokenBatchSampler([3, 4], [3], max_tokens=10)
+
+
+def test_batches_of_one_sentence_fill_up_for_all_processes():
+    batches = list(TokenBatchSampler([5] * 5, max_tokens=5, num_processes=2))
+    assert len(batches) == 6 and all(len(batch) == 1 for batch in batches)
+    assert {batch[0] for batch in batches} == set(range(5))

@@ -80,6 +80,16 @@ def test_tsv(tmp_path):
         list(Corpus(tsv=path).pairs("en", "de"))
 
 
+def test_marks_and_empty_fields(tmp_path):
+    (tmp_path / "a.en").write_bytes("\ufeffHello\n".encode())
+    assert next(read_parallel(tmp_path / "a.en", tmp_path / "a.en")).source == "Hello"
+    path = write(tmp_path / "a.tsv", "\tDas\nOne\tEins\n")
+    assert [p.source for p in Corpus(tsv=path).pairs("en", "de", "skip")] == ["One"]
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(b"text\n" * 99)[:-8] + b"\0" * 8)
+    with pytest.raises(ValueError, match=r"bad\.gz: the compressed file ends early or is damaged"):
+        list(read_parallel(tmp_path / "bad.gz", tmp_path / "bad.gz"))
+
+
 def test_jsonl(tmp_path):
     lines = [{"translation": {"en": "One", "de": "Eins"}}, {"en": "Two", "de": "Zwei"}]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

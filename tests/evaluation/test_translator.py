@@ -128,6 +128,10 @@ def test_long_sentences_are_refused_or_split(translator, sentences):
     joined = " ".join(translator.tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces)
     assert joined == long, "nothing is cut"
     assert len(translator.split_source("x" * 400, 20)) > 1
+    numbers = " ".join(["It cost 1,000,000.50 at 12:30, see http://a.b/c."] * 4)
+    pieces = translator.split_source(numbers, len(translator.encode_source(numbers)) // 3)
+    texts = [translator.tokenizer.decode(piece, skip_special_tokens=False) for piece in pieces]
+    assert len(texts) > 2 and all(text.count("http") == text.count("see") for text in texts if "http" in text)
     beyond = " ".join(sentences * 20)
     with pytest.raises(ValueError, match="the model takes 128"):
         translator([beyond])
@@ -156,6 +160,10 @@ def test_wrong_options():
         DecodingOptions(beams=0)
     with pytest.raises(ValueError, match="no length penalty 'gnmt'"):
         DecodingOptions(length_penalty_type="gnmt")
+    with pytest.raises(ValueError, match="exclude each other"):
+        DecodingOptions(alignments=True, on_long="split")
+    with pytest.raises(ValueError, match="max_length_extra=-10"):
+        DecodingOptions(max_length_extra=-10)
     with pytest.raises(ValueError, match="on_long='cut'"):
         DecodingOptions(on_long="cut")
 

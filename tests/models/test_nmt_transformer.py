@@ -259,3 +259,10 @@ def test_sequences_beyond_the_position_table_are_refused():
         model(long, decoder_input_ids=long[:, :2])
     free = TestNMTTransformer().model({"max_position_embeddings": 8, "self_attention_type": "relative"})
     assert free(long, decoder_input_ids=long).logits.shape == (1, 9, VOCABULARY)
+
+
+def test_attention_kernels_that_do_not_fit_are_refused():
+    for kind in ("relative", "directional"):
+        config = TestNMTTransformer().config(self_attention_type=kind)
+        with pytest.raises(ValueError, match=f"self_attention_type='{kind}' cannot be computed"):
+            NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")

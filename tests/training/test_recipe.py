@@ -73,3 +73,16 @@ def test_every_accelerate_file_is_valid(repository):
     for path in paths:
         config = load_config_from_file(str(path))
         assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
+
+
+def test_epochs_decide_where_no_steps_are_given():
+    recipe = Recipe(training={"num_train_epochs": 3})
+    assert recipe.training["max_steps"] == -1
+    assert Recipe(training={"num_train_epochs": 3, "max_steps": 5}).training["max_steps"] == 5
+
+
+def test_numbers_without_a_point(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("training: {learning_rate: 5e-4}\n")
+    recipe = Recipe.from_file(path, ["training.adam_epsilon=1e-9"])
+    assert recipe.training["learning_rate"] == 5e-4 and recipe.training["adam_epsilon"] == 1e-9

@@ -345,3 +345,71 @@ def test_two_processes_train_as_one(tmp_path):
     two, one = (load_file(tmp_path / run / "checkpoint-6" / "model.safetensors") for run in ("two", "one"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=2e-5, rtol=1e-4)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, tokenizer):
+    """A finite loss whose gradient is not: the checkpoint before it stays, though only one is kept."""
+    trainer = trainer_for(tmp_path, tokenizer, max_steps=4, save_steps=1, max_tokens=200, bleu_samples=0, keep_last=1)
+    parameter = next(trainer.model.parameters())
+    parameter.register_hook(lambda gradient: gradient * float("nan") if trainer.state.global_step == 1 else gradient)
+    with pytest.raises(NonFiniteLossError, match=r"checkpoint-1"):
+        trainer.train()
+    assert newest_checkpoint(tmp_path / "out").name == "checkpoint-1"
+
+
+def test_saving_and_evaluating_at_different_steps(tmp_path, tokenizer):
+    trainer = trainer_for(
+        tmp_path,
+        tokenizer,
+        max_steps=6,
+        save_steps=3,
+        eval_strategy="steps",
+        eval_steps=2,
+        max_tokens=200,
+        bleu_samples=2,
+        metric_for_best_model="bleu",
+        greater_is_better=True,
+    )
+    trainer.train()
+    assert [step for step, _ in checkpoints_in(tmp_path / "out")] == [3, 6]
+
+
+def test_overwrite_spares_foreign_files(tmp_path):
+    from recnmt_hf.training.run import claim_output
+
+    (tmp_path / "models").mkdir()
+    (tmp_path / "recipe.yaml").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"no training run wrote \(models\)"):
+        claim_output(tmp_path, False, True)
+    assert (tmp_path / "recipe.yaml").is_file()
+
+
+def test_other_models_smooth_labels_too(tmp_path, tokenizer):
+    import transformers
+
+    config = transformers.BartConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+    )
+    trainer = trainer_for(
+        tmp_path,
+        tokenizer,
+        transformers.BartForConditionalGeneration(config),
+        label_smoothing_factor=0.1,
+        max_tokens=200,
+    )
+    seen = []
+    forward = trainer.model.forward
+    trainer.model.forward = lambda *args, **kwargs: seen.append(kwargs) or forward(*args, **kwargs)
+    trainer.train()
+    assert all((batch["decoder_input_ids"][:, 0] == 1).all() for batch in seen)

@@ -14,7 +14,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     A pure function of seed and epoch. The number of batches is a multiple of `num_processes`, so that every process of
     a distributed run takes as many steps; batches stay whole for `accelerate`, which deals them out in turn. Every
-    sentence is in exactly one batch of an epoch.
+    sentence is in exactly one batch of an epoch (only if all batches have one sentence, a few come twice to fill up).
 
     Args:
         source_lengths (sequence of `int`): Tokens of each source sentence.
@@ -101,6 +101,9 @@ class TokenBatchSampler(Sampler[list[int]]):
         # Whole rounds for all processes: the largest batches are halved until the number fits.
         while len(batches) % self.num_processes:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
+            if len(batches[largest]) == 1:  # nothing to halve: some sentences come twice
+                batches.append(batches[len(batches) % self.num_processes])
+                continue
             batch = batches.pop(largest)
             batches += [batch[::2], batch[1::2]]
         if self.shuffle:

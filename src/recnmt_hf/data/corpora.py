@@ -139,6 +139,8 @@ class Corpus:
     def fingerprint(self) -> list[Any]:
         """What identifies the content: fields, and the bytes of local files."""
         files = [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+        if self.dataset and Path(self.dataset).is_dir():
+            files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
         return [
             {field.name: getattr(self, field.name) for field in fields(self)},
             [digest_of_file(path) for path in files if Path(path).is_file()],

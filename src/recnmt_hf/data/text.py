@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -32,12 +33,12 @@ def open_text(path: str | Path) -> IO[str]:
     binary = path.open("rb")
     compressed = binary.read(2) == b"\x1f\x8b"
     binary.seek(0)
-    return io.TextIOWrapper(gzip.open(binary) if compressed else binary, encoding="utf-8", newline="\n")
+    return io.TextIOWrapper(gzip.open(binary) if compressed else binary, encoding="utf-8-sig", newline="\n")
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
+def read_lines(path: str | Path, strip: str | None = None) -> Iterator[str]:
     """
-    The lines of a text file, without line ends and surrounding spaces.
+    The lines of a text file, without line ends and surrounding spaces (or without the characters `strip` alone).
 
     Raises:
         ValueError: A line is not UTF-8, or a gzip file is cut short; the message names file and line.
@@ -47,15 +48,16 @@ def read_lines(path: str | Path) -> Iterator[str]:
         try:
             for line in file:
                 number += 1
-                yield line.strip()
+                yield line.strip(strip)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path}, near line {number + 1}: not UTF-8 ({error.reason}). Remedy: convert the file, e.g. with "
                 "`iconv -f LATIN1 -t UTF-8`."
             ) from error
-        except EOFError as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(
-                f"{path}: the compressed file ends early, after line {number}. Remedy: copy or compress it again."
+                f"{path}: the compressed file ends early or is damaged, after line {number}. Remedy: copy or compress "
+                "it again."
             ) from error
 
 
@@ -117,7 +119,7 @@ def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair
     """
     check_empty_choice(on_empty)
     count = 0
-    for count, line in enumerate(read_lines(path), start=1):
+    for count, line in enumerate(read_lines(path, "\r\n"), start=1):
         fields = [part.strip() for part in line.split("\t")]
         if len(fields) != 2 and line:
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -125,8 +125,20 @@ class DecodingOptions:
             )
         if self.on_long not in ("error", "split"):
             raise ValueError(f'on_long={self.on_long!r} is not allowed; it must be "error" or "split".')
-        if self.max_length_factor <= 0 and self.max_length_extra < 1:
-            raise ValueError("max_length_factor and max_length_extra leave no room for a single token.")
+        if (
+            self.max_length_factor < 0
+            or self.max_length_extra < 0
+            or self.max_length_factor + self.max_length_extra <= 0
+        ):
+            raise ValueError(
+                f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
+                "allowed; neither may be negative, and one must be above 0."
+            )
+        if self.alignments and self.on_long == "split":
+            raise ValueError(
+                'alignments=True and on_long="split" exclude each other: the parts of a split sentence have '
+                'positions of their own. Remedy: use on_long="error", or split the sentences yourself.'
+            )
         length_penalty(self.length_penalty_type, self.length_penalty)
 
     def penalty(self) -> float:
@@ -229,7 +241,7 @@ class Translator:
         Raises:
             ValueError: A sentence is too long for the model and `on_long="error"`; the message says which.
         """
-        options = options or DecodingOptions(**changes)
+        options = replace(options, **changes) if options else DecodingOptions(**changes)
         sentences = iter(sentences)
         first = 1
         while chunk := list(islice(sentences, options.buffer)):
@@ -282,7 +294,9 @@ class Translator:
             do_sample=False,
             max_length=1 + max(limits),
             max_new_tokens=None,
-            stopping_criteria=StoppingCriteriaList([MaxLengthPerSentence(torch.tensor(limits))]),
+            stopping_criteria=StoppingCriteriaList(
+                [MaxLengthPerSentence(torch.tensor(limits, device=self.model.device))]
+            ),
             **beam_settings,
         )
         limit_of_row = [limit for limit in limits for _ in range(kept)]
@@ -290,7 +304,7 @@ class Translator:
         repeated = [source for source in sources for _ in range(kept)]
         # generate tells its scores only along with those of the whole vocabulary at every step; a forced pass over the
         # finished hypotheses costs less than keeping those, and is what `score` computes.
-        log_probs = [sum(each) for each in self.score_tokens(repeated, tokens)]
+        log_probs = [sum(each) for each in self.score_tokens(repeated, tokens, options.max_tokens)]
         scores = [total / len(row) ** penalty for total, row in zip(log_probs, tokens, strict=True)]
         alignments: list = [None] * len(tokens)
         if options.alignments:
@@ -324,7 +338,7 @@ class Translator:
         Raises:
             ValueError: There are not as many sources as targets, or a source is empty.
         """
-        options = options or DecodingOptions(**changes)
+        options = replace(options, **changes) if options else DecodingOptions(**changes)
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
         source_ids = []
@@ -334,26 +348,30 @@ class Translator:
             source_ids.append(self.encode_source(source))
         target_ids = [self.encode_target(target) if isinstance(target, str) else list(target) for target in targets]
         penalty = options.penalty()
-        results: list[SentenceScore | None] = [None] * len(sources)
-        lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
-        for batch in batches_by_tokens(lengths, options.max_tokens):
-            found = self.score_tokens([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-            for i, each in zip(batch, found, strict=True):
-                results[i] = SentenceScore(sum(each) / max(len(each), 1) ** penalty, sum(each), each)
-        return results
+        found = self.score_tokens(source_ids, target_ids, options.max_tokens)
+        return [SentenceScore(sum(each) / max(len(each), 1) ** penalty, sum(each), each) for each in found]
 
     @torch.no_grad()
-    def score_tokens(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probability of every target token, by forced decoding of one batch of token ids."""
-        input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
-        labels, label_mask = self.pad(targets, self.pad_id())
-        logits = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=self.shift(labels), use_cache=False
-        ).logits
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        log_probs = logits.log_softmax(dim=-1).gather(-1, labels[:, :, None])[:, :, 0].tolist()
-        lengths = label_mask.sum(dim=1).tolist()
-        return [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
+    def score_tokens(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int = 4096
+    ) -> list[list[float]]:
+        """Log-probability of every target token, by forced decoding of token ids in batches of bounded size."""
+        results: list[list[float]] = [[] for _ in targets]
+        lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+        for batch in batches_by_tokens(lengths, max_tokens):
+            input_ids, attention_mask = self.pad([sources[i] for i in batch], self.tokenizer.pad_token_id)
+            labels, _ = self.pad([targets[i] for i in batch], self.pad_id())
+            logits = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                decoder_input_ids=self.shift(labels),
+                use_cache=False,
+            ).logits
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            log_probs = logits.gather(-1, labels[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)
+            for i, row in zip(batch, log_probs.tolist(), strict=True):
+                results[i] = row[: len(targets[i])]
+        return results
 
     @torch.no_grad()
     def align_tokens(
@@ -395,28 +413,23 @@ class Translator:
         return self.target_tokenizer(text_target=sentence, truncation=False, verbose=False)["input_ids"]
 
     def split_source(self, sentence: str, limit: int) -> list[list[int]]:
-        """Token ids of the parts of a long sentence, cut after punctuation where possible, else between words."""
-        parts = [part for part in re.split(r"(?<=[.!?;:,。！？；：，、])\s*", sentence) if part.strip()]
-        parts = [piece for part in parts for piece in self._words_within(part, limit)]
-        joined: list[str] = []
-        for part in parts:  # as few pieces as fit
-            together = f"{joined[-1]} {part}" if joined else part
-            if joined and len(self.encode_source(together)) <= limit:
-                joined[-1] = together
-            else:
-                joined.append(part)
-        return [self.encode_source(part) for part in joined]
+        """
+        Token ids of the parts of a long sentence, cut after punctuation where possible, else between words, else
+        between characters, each time as near to the middle as possible.
+        """
+        return [self.encode_source(part) for part in self._parts_within(sentence.strip(), limit)]
 
-    def _words_within(self, text: str, limit: int) -> list[str]:
-        """Halves a text between words, or between characters where there is one word, until each part fits."""
+    def _parts_within(self, text: str, limit: int) -> list[str]:
         if len(self.encode_source(text)) <= limit or len(text) < 2:
             return [text]
-        words = text.split()
-        if len(words) > 1:
-            halves = " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
-        else:
-            halves = text[: len(text) // 2], text[len(text) // 2 :]
-        return [part for half in halves for part in self._words_within(half, limit)]
+        # A mark within a number, a time or an address is not followed by a space and no place to cut.
+        for pattern in (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r"."):
+            cuts = [found.end() for found in re.finditer(pattern, text) if 0 < found.end() < len(text)]
+            if cuts:
+                cut = min(cuts, key=lambda place: abs(place - len(text) / 2))
+                halves = text[:cut].strip(), text[cut:].strip()
+                return [part for half in halves if half for part in self._parts_within(half, limit)]
+        return [text]
 
     def pad(self, rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Right-padded ids and their mask, on the model's device."""

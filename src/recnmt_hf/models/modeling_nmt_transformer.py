@@ -36,6 +36,15 @@ def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs:
 class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
     config: NMTTransformerConfig
 
+    def __init__(self, config: NMTTransformerConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        kind = config.self_attention_type
+        if kind != "absolute" and self.config._attn_implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"self_attention_type={kind!r} cannot be computed with attn_implementation="
+                f"{self.config._attn_implementation!r}. Remedy: use 'sdpa' or 'eager'."
+            )
+
 
 class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):
     """Transformer encoder; usable alone through `get_encoder()`."""

@@ -58,9 +58,10 @@ class SinusoidalPositionEmbedding(nn.Module):
         return sinusoid_table(self.table.shape[0], self.table.shape[1], self.interleaved, self.table.dtype)
 
     def _apply(self, fn, recurse: bool = True):
-        # A table widened from float32 would lack half of its digits.
+        # A table widened from another type would lack half of its digits.
+        before = self.table.dtype
         super()._apply(fn, recurse)
-        if self.table.dtype == torch.float64 and self.table.device.type != "meta":
+        if self.table.dtype != before and self.table.device.type != "meta":
             self.table.copy_(self.compute_table())
         return self
 

@@ -4,6 +4,8 @@ Cache layers for what transformers' own do not hold: encoder memories that all b
 Both stand in an ordinary `EncoderDecoderCache` under the name `past_key_values`.
 """
 
+import weakref
+
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
 
@@ -17,6 +19,8 @@ class SourceMemoryLayer(DynamicLayer):
     each source (as generation expands them); attention folds the `g` rows into the queries of their source. Since
     beams move only within their source, reordering them touches nothing here.
     """
+
+    _last_look: tuple | None = None
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -70,9 +74,7 @@ class SourceMemoryLayer(DynamicLayer):
         num_sources = self.keys.shape[0]
         group = max(self.decoder_rows // num_sources, 1)
         source_of_row = torch.div(rows, group, rounding_mode="floor")
-        if rows.shape[0] == self.decoder_rows and torch.equal(
-            source_of_row, torch.arange(num_sources, device=rows.device).repeat_interleave(group)
-        ):
+        if rows.shape[0] == self.decoder_rows and self.stay_within_sources(rows, source_of_row, group):
             return
         for name, (keys, values) in self.memories.items():
             self.memories[name] = (keys.index_select(0, source_of_row), values.index_select(0, source_of_row))
@@ -81,6 +83,16 @@ class SourceMemoryLayer(DynamicLayer):
                 self.masks[name] = mask.index_select(0, source_of_row)
         self.keys, self.values = self.memories["encoder"]
         self.decoder_rows = rows.shape[0]
+
+    def stay_within_sources(self, rows: torch.LongTensor, source_of_row: torch.LongTensor, group: int) -> bool:
+        """Whether every row stays with its source; all layers of a step ask with the same `rows`, one looks."""
+        last = SourceMemoryLayer._last_look
+        if last is not None and last[0]() is rows and last[1] == (rows._version, group):
+            return last[2]
+        own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
+        stay = torch.equal(source_of_row, own)
+        SourceMemoryLayer._last_look = (weakref.ref(rows), (rows._version, group), stay)
+        return stay
 
     def offload(self) -> None:
         self._move("cpu")

@@ -430,7 +430,7 @@ class TransformerDecoderStack(Seq2SeqPreTrainedModel):
         past_key_values: Cache | None,
     ):
         """The mask over the encoder's memory; `None` once the cached memories hold it."""
-        if past_key_values is not None and past_key_values.is_updated.get(0) and holds_masks(past_key_values):
+        if getattr(past_key_values, "is_updated", {}).get(0) and holds_masks(past_key_values):
             return None
         return source_mask(self.config, encoder_hidden_states, encoder_attention_mask)
 

@@ -70,12 +70,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         chunk_size: int,
         compute_dtype: torch.dtype,
+        wants_grad: bool,
     ) -> torch.Tensor:
         real = labels != IGNORE_INDEX
         vocab_size = weight.shape[0]
         sum_dtype = torch.float64 if compute_dtype == torch.float64 else torch.float32
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
-        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        needs_grad = wants_grad and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         grad_states = torch.empty_like(states) if needs_grad else None
         grad_matrix = None
         total = torch.zeros((), dtype=sum_dtype, device=states.device)
@@ -122,7 +123,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
             grad_states = grad_states * grad_output.to(grad_states.dtype)
             grad_matrix = grad_matrix * grad_output
-        return grad_states.to(states_dtype), grad_matrix.to(weight_dtype), None, None, None, None, None, None
+        return grad_states.to(states_dtype), grad_matrix.to(weight_dtype), None, None, None, None, None, None, None
 
 
 def chunked_cross_entropy(
@@ -162,4 +163,5 @@ def chunked_cross_entropy(
             label_smoothing,
             chunk_size,
             compute_dtype,
+            torch.is_grad_enabled(),
         )

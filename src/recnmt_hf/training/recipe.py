@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -128,6 +129,7 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "metric_for_best_model": "bleu",
     "greater_is_better": True,
     "report_to": "none",
+    "restore_callback_states_from_checkpoint": True,
     "ddp_find_unused_parameters": False,
     "seed": 1,
 }
@@ -168,7 +170,10 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 setattr(self, name, section(kind, value, name))
-        self.training = {**TRAINING_DEFAULTS, **mapping(self.training, "training")}
+        given = mapping(self.training, "training")
+        self.training = {**TRAINING_DEFAULTS, **given}
+        if "num_train_epochs" in given and "max_steps" not in given:
+            self.training["max_steps"] = -1  # epochs decide
         known = {f.name for f in fields(TranslationTrainingArguments) if f.init} | {"early_stopping_patience"}
         check_names(self.training, known, "training")
         for name in ("eval_strategy", "save_strategy", "logging_strategy"):
@@ -220,7 +225,7 @@ class Recipe:
             near = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml"))) or "no YAML file"
             raise FileNotFoundError(f"There is no recipe {path}; {path.parent} holds {near}. Remedy: correct the path.")
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = load_yaml(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise ValueError(
                 f"{path} is no valid YAML ({' '.join(str(error).split())}). Remedy: correct it."
@@ -236,7 +241,7 @@ class Recipe:
                 place = place.setdefault(parent, {})
                 if not isinstance(place, dict):
                     raise ValueError(f"{name} cannot be set: {parent} is not a section of {path}.")
-            place[last] = yaml.safe_load(value)
+            place[last] = load_yaml(value)
         check_names(content, {f.name for f in fields(cls)}, "the recipe")
         return cls(**content)
 
@@ -246,6 +251,20 @@ class Recipe:
     def save(self, path: str | Path) -> None:
         """Writes the recipe with all defaults filled in."""
         Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with numbers such as 5e-4, which YAML 1.1 takes for text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def load_yaml(text: str) -> Any:
+    """A YAML document or value."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:

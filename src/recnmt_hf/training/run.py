@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(mmap_max, 0)
         library.mallopt(trim_threshold, 2**31 - 1)
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):
         return
 
 
@@ -139,8 +140,11 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
             "--resume, delete it with --overwrite, or choose another folder."
         )
     if traces and overwrite and not resume:
-        known = ("checkpoint-", "model", "tokenizer", TARGET_TOKENIZER, "recipe.yaml", "results.json", "runs")
-        foreign = [path.name for path in traces if not path.name.startswith(known)]
+        known = re.compile(
+            rf"checkpoint-\d+|{FINAL}|{FINAL}\.partial|{FINAL}-[\w.-]+\.\w+|tokenizer|{TARGET_TOKENIZER}"
+            r"|recipe\.yaml|results\.json|runs"
+        )
+        foreign = [path.name for path in traces if not known.fullmatch(path.name)]
         if foreign:
             raise FileExistsError(
                 f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
@@ -178,7 +182,7 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedToke
         source = load_tokenizer(section.source)
         return source, (source if section.joint else load_tokenizer(section.target or section.source))
     source_folder, target_folder = output_dir / "tokenizer", output_dir / TARGET_TOKENIZER
-    if (source_folder / "tokenizer.json").is_file():
+    if all((folder / "tokenizer.json").is_file() for folder in [source_folder, target_folder][: 2 - section.joint]):
         source = load_tokenizer(source_folder)
         return source, (source if section.joint else load_tokenizer(target_folder))
 

@@ -57,20 +57,27 @@ class NonFiniteLossError(ValueError):
 
 
 class TranslationCollator:
-    """Pads token ids on the right: sources with their padding id, labels with -100."""
+    """
+    Pads token ids on the right: sources with their padding id, labels with -100. With a model it adds the decoder's
+    input, which transformers' own models need where the Trainer smooths labels.
+    """
 
-    def __init__(self, pad_token_id: int):
+    def __init__(self, pad_token_id: int, model: torch.nn.Module | None = None):
         self.pad_token_id = pad_token_id
+        self.model = model
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         sources = [torch.as_tensor(row["input_ids"]) for row in rows]
         labels = [torch.as_tensor(row["labels"]) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
-        return {
+        batch = {
             "input_ids": pad(sources, batch_first=True, padding_value=self.pad_token_id),
             "attention_mask": pad([torch.ones_like(ids) for ids in sources], batch_first=True),
             "labels": pad(labels, batch_first=True, padding_value=-100),
         }
+        if self.model is not None:
+            batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        return batch
 
 
 class SamplerEpochCallback(TrainerCallback):
@@ -129,7 +136,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
         self.source_tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer or tokenizer
-        kwargs.setdefault("data_collator", TranslationCollator(tokenizer.pad_token_id))
+        shifts_itself = hasattr(model, "init_from_baseline")
+        kwargs.setdefault(
+            "data_collator", TranslationCollator(tokenizer.pad_token_id, None if shifts_itself else model)
+        )
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         # Models of the zoo smooth labels within their loss; others have transformers' way.
         self.smooths_itself = hasattr(self.model, "init_from_baseline")
@@ -209,6 +219,18 @@ class TranslationTrainer(Seq2SeqTrainer):
                 "Remedy: resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
             )
 
+    def check_weights(self) -> None:
+        """
+        Raises:
+            NonFiniteLossError: A parameter is not finite, whatever the last loss was (its gradient came after it).
+        """
+        # Of sharded parameters every process looks at its own part.
+        own = (p.to_local() if hasattr(p, "to_local") else p for p in map(torch.Tensor.detach, self.model.parameters()))
+        bad = sum((~torch.isfinite(part)).any().float() for part in own)
+        if self.accelerator.reduce(torch.as_tensor(bad, device=self.args.device), reduction="sum").item() > 0:
+            self.loss_is_finite = torch.zeros((), dtype=torch.bool, device=self.args.device)
+            self.check_finite()
+
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluation_loop(
@@ -287,6 +309,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
+        self.check_weights()
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
             (folder / MANIFEST).unlink(missing_ok=True)
@@ -303,8 +326,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         keep = choose_checkpoints(run, max(self.args.keep_last, 1))
         if metric and self.args.keep_best > 0:
             metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-            if any(metric in entry for entry in self.state.log_history):
-                better = self.args.greater_is_better is not False
+            better = self.args.greater_is_better is not False
+            evaluated = {entry["step"] for entry in self.state.log_history if metric in entry}
+            if any(step in evaluated for step, _ in checkpoints_in(run)):
                 keep += choose_checkpoints(run, self.args.keep_best, "best", metric, better)
         if self.state.best_model_checkpoint:
             keep.append(Path(self.state.best_model_checkpoint))
