@@ -281,7 +281,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             with self.compute_loss_context_manager():
                 loss = model(**inputs, **settings).loss  # a mean over the batch's tokens
             if index < len(batches):
-                total += torch.stack([loss.double() * tokens, tokens.double()]).to(device)
+                total += torch.stack([loss * tokens, tokens.to(loss.dtype)]).to(device).double()
         total = self.accelerator.reduce(total, reduction="sum")
         return (total[0] / total[1]).item()
 
