@@ -518,7 +518,8 @@ class ModelContract:
         model = self.model(variant, torch.float32)
         batch = ragged_batch()
         expected = model(**batch).logits
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch._dynamo.reset()  # what other models compiled counts against the limit of recompilations
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=model._can_compile_fullgraph)
         torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
     @pytest.mark.slow

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from recnmt_hf._registration import FAMILIES
 from recnmt_hf.commands.main import build_parser, parse
 
 
@@ -55,7 +56,7 @@ def test_no_placeholder_is_left(repository):
         assert not re.search(r"@[A-Z]+@|TODO|FIXME", document.read_text()), document.name
 
 
-@pytest.mark.parametrize("module", ["configuration_nmt_transformer", "modeling_nmt_transformer"])
+@pytest.mark.parametrize("module", [name for family in FAMILIES.values() for name in family[1:]])
 def test_docstring_examples(module):
     import doctest
     import importlib

@@ -12,15 +12,16 @@ import pytest
 import recnmt_hf
 
 
-ROOMS = ["models", "data", "evaluation", "training", "hub", "commands"]
+ROOMS = ["models", "data", "evaluation", "training", "analysis", "hub", "commands"]
 # Which rooms a room may know (the order of the house: models know nobody, commands know all).
 ARROWS = {
     "models": set(),
     "data": {"models"},
     "evaluation": {"models"},
     "training": {"models", "data", "evaluation"},
+    "analysis": {"models", "data", "evaluation", "training"},
     "hub": {"models", "data", "evaluation", "training"},
-    "commands": {"models", "data", "evaluation", "training", "hub"},
+    "commands": {"models", "data", "evaluation", "training", "analysis", "hub"},
 }
 
 
@@ -60,8 +61,27 @@ def test_import_is_lazy():
         "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM; import recnmt_hf",
         "import recnmt_hf as r; r.NMTTransformerModel; import recnmt_hf\n"
         "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+        "import recnmt_hf as r; r.BiARNTransformerModel; import recnmt_hf\n"
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+        "import recnmt_hf as r; r.BiARNTransformerConfig; import recnmt_hf\n"
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+        "import recnmt_hf.models.recurrent_layers\n"
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+        "import recnmt_hf\nfrom transformers.modeling_layers import GradientCheckpointingLayer\n"
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
+        "import recnmt_hf\nfrom transformers.generation.utils import GenerationMixin\n"
+        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
     ],
-    ids=["package-first", "transformers-first", "model-first"],
+    ids=[
+        "package-first",
+        "transformers-first",
+        "model-first",
+        "second-model-first",
+        "configuration-first",
+        "layers-first",
+        "layers-of-transformers-first",
+        "generation-first",
+    ],
 )
 def test_auto_classes_know_the_zoo_in_any_order(code):
     code += """
@@ -71,7 +91,9 @@ for kind in recnmt_hf.MODEL_TYPES:
     print(type(config).__name__, type(AutoModel.from_config(config)).__name__,
           type(AutoModelForSeq2SeqLM.from_config(config)).__name__)
 """
-    for line in python(code).splitlines():
+    lines = python(code).splitlines()
+    assert len(lines) == len(recnmt_hf.MODEL_TYPES)
+    for line in lines:
         config, base, generating = line.split()
         prefix = config.removesuffix("Config")
         assert (base, generating) == (f"{prefix}Model", f"{prefix}ForConditionalGeneration")

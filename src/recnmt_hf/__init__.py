@@ -17,6 +17,10 @@ __version__ = "0.1.0"
 
 # Public names and the modules that hold them, loaded when first asked for.
 _LAZY = {
+    "BiARNTransformerConfig": "models.configuration_biarn_transformer",
+    "BiARNTransformerForConditionalGeneration": "models.modeling_biarn_transformer",
+    "BiARNTransformerModel": "models.modeling_biarn_transformer",
+    "BiARNTransformerPreTrainedModel": "models.modeling_biarn_transformer",
     "NMTTransformerConfig": "models.configuration_nmt_transformer",
     "NMTTransformerForConditionalGeneration": "models.modeling_nmt_transformer",
     "NMTTransformerModel": "models.modeling_nmt_transformer",

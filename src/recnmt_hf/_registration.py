@@ -17,6 +17,7 @@ from types import ModuleType
 
 # model_type -> (class prefix, configuration module, modeling module)
 FAMILIES = {
+    "biarn_transformer": ("BiARNTransformer", "configuration_biarn_transformer", "modeling_biarn_transformer"),
     "nmt_transformer": ("NMTTransformer", "configuration_nmt_transformer", "modeling_nmt_transformer"),
 }
 MODEL_TYPES = tuple(FAMILIES)
@@ -24,6 +25,24 @@ MODEL_TYPES = tuple(FAMILIES)
 _AUTO_CONFIG = "transformers.models.auto.configuration_auto"
 _AUTO_MODEL = "transformers.models.auto.modeling_auto"
 _MODELS = f"{__package__}.models"
+# What the zoo's files import from transformers. Some of these import the Auto classes on their own way, so that the
+# zoo has to wait for their end.
+_NEEDED = frozenset(
+    f"transformers.{name}"
+    for name in (
+        "activations",
+        "cache_utils",
+        "configuration_utils",
+        "generation.utils",
+        "initialization",
+        "masking_utils",
+        "modeling_layers",
+        "modeling_outputs",
+        "modeling_utils",
+        "processing_utils",
+    )
+)
+_done: set[str] = set()
 
 
 def is_loaded(name: str) -> bool:
@@ -36,6 +55,11 @@ def is_loading(name: str) -> bool:
     return name in sys.modules and not is_loaded(name)
 
 
+def is_busy() -> bool:
+    """Whether an import is under way that the zoo's files need the end of; that end comes here again."""
+    return any(is_loading(name) for name in tuple(sys.modules) if name in _NEEDED or name.startswith(f"{_MODELS}."))
+
+
 def register_configs() -> None:
     """Makes `AutoConfig` know the zoo."""
     auto = sys.modules[_AUTO_CONFIG]
@@ -44,13 +68,10 @@ def register_configs() -> None:
         auto.AutoConfig.register(model_type, getattr(module, f"{prefix}Config"), exist_ok=True)
 
 
-def register_models(model_types: Sequence[str] = MODEL_TYPES) -> None:
+def register_models() -> None:
     """Makes `AutoModel` and `AutoModelForSeq2SeqLM` know the zoo."""
     auto = sys.modules[_AUTO_MODEL]
-    for model_type in model_types:
-        prefix, configuration, modeling = FAMILIES[model_type]
-        if is_loading(f"{_MODELS}.{modeling}"):
-            continue  # it registers itself when its import ends
+    for prefix, configuration, modeling in FAMILIES.values():
         config_class = getattr(importlib.import_module(f"{_MODELS}.{configuration}"), f"{prefix}Config")
         module = importlib.import_module(f"{_MODELS}.{modeling}")
         auto.AutoModel.register(config_class, getattr(module, f"{prefix}Model"), exist_ok=True)
@@ -59,14 +80,16 @@ def register_models(model_types: Sequence[str] = MODEL_TYPES) -> None:
         )
 
 
-def after_import(name: str) -> None:
-    """What to do once module `name` is there."""
-    if name == _AUTO_CONFIG:
-        register_configs()
-    elif name == _AUTO_MODEL:
-        register_models()
-    elif is_loaded(_AUTO_MODEL):
-        register_models([kind for kind, family in FAMILIES.items() if name == f"{_MODELS}.{family[2]}"])
+def after_import() -> None:
+    """What to do once one of the watched modules is there."""
+    for auto, act in ((_AUTO_CONFIG, register_configs), (_AUTO_MODEL, register_models)):
+        if auto not in _done and is_loaded(auto) and not is_busy():
+            _done.add(auto)  # before the imports that this sets off, which come here too
+            try:
+                act()
+            except BaseException:
+                _done.discard(auto)
+                raise
 
 
 class _ThenRegister(Loader):
@@ -82,7 +105,7 @@ class _ThenRegister(Loader):
         self.loader.exec_module(module)
         # From here on the module counts as loaded, for the registration that it sets off itself.
         module.__spec__._initializing = False
-        after_import(module.__name__)
+        after_import()
 
     def __getattr__(self, name: str):
         return getattr(self.loader, name)
@@ -91,10 +114,8 @@ class _ThenRegister(Loader):
 class _RegistrationFinder(MetaPathFinder):
     """Finds the watched modules as everybody else does, and has [`_ThenRegister`] load them."""
 
-    watched = {_AUTO_CONFIG, _AUTO_MODEL, *(f"{_MODELS}.{family[2]}" for family in FAMILIES.values())}
-
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None):
-        if fullname not in self.watched:
+        if fullname not in (_AUTO_CONFIG, _AUTO_MODEL, *_NEEDED) and not fullname.startswith(f"{_MODELS}."):
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -110,6 +131,4 @@ def register() -> None:
     """Registers at once with the Auto modules that are there, and with the others when they come."""
     if not any(type(finder).__name__ == _RegistrationFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _RegistrationFinder())
-    for name in (_AUTO_CONFIG, _AUTO_MODEL):
-        if is_loaded(name):
-            after_import(name)
+    after_import()

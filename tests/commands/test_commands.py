@@ -167,7 +167,10 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("score", "model", "-s", "a"), "Give either --source with --target, or --jsonl"),
         (("evaluate", "missing.de", "-r", "missing.en"), "There is no file missing.en"),
         (("average", "missing", "-o", "out"), "no complete checkpoint"),
-        (("benchmark", "gpt"), "There is no model 'gpt'; choose one of marian, nmt_transformer"),
+        (("benchmark", "gpt"), "There is no model 'gpt'; choose one of marian, biarn_transformer, nmt_transformer"),
+        (("parameters", "biarn_transformer:recurrence_steps"), "has no value. Remedy: write field=value"),
+        (("parameters", "gpt"), "There is no model 'gpt'"),
+        (("attention", "nowhere/at/all", "A sentence."), "holds no model"),
         (("translate", "x", "--alignments"), "--alignments are written with --format jsonl only"),
     ],
 )
@@ -207,6 +210,15 @@ def test_benchmark_prints_ratios(capsys):
     assert code == 0, err
     assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
     assert "generation, beam 4, batch 2:" in out and "quartiles" in out
+
+
+def test_parameters_tells_what_a_model_adds(capsys):
+    code, out, _ = call(capsys, "parameters", "biarn_transformer", "nmt_transformer", "--size", "base", "big")
+    assert code == 0
+    assert "base biarn_transformer: 53.60M without embeddings" in out
+    assert "base biarn_transformer against nmt_transformer: +9.46M" in out
+    assert "big biarn_transformer against nmt_transformer: +69.26M" in out
+    assert "+1,050,624  decoder.layers.recurrence_attn" in out
 
 
 def test_print_recipe(capsys, repository):

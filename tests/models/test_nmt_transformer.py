@@ -1,10 +1,9 @@
 """The base Transformer: the contract, and its own equations against a slow reference."""
 
-import math
-
 import pytest
 import torch
 from model_contract import VOCABULARY, ModelContract, ragged_batch
+from slow_transformer import SlowTransformer
 
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
 from recnmt_hf.models.attention import RelativeMultiHeadAttention, directional_mask
@@ -20,134 +19,6 @@ class TestNMTTransformer(ModelContract):
         "relative": {"self_attention_type": "relative", "max_relative_positions": 3},
         "directional": {"self_attention_type": "directional"},
     }
-
-
-def softmax_rows(scores, allowed):
-    """Row by row, one query at a time: softmax over the allowed keys, zeros for a query without any."""
-    weights = torch.zeros_like(scores)
-    for i in range(scores.shape[0]):
-        keys = [j for j in range(scores.shape[1]) if allowed[i][j]]
-        if keys:
-            exponentials = torch.stack([scores[i, j].exp() for j in keys])
-            for j, value in zip(keys, exponentials / exponentials.sum(), strict=True):
-                weights[i, j] = value
-    return weights
-
-
-class SlowTransformer:
-    """The equations of Vaswani et al. (2017) for one sentence at a time, head by head, in float64."""
-
-    def __init__(self, model):
-        self.config = model.config
-        self.weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
-
-    def linear(self, name, x):
-        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
-
-    def norm(self, name, x):
-        mean = x.mean(-1, keepdim=True)
-        variance = ((x - mean) ** 2).mean(-1, keepdim=True)
-        scaled = (x - mean) / torch.sqrt(variance + self.config.layer_norm_eps)
-        return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
-
-    def attention(self, name, x, memory, allowed, heads, relative=None):
-        q, k, v = self.linear(f"{name}.q_proj", x), self.linear(f"{name}.k_proj", memory), None
-        v = self.linear(f"{name}.v_proj", memory)
-        width = x.shape[-1] // heads
-        contexts = []
-        for head in range(heads):
-            part = slice(head * width, (head + 1) * width)
-            qh, kh, vh = q[:, part], k[:, part], v[:, part]
-            scores = torch.empty(len(x), len(memory), dtype=torch.float64)
-            for i in range(len(x)):
-                for j in range(len(memory)):
-                    key = kh[j]
-                    if relative:
-                        clip = relative
-                        tables = self.weights[f"{name}.relative_keys"]
-                        table = tables[head if len(tables) > 1 else 0]
-                        key = key + table[min(max(j - i, -clip), clip) + clip]
-                    scores[i, j] = (qh[i] @ key) / width**0.5
-            weights = softmax_rows(scores, allowed[head] if isinstance(allowed, tuple) else allowed)
-            rows = []
-            for i in range(len(x)):
-                row = torch.zeros(width, dtype=torch.float64)
-                for j in range(len(memory)):
-                    value = vh[j]
-                    if relative:
-                        tables = self.weights[f"{name}.relative_values"]
-                        table = tables[head if len(tables) > 1 else 0]
-                        value = value + table[min(max(j - i, -clip), clip) + clip]
-                    row = row + weights[i, j] * value
-                rows.append(row)
-            contexts.append(torch.stack(rows))
-        return self.linear(f"{name}.out_proj", torch.cat(contexts, -1))
-
-    def sublayer(self, name, x, function):
-        if self.config.normalize_before:
-            return x + function(self.norm(name, x))
-        return self.norm(name, x + function(x))
-
-    def feed_forward(self, name, x):
-        return self.linear(f"{name}.fc2", torch.relu(self.linear(f"{name}.fc1", x)))
-
-    def input(self, side, ids):
-        config = self.config
-        x = self.weights[f"model.{side}.embed_tokens.weight"][ids] * config.d_model**0.5
-        kind = config.position_embedding_type if getattr(config, f"{side}_position_embeddings") else "none"
-        for position in range(len(ids)):
-            for i in range(config.d_model // 2):
-                angle = position / 10000 ** (2 * i / config.d_model)
-                sine, cosine = math.sin(angle), math.cos(angle)
-                places = {"sinusoidal": (2 * i, 2 * i + 1), "marian": (i, config.d_model // 2 + i)}.get(kind)
-                if places:
-                    x[position, places[0]] += sine
-                    x[position, places[1]] += cosine
-        return x
-
-    def logits(self, source, target):
-        config = self.config
-        n, m = len(source), len(target)
-        everything = [[True] * n for _ in range(n)]
-        allowed = everything
-        if config.self_attention_type == "directional":
-            half = config.encoder_attention_heads // 2
-            keep = config.directional_include_self
-            back = [[j < i or (keep and i == j) for j in range(n)] for i in range(n)]
-            ahead = [[j > i or (keep and i == j) for j in range(n)] for i in range(n)]
-            allowed = (back,) * half + (ahead,) * half
-        relative = config.max_relative_positions if config.self_attention_type == "relative" else None
-        x = self.input("encoder", source)
-        for layer in range(config.encoder_layers):
-            name = f"model.encoder.layers.{layer}"
-            heads = config.encoder_attention_heads
-            x = self.sublayer(
-                f"{name}.self_attn_layer_norm",
-                x,
-                lambda y, n=name, h=heads: self.attention(f"{n}.self_attn", y, y, allowed, h, relative),
-            )
-            x = self.sublayer(f"{name}.final_layer_norm", x, lambda y, n=name: self.feed_forward(n, y))
-        memory = self.norm("model.encoder.layer_norm", x) if config.normalize_before else x
-        causal = [[j <= i for j in range(m)] for i in range(m)]
-        over_source = [[True] * n for _ in range(m)]
-        y = self.input("decoder", target)
-        for layer in range(config.decoder_layers):
-            name = f"model.decoder.layers.{layer}"
-            heads = config.decoder_attention_heads
-            y = self.sublayer(
-                f"{name}.self_attn_layer_norm",
-                y,
-                lambda z, n=name, h=heads: self.attention(f"{n}.self_attn", z, z, causal, h, relative),
-            )
-            y = self.sublayer(
-                f"{name}.encoder_attn_layer_norm",
-                y,
-                lambda z, n=name, h=heads: self.attention(f"{n}.encoder_attn", z, memory, over_source, h),
-            )
-            y = self.sublayer(f"{name}.final_layer_norm", y, lambda z, n=name: self.feed_forward(n, z))
-        if config.normalize_before:
-            y = self.norm("model.decoder.layer_norm", y)
-        return y @ self.weights["lm_head.weight"].T
 
 
 @pytest.mark.parametrize(

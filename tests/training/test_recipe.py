@@ -22,6 +22,31 @@ def test_file_and_overrides(tmp_path):
     assert Recipe.from_file(tmp_path / "again.yaml") == recipe
 
 
+def test_a_recipe_extends_another(tmp_path):
+    (tmp_path / "base.yaml").write_text(
+        "model: {preset: tiny, fields: {dropout: 0.2}}\ntraining: {max_steps: 5, seed: 3}\n"
+        "test: {old: {generated: test}}\n"
+    )
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a.yaml").write_text(
+        "extends: ../base.yaml\nmodel: {fields: {init_std: 0.1}}\ntest: {old: null, new: {generated: test_deep}}\n"
+    )
+    (tmp_path / "sub/b.yaml").write_text("extends: a.yaml\ntraining: {max_steps: 7}\n")
+    recipe = Recipe.from_file(tmp_path / "sub/b.yaml", ["training.seed=4"])
+    assert recipe.model.preset == "tiny" and recipe.model.fields == {"dropout": 0.2, "init_std": 0.1}
+    assert recipe.training["max_steps"] == 7 and recipe.training["seed"] == 4
+    assert recipe.test == {"new": {"generated": "test_deep"}}
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
+    with pytest.raises(ValueError, match="extends itself"):
+        Recipe.from_file(tmp_path / "loop.yaml")
+    (tmp_path / "lost.yaml").write_text("extends: nothing.yaml\n")
+    with pytest.raises(FileNotFoundError, match=r"no recipe .*nothing\.yaml"):
+        Recipe.from_file(tmp_path / "lost.yaml")
+    (tmp_path / "two.yaml").write_text("extends: [a.yaml, b.yaml]\n")
+    with pytest.raises(ValueError, match="the name of one file"):
+        Recipe.from_file(tmp_path / "two.yaml")
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -1,11 +1,13 @@
-"""Fully sharded models: the same losses and gradients as whole ones, on two processes."""
+"""Several processes: accelerate's launcher with the shipped settings, and fully sharded models equal to whole ones."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from safetensors.torch import load_file
 
 
 PROGRAM = """
@@ -57,3 +59,95 @@ def test_fully_sharded_step_equals_a_whole_one(tmp_path):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.count("equal") == 2
+
+
+# accelerate shards on accelerators only. Two CPU processes that it takes for two GPUs run the same code.
+AS_ACCELERATORS = """
+    import sys
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+    from recnmt_hf.commands.main import main
+    from recnmt_hf.training.trainer import TranslationTrainer
+
+    begin, step = PartialState.__init__, TranslationTrainer.training_step
+
+    def relabelled(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        if PartialState._shared_state["distributed_type"] == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+    def watched(self, *args, **kwargs):
+        whole = sum(p.numel() for p in self.model_wrapped.parameters())
+        own = sum(p.to_local().numel() for p in self.model_wrapped.parameters())
+        assert self.accelerator.is_fsdp2 and own < 0.6 * whole, (own, whole)
+        return step(self, *args, **kwargs)
+
+    PartialState.__init__, TranslationTrainer.training_step = relabelled, watched
+    sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def launch(repository, settings, program, *arguments, options=()):
+    """`accelerate launch` with a file of scripts/accelerate; returns what the program wrote to standard error."""
+    port = str(20000 + (os.getpid() + 104729) % 20000)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", port, *options]
+    result = subprocess.run(
+        [*command, "--config_file", repository / "scripts/accelerate" / settings, program, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout + result.stderr
+
+
+def losses(output):
+    return re.findall(r"'(?:eval_)?loss': '([\d.]+)'", output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_accelerate_trains_sharded_as_whole(tmp_path, repository, tied):
+    """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
+    arguments = [
+        repository / "scripts/recipes/quickstart_biarn.yaml",
+        "data.train=[{generated: train, size: 100}]",
+        "data.validation=[{generated: validation, size: 20}]",
+        "tokenizer.joint=" + tied,
+        "model.fields.tie_word_embeddings=" + tied,
+        "model.fields.dropout=0.0",
+        "training.use_cpu=true",
+        "training.bleu_samples=0",
+        "training.adam_epsilon=0.01",
+        "training.learning_rate=0.01",
+        "training.warmup_steps=1",
+        "training.max_steps=4",
+        "training.save_steps=2",
+        "training.eval_steps=2",
+        "training.logging_steps=1",
+        "average.count=2",
+    ]
+    whole = launch(
+        repository, "cpu_2.yaml", repository / "scripts/train.py", *arguments, "--output", tmp_path / "whole"
+    )
+    assert "; 2 processes on cpu" in whole
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(AS_ACCELERATORS))
+    arguments += ["--output", tmp_path / "sharded"]
+    options = ("--num_processes", "2", "--mixed_precision", "no")
+    sharded = launch(repository, "fsdp_8.yaml", program, *arguments, options=options)
+    assert losses(sharded) == losses(whole) and len(losses(whole)) == 6
+    expected = load_file(tmp_path / "whole/model/model.safetensors")
+
+    def check():
+        found = load_file(tmp_path / "sharded/model/model.safetensors")
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert (found[name] - tensor).abs().max() < 1e-4, name
+
+    check()
+    if tied == "true":
+        (tmp_path / "sharded/checkpoint-4/complete.json").unlink()
+        resumed = launch(repository, "fsdp_8.yaml", program, *arguments, "--resume", options=options)
+        assert "Resuming from" in resumed and "checkpoint-2" in resumed
+        check()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,17 +227,27 @@ def test_warm_start_from_a_recipe(tmp_path):
     train(Recipe(**recipe(training={"max_steps": 2, "save_steps": 2, "eval_strategy": "no"})), tmp_path / "base")
     warm = recipe(training={"max_steps": 1, "learning_rate": 0.0, "eval_strategy": "no"}, average={"count": 1})
     warm["model"] = {**warm["model"], "init_from": str(tmp_path / "base" / "checkpoint-2")}
-    warm["tokenizer"] = {"source": str(tmp_path / "base" / "tokenizer")}
+    warm["tokenizer"] = {}  # the baseline's
     train(Recipe(**warm), tmp_path / "warm")
     before = load_file(tmp_path / "base" / "checkpoint-2" / "model.safetensors")
     after = load_file(tmp_path / "warm" / "model" / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
+    # Resuming needs the baseline no more: neither its weights nor its vocabulary.
+    shutil.rmtree(tmp_path / "base")
+    shutil.rmtree(tmp_path / "warm" / "model")
+    train(Recipe(**warm), tmp_path / "warm", resume=True)
+    assert (tmp_path / "warm" / "model" / "model.safetensors").is_file()
+    with pytest.raises(FileNotFoundError, match=r"init_from=.*holds no model.*train the baseline first"):
+        train(Recipe(**warm), tmp_path / "another")
 
 
 @pytest.mark.parametrize(
     "sections, message",
     [
-        ({"model": {"type": "gpt"}}, "model.type='gpt' is not allowed; choose one of nmt_transformer"),
+        (
+            {"model": {"type": "gpt"}},
+            "model.type='gpt' is not allowed; choose one of biarn_transformer, nmt_transformer",
+        ),
         ({"model": {"fields": {"d_modle": 3}}}, "NMTTransformerConfig has no d_modle"),
         ({"model": {"fields": {"vocab_size": 10}}}, "vocab_size=10 is smaller than the tokenizer's"),
         ({"training": {"lr_scheduler_type": "zigzag"}}, "training: .*zigzag"),

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import transformers
 
+from .named_models import MODEL_HELP, build_model, parse_model
+
 
 @dataclass
 class Workload:
@@ -40,35 +42,6 @@ class Workload:
             batches.append({name: tensor.to(device) for name, tensor in batch.items()})
             tokens += int(part.sum())
         return cls(batches, tokens)
-
-
-def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
-    """
-    A freshly initialised model.
-
-    Args:
-        name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of the zoo.
-        size (`str`): A preset.
-
-    Raises:
-        ValueError: There is no model of that name.
-    """
-    from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
-
-    from .. import MODEL_TYPES, NMTTransformerConfig
-
-    if name == "marian":
-        config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
-        fields = {
-            field: getattr(config, field)
-            for field in MarianConfig.__dataclass_fields__
-            if getattr(config, field, None) is not None
-            and field not in ("transformers_version", "dtype", "architectures", "id2label")
-        }
-        return MarianMTModel(MarianConfig(**{**fields, "forced_eos_token_id": None, **overrides}))
-    if name not in MODEL_TYPES:
-        raise ValueError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
-    return AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[name].from_preset(size, vocab_size=vocab_size, **overrides))
 
 
 def clock(device: torch.device) -> float:
@@ -163,9 +136,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         default=["nmt_transformer", "marian"],
-        help="names of models: marian, or model types of the zoo, each with field=value pairs after a colon, e.g. "
-        "nmt_transformer:normalize_before=true,d_model=256 (default: nmt_transformer marian). Ratios are those of "
-        "the first one's speed to each other one's",
+        help=f"{MODEL_HELP} (default: nmt_transformer marian). Ratios are those of the first one's speed to each "
+        "other one's",
     )
     parser.add_argument("--size", default="base", help="preset of all models (default: base)")
     parser.add_argument("--modes", nargs="+", choices=("train", "generate"), default=["train", "generate"])
@@ -182,15 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the forward pass of training")
     parser.add_argument("--seed", type=int, default=1)
-
-
-def parse_model(text: str) -> tuple[str, dict[str, object]]:
-    """`"name:field=value,..."` as a name and fields; values are read as YAML."""
-    import yaml
-
-    name, _, fields = text.partition(":")
-    pairs = (pair.partition("=") for pair in fields.split(",") if pair)
-    return name, {field: yaml.safe_load(value) for field, _, value in pairs}
 
 
 def run(args: argparse.Namespace) -> None:

@@ -17,6 +17,8 @@ COMMANDS = {
     "evaluate": ("evaluate", "measure translations against references and each other"),
     "average": ("average", "average checkpoints"),
     "tokenizer": ("tokenizer", "train a tokenizer"),
+    "attention": ("attention", "show what the steps of a recurrence encoder read"),
+    "parameters": ("parameters", "count parameters of models, and what one adds to another"),
     "corpus": ("corpus", "write the generated English-German corpus"),
     "benchmark": ("benchmark", "measure speed ratios of two models in one run"),
 }

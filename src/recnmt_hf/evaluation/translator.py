@@ -392,7 +392,8 @@ class Translator:
         ).cross_attentions
         if not attentions or attentions[0] is None:
             raise ValueError(
-                "The model gives no cross-attentions to align by. Remedy: load it with attn_implementation='eager'."
+                "The model gives no attention to source words to align by. Remedy: load it with "
+                "attn_implementation='eager', and not with decoder_memory='recurrence'."
             )
         weights = attentions[max(len(attentions) - 2, 0) if layer is None else layer].float().mean(dim=1)
         ends = self.end_ids()

@@ -10,9 +10,27 @@ import torch
 from torch import nn
 
 
+def allowed() -> bool:
+    """Whether the user lets fast paths be taken."""
+    return os.environ.get("RECNMT_FAST_PATHS", "1") != "0"
+
+
 def enabled() -> bool:
-    """Whether fast paths may be taken; never in compiled code, which has its own ways."""
-    return os.environ.get("RECNMT_FAST_PATHS", "1") != "0" and not torch.compiler.is_compiling()
+    """Whether fast paths that go around torch's own kernels may be taken: not in compiled code, which has its own."""
+    return allowed() and not torch.compiler.is_compiling()
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """
+    Whether a module is exactly of a kind, unobserved and unchanged (hooks, offloading, a `forward` of its own), so that
+    reading its parameters equals calling it.
+    """
+    return (
+        type(module) is kind
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        and "forward" not in module.__dict__
+    )
 
 
 def prefers_plain_products(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
@@ -68,14 +86,12 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
         states (`torch.Tensor` of shape `(..., in_features)`).
     """
     if (
-        type(linear) is not nn.Linear
+        not is_plain(linear, nn.Linear)
         or torch.is_grad_enabled()
         or states.device.type != "cpu"
         or states.dtype != torch.float32
         or not 2 <= states.numel() // linear.in_features <= 5
         or linear.in_features > linear.out_features
-        or linear._forward_hooks
-        or linear._forward_pre_hooks
         or torch.is_autocast_enabled("cpu")
         or not enabled()
     ):

@@ -2,6 +2,9 @@
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .fast_paths import dropout
 
 
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -120,3 +123,47 @@ class MaskedRNN(nn.Module):
         if isinstance(rnn, nn.LSTM):
             return rnn(inputs, (state, torch.zeros_like(state)))[0]
         return rnn(inputs, state)[0]
+
+
+class RecurrentEncoderLayer(GradientCheckpointingLayer):
+    """
+    A recurrent layer in the frame of the Transformer: `LN(x + Drop(W_p [forward(x); backward(x)] + b_p))`, or pre-norm
+    `x + Drop(W_p [..](LN(x)) + b_p)`.
+
+    Args:
+        cell (`str`): As in [`MaskedRNN`].
+        d_model (`int`): Width of input and output.
+        hidden_size (`int`): Width of each direction.
+        bidirectional (`bool`): Adds the backward direction.
+        dropout (`float`): Dropout of the projected states.
+        layer_norm_eps (`float`): Epsilon of the norm.
+        normalize_before (`bool`): Pre-norm instead of post-norm.
+    """
+
+    def __init__(
+        self,
+        cell: str,
+        d_model: int,
+        hidden_size: int,
+        bidirectional: bool,
+        dropout: float,
+        layer_norm_eps: float,
+        normalize_before: bool,
+    ):
+        super().__init__()
+        self.dropout = dropout
+        self.normalize_before = normalize_before
+        self.rnn = MaskedRNN(cell, d_model, hidden_size, bidirectional)
+        self.out_proj = nn.Linear((1 + bidirectional) * hidden_size, d_model)
+        self.rnn_layer_norm = nn.LayerNorm(d_model, eps=layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch_size, length, d_model)`).
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
+        """
+        inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
+        outputs = dropout(self.out_proj(self.rnn(inputs, attention_mask)), self.dropout, self.training)
+        outputs = hidden_states + outputs
+        return outputs if self.normalize_before else self.rnn_layer_norm(outputs)

@@ -112,7 +112,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
                 init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.RNNBase):
+        elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             init_recurrent(module)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
@@ -126,6 +126,13 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         else:
             super()._init_weights(module)
 
+    def post_init(self) -> None:
+        super().post_init()
+        # Sharding (FSDP) asks for every class named here, and a variant has not all of them.
+        present = {type(module).__name__ for module in self.modules()}
+        wanted = {*(type(self)._no_split_modules or ()), *self._no_split_modules}
+        self._no_split_modules = sorted(present & wanted)
+
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # Each class declares just the ties of its config, so source and target can share a matrix while the output has
         # its own; transformers' reading of `tie_word_embeddings=False` would untie both.
@@ -135,8 +142,14 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; every saved folder also names all Auto classes that can load it as remote code."""
-        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **self.auto_map()}
-        super().save_pretrained(*args, **kwargs)
+        # FSDP gives a model a class of its own, made by torch: code and names are those of the class below it.
+        wrapped, own = type(self), next(c for c in type(self).__mro__ if not c.__module__.startswith("torch."))
+        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}
+        self.__class__ = own
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            self.__class__ = wrapped
 
     @classmethod
     def auto_map(cls) -> dict[str, str]:
@@ -205,9 +218,10 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def init_recurrent(module: nn.RNNBase) -> None:
+def init_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
     """Xavier-uniform input matrices, orthogonal recurrent matrices gate by gate, zero biases (LSTM forget gate: 1)."""
-    gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
+    is_lstm = isinstance(module, (nn.LSTM, nn.LSTMCell))
+    gates = 4 if is_lstm else 3 if isinstance(module, (nn.GRU, nn.GRUCell)) else 1
     for name, parameter in module.named_parameters():
         if "weight_hh" in name:
             if not getattr(parameter, "_is_hf_initialized", False):
@@ -218,7 +232,7 @@ def init_recurrent(module: nn.RNNBase) -> None:
         else:
             init.zeros_(parameter)
             # torch adds both biases: one of them carries the whole forget bias.
-            if module.mode == "LSTM" and "bias_ih" in name and not getattr(parameter, "_is_hf_initialized", False):
+            if is_lstm and "bias_ih" in name and not getattr(parameter, "_is_hf_initialized", False):
                 init.ones_(parameter.chunk(4)[1])
 
 
@@ -395,6 +409,7 @@ class TransformerDecoderStack(Seq2SeqPreTrainedModel):
         hidden_states = self.embed_input(embeddings, attention_mask, seen)
         layer_mask = causal_mask(self.config, hidden_states, attention_mask, past_key_values)
         memory_mask = self.memory_mask(encoder_hidden_states, encoder_attention_mask, past_key_values)
+        memories = self.prepare_memories(memories, past_key_values)
         if isinstance(seen, torch.Tensor):
             kwargs["query_offset"] = seen
         for layer in self.layers:
@@ -430,13 +445,21 @@ class TransformerDecoderStack(Seq2SeqPreTrainedModel):
         past_key_values: Cache | None,
     ):
         """The mask over the encoder's memory; `None` once the cached memories hold it."""
-        if getattr(past_key_values, "is_updated", {}).get(0) and holds_masks(past_key_values):
+        if holds_masks(past_key_values):
             return None
         return source_mask(self.config, encoder_hidden_states, encoder_attention_mask)
 
+    def prepare_memories(
+        self, memories: tuple[torch.Tensor | None, ...], past_key_values: Cache | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Further memories as the layers want them; subclasses prepare their masks here, once for all layers."""
+        return memories
 
-def holds_masks(past_key_values: Cache) -> bool:
-    """Whether the cross-attention layers keep the memory's mask beside its keys and values."""
+
+def holds_masks(past_key_values: Cache | None) -> bool:
+    """Whether the cross-attention layers are filled and keep the memories' masks beside their keys and values."""
+    if not getattr(past_key_values, "is_updated", {}).get(0):
+        return False
     return hasattr(past_key_values.cross_attention_cache.layers[0], "masks")
 
 
@@ -448,6 +471,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
 
     encoder_class: type[Seq2SeqPreTrainedModel]
     decoder_class: type[Seq2SeqPreTrainedModel]
+    # What the decoder records, beside its attentions, when those are asked for.
+    decoder_evidence: tuple[str, ...] = ()
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
@@ -461,11 +486,20 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             self._tied_weights_keys = {}
         self.encoder = self.encoder_class(config)
         self.decoder = self.decoder_class(config)
+        if config.share_encoder_decoder_embeddings:
+            # One module, not only one matrix: sharding (FSDP) wants a parameter in one place.
+            self.encoder.embed_tokens = self.decoder.embed_tokens = self.shared
         self.post_init()
 
     def memories(self, encoder_outputs: Seq2SeqEncoderOutput) -> tuple[torch.Tensor | None, ...]:
         """What the decoder's layers read beside the encoder's last states."""
         return ()
+
+    def main_memory(
+        self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The states that the decoder's cross-attention reads, and their mask of real positions (1 keeps)."""
+        return encoder_outputs.last_hidden_state, attention_mask
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         return self.encoder
@@ -509,11 +543,15 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             use_cache (`bool`, *optional*): Whether to return `past_key_values`.
         """
         encoder_outputs = self.run_encoder(encoder_outputs, input_ids, attention_mask, inputs_embeds, **kwargs)
+        memory, memory_mask = self.main_memory(encoder_outputs, attention_mask)
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            kwargs.update({f"output_{name}": True for name in self.decoder_evidence})
+        kwargs["return_dict"] = True
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
-            encoder_attention_mask=attention_mask,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=memory_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -533,7 +571,10 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         """The encoder's output, as given or computed, in the encoder's own class."""
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                **{**kwargs, "return_dict": True},
             )
         return self.encoder.output_class.rebuild(encoder_outputs)
 
@@ -684,6 +725,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        kwargs["return_dict"] = True
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -699,6 +741,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         features = self.features(outputs)
         loss = logits = None
         if labels is not None and not return_logits:
+            if hasattr(self.lm_head, "unshard"):
+                self.lm_head.unshard()  # FSDP gathers a layer's weight when it is called; here it is read
             bias = self.final_logits_bias[0] if self.final_logits_bias is not None else None
             loss = chunked_cross_entropy(
                 features, self.lm_head.weight, labels, bias, label_smoothing, num_items_in_batch

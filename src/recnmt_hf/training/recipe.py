@@ -30,7 +30,7 @@ class ModelSection:
         type (`str`, *optional*, defaults to `"nmt_transformer"`): Its `model_type`.
         preset (`str`, *optional*, defaults to `"small"`): Its size.
         fields (`dict`, *optional*): Configuration fields in place of the preset's.
-        init_from (`str`, *optional*): A trained baseline to start from (`init_from_baseline`).
+        init_from (`str`, *optional*): A trained baseline to start from (`init_from_baseline`), with its tokenizers.
     """
 
     type: str = "nmt_transformer"
@@ -69,7 +69,7 @@ class DataSection:
 @dataclass
 class TokenizerSection:
     """
-    Which tokenizer, trained on the training corpora unless `source` names one.
+    Which tokenizer, trained on the training corpora unless `source` names one or `model.init_from` brings its own.
 
     Args:
         kind (`str`, *optional*, defaults to `"bpe"`): `"bpe"`, `"word"` or `"character"`.
@@ -181,7 +181,8 @@ class Recipe:
                 self.training[name] = "no"
         self.decoding = mapping(self.decoding, "decoding")
         check_names(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
-        self.test = mapping(self.test, "test")
+        # A recipe that extends another drops a test set of that one by null.
+        self.test = {name: corpora for name, corpora in mapping(self.test, "test").items() if corpora is not None}
         self.check()
 
     def check(self) -> None:
@@ -212,8 +213,11 @@ class Recipe:
         """
         Reads a YAML file, with changes on top.
 
+        A file may say `extends: other.yaml` (relative to itself) and then just what differs: sections and mappings are
+        merged field by field, everything else is replaced.
+
         Args:
-            path (`str` or `Path`): The file. Relative file names in it are relative to the working directory.
+            path (`str` or `Path`): The file. Other relative file names in it are relative to the working directory.
             overrides (sequence of `str`): `section.field=value`; values are read as YAML.
 
         Raises:
@@ -221,16 +225,7 @@ class Recipe:
             ValueError: It is no YAML mapping, or an override has no `=`.
         """
         path = Path(path)
-        if not path.is_file():
-            near = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml"))) or "no YAML file"
-            raise FileNotFoundError(f"There is no recipe {path}; {path.parent} holds {near}. Remedy: correct the path.")
-        try:
-            content = load_yaml(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ValueError(
-                f"{path} is no valid YAML ({' '.join(str(error).split())}). Remedy: correct it."
-            ) from error
-        content = mapping(content if content is not None else {}, str(path))
+        content = read_recipe(path)
         for override in overrides:
             name, equals, value = override.partition("=")
             if not equals:
@@ -251,6 +246,35 @@ class Recipe:
     def save(self, path: str | Path) -> None:
         """Writes the recipe with all defaults filled in."""
         Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe's file, on top of the one it extends."""
+    if not path.is_file():
+        near = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml"))) or "no YAML file"
+        raise FileNotFoundError(f"There is no recipe {path}; {path.parent} holds {near}. Remedy: correct the path.")
+    if path.resolve() in extended_by:
+        raise ValueError(f"{path} extends itself. Remedy: correct its line `extends`.")
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML ({' '.join(str(error).split())}). Remedy: correct it.") from error
+    content = mapping(content if content is not None else {}, str(path))
+    extended = content.pop("extends", None)
+    if extended is None:
+        return content
+    if not isinstance(extended, str):
+        raise ValueError(f"{path}: extends must be the name of one file, not {extended!r}.")
+    return merged(read_recipe(path.parent / extended, (*extended_by, path.resolve())), content)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` on top of `below`; mappings are merged, other values replaced."""
+    result = dict(below)
+    for name, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+        result[name] = merged(result[name], value) if both else value
+    return result
 
 
 class _Loader(yaml.SafeLoader):

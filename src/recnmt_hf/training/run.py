@@ -31,7 +31,7 @@ from ..data.corpora import load_pairs, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..evaluation.metrics import sacrebleu_score
-from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
+from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, looks_local
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
 from .recipe import Recipe
 from .trainer import TranslationTrainer, TranslationTrainingArguments
@@ -97,7 +97,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         cache_dir = recipe.data.cache_dir or str(output_dir / "data")
         train_data = prepare(recipe, "train", source_tokenizer, target_tokenizer, cache_dir)
         validation_data = prepare(recipe, "validation", source_tokenizer, target_tokenizer, cache_dir)
-    say(f"{len(train_data)} training pairs, {len(validation_data)} validation pairs.")
+    processes = f"{state.num_processes} process" + "es" * (state.num_processes > 1)
+    say(f"{len(train_data)} training pairs, {len(validation_data)} validation pairs; {processes} on {state.device}.")
 
     model = build_model(recipe, source_tokenizer, target_tokenizer)
     say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
@@ -176,15 +177,22 @@ def training_arguments(recipe: Recipe, output_dir: Path) -> tuple[TranslationTra
 
 
 def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Loads or trains the tokenizers; joint ones are the same object."""
-    section = recipe.tokenizer
+    """Loads or trains the tokenizers; joint ones are the same object. A warm start keeps those of its baseline."""
+    section, baseline = recipe.tokenizer, recipe.model.init_from
     if section.source:
         source = load_tokenizer(section.source)
         return source, (source if section.joint else load_tokenizer(section.target or section.source))
     source_folder, target_folder = output_dir / "tokenizer", output_dir / TARGET_TOKENIZER
-    if all((folder / "tokenizer.json").is_file() for folder in [source_folder, target_folder][: 2 - section.joint]):
+    joint = not target_folder.is_dir() if baseline else section.joint
+    if all((folder / "tokenizer.json").is_file() for folder in [source_folder, target_folder][: 2 - joint]):
         source = load_tokenizer(source_folder)
-        return source, (source if section.joint else load_tokenizer(target_folder))
+        return source, (source if joint else load_tokenizer(target_folder))
+    if baseline:
+        source, target = tokenizers_of(baseline)
+        source.save_pretrained(str(source_folder))  # resuming needs no baseline
+        if target is not source:
+            target.save_pretrained(str(target_folder))
+        return source, target
 
     def texts(side: str) -> Iterator[str]:
         data = recipe.data
@@ -209,6 +217,24 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedToke
     )
     target.save_pretrained(str(target_folder))
     return source, target
+
+
+def tokenizers_of(baseline: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """The tokenizers of a trained model; with one vocabulary they are the same object."""
+    folder = Path(baseline)
+    if looks_local(baseline) and not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"model.init_from={baseline} holds no model (config.json is missing). Remedy: train the baseline first, or "
+            "name its folder."
+        )
+    source = load_tokenizer(baseline)
+    if looks_local(baseline):
+        separate = (folder / TARGET_TOKENIZER).is_dir()
+        return source, (load_tokenizer(folder / TARGET_TOKENIZER) if separate else source)
+    try:
+        return source, load_tokenizer(baseline, subfolder=TARGET_TOKENIZER)
+    except ValueError:
+        return source, source
 
 
 def prepare(

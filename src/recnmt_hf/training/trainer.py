@@ -24,6 +24,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.batching import TokenBatchSampler
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
+from ..models.seq2seq_base import read_safetensors
 from .checkpoints import MANIFEST, checkpoints_in, choose_checkpoints, mark_complete, remove_superfluous
 
 
@@ -319,6 +320,17 @@ class TranslationTrainer(Seq2SeqTrainer):
             mark_complete(folder)
             self.rotate()
         self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if not getattr(self.accelerator, "is_fsdp2", False):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        # accelerate's own way stumbles over embeddings that source and target share.
+        weights = read_safetensors(resume_from_checkpoint) if self.is_world_process_zero() else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
 
     def rotate(self) -> None:
         """Keeps the newest and the best checkpoints."""

@@ -1,0 +1,1 @@
+"""What trained models do inside: evidence of single sentences, and plots of it."""

@@ -1,0 +1,116 @@
+"""What a recurrence encoder reads: the attention of an ARN's steps over the words of a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass
+class RecurrenceAttention:
+    """
+    The attention of each step of an attentive recurrent network (Hao et al., 2019, Eq. 12) in one of its layers.
+
+    Attributes:
+        tokens (`list[str]`): What is attended: the sentence's tokens, or above the first layer the steps below.
+        weights (`numpy.ndarray` of shape `(directions, num_heads, T, len(tokens))`): Rows sum to 1. The backward
+            direction made its last row first.
+    """
+
+    tokens: list[str]
+    weights: np.ndarray
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return DIRECTIONS[: len(self.weights)]
+
+    def of_head(self, head: int | None = None) -> np.ndarray:
+        """
+        The weights of one head, or the mean of all, `(directions, T, len(tokens))`.
+
+        Raises:
+            ValueError: There is no such head.
+        """
+        if head is None:
+            return self.weights.mean(axis=1)
+        heads = self.weights.shape[1]
+        if not 0 <= head < heads:
+            raise ValueError(f"There is no head {head}; the model has heads 0 to {heads - 1}. Remedy: choose one.")
+        return self.weights[:, head]
+
+    def to_tsv(self, head: int | None = None) -> str:
+        """A table: direction, step and one column for each token."""
+        lines = ["\t".join(["direction", "step", *self.tokens])]
+        for direction, matrix in zip(self.directions, self.of_head(head), strict=True):
+            for step, row in enumerate(matrix, start=1):
+                lines.append("\t".join([direction, str(step), *(f"{weight:.6f}" for weight in row)]))
+        return "\n".join(lines) + "\n"
+
+
+@torch.no_grad()
+def recurrence_attention(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str, layer: int = 0
+) -> RecurrenceAttention:
+    """
+    Reads a sentence with the encoder of a BiARN model and gives the attention of its steps.
+
+    Args:
+        model (`PreTrainedModel`): A `BiARNTransformer` with an attentive recurrence encoder.
+        tokenizer (`PreTrainedTokenizerBase`): Of the source.
+        sentence (`str`): Plain text.
+        layer (`int`, *optional*, defaults to 0): Layer of the recurrence encoder, from 0.
+
+    Raises:
+        ValueError: The model has no attentive recurrence encoder or no such layer, or the sentence is empty.
+    """
+    ids = tokenizer(sentence, return_tensors="pt")["input_ids"].to(model.device)
+    if not sentence.strip():
+        raise ValueError("The sentence is empty. Remedy: give one with at least a word.")
+    training = model.training
+    encoded = model.eval().get_encoder()(ids, output_attentions=True)
+    model.train(training)
+    attentions = getattr(encoded, "recurrence_attentions", None)
+    if attentions is None:
+        kind = getattr(model.config, "recurrence_encoder_type", None)
+        raise ValueError(
+            f"A {model.config.model_type} model with recurrence_encoder_type={kind!r} makes no attentive steps. "
+            'Remedy: use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
+        )
+    if not 0 <= layer < len(attentions):
+        raise ValueError(f"There is no layer {layer}; the recurrence encoder has {len(attentions)}, counted from 0.")
+    weights = attentions[layer][0].float().cpu().numpy()
+    if layer:
+        return RecurrenceAttention([f"step {t}" for t in range(1, weights.shape[-1] + 1)], weights)
+    names = tokenizer.convert_ids_to_tokens(ids[0].tolist())
+    texts = (tokenizer.decode([token]).strip() for token in ids[0].tolist())
+    return RecurrenceAttention([text or name for text, name in zip(texts, names, strict=True)], weights)
+
+
+def plot_recurrence_attention(
+    attention: RecurrenceAttention, path: str | Path, head: int | None = None, title: str | None = None
+) -> None:
+    """
+    Writes the T x source attention as a heat map, one panel for each direction.
+
+    Args:
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        head (`int`, *optional*): One head; `None`: the mean of all.
+        title (`str`, *optional*): Above the panels.
+
+    Raises:
+        ValueError: matplotlib is missing, or the file's ending is unknown.
+    """
+    from .plots import heat_maps
+
+    panels = [
+        (f"{direction}, {'mean of heads' if head is None else f'head {head}'}", matrix)
+        for direction, matrix in zip(attention.directions, attention.of_head(head), strict=True)
+    ]
+    heat_maps(panels, attention.tokens, [str(t) for t in range(1, attention.weights.shape[2] + 1)], "step", path, title)

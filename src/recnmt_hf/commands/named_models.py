@@ -1,0 +1,59 @@
+"""Freshly initialised models by name, for commands that measure them."""
+
+from __future__ import annotations
+
+import torch
+
+
+def parse_model(text: str) -> tuple[str, dict[str, object]]:
+    """
+    `"name:field=value,..."` as a name and fields; values are read as YAML.
+
+    Raises:
+        ValueError: A field has no value.
+    """
+    import yaml
+
+    name, _, fields = text.partition(":")
+    values: dict[str, object] = {}
+    for pair in filter(None, fields.split(",")):
+        field, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{pair!r} in {text!r} has no value. Remedy: write field=value (null for none).")
+        values[field] = yaml.safe_load(value)
+    return name, values
+
+
+MODEL_HELP = (
+    "names of models: marian, or model types of the zoo, each with field=value pairs after a colon, e.g. "
+    "nmt_transformer:normalize_before=true,d_model=256"
+)
+
+
+def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
+    """
+    A freshly initialised model.
+
+    Args:
+        name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of the zoo.
+        size (`str`): A preset.
+
+    Raises:
+        ValueError: There is no model of that name.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+
+    from .. import MODEL_TYPES, NMTTransformerConfig
+
+    if name == "marian":
+        config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
+        fields = {
+            field: getattr(config, field)
+            for field in MarianConfig.__dataclass_fields__
+            if getattr(config, field, None) is not None
+            and field not in ("transformers_version", "dtype", "architectures", "id2label")
+        }
+        return MarianMTModel(MarianConfig(**{**fields, "forced_eos_token_id": None, **overrides}))
+    if name not in MODEL_TYPES:
+        raise ValueError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
+    return AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[name].from_preset(size, vocab_size=vocab_size, **overrides))

@@ -1,0 +1,59 @@
+"""`recnmt parameters`: sizes of models, and what one adds to another."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import torch
+from torch import nn
+
+from .named_models import MODEL_HELP, build_model, parse_model
+
+
+def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
+    """
+    Parameters of a model, each counted once.
+
+    Returns:
+        Those of embeddings and output matrix, and those of the body by part: the name of a part is the path of its
+        module with layers numbered together, e.g. `encoder.layers.self_attn`.
+    """
+    body: Counter[str] = Counter()
+    embeddings = 0
+    for name, parameter in model.named_parameters():
+        words = [word for word in name.split(".")[:-1] if not word.isdigit()]
+        if "embed_tokens" in words or "shared" in words or "lm_head" in words or "embed_positions" in words:
+            embeddings += parameter.numel()
+        else:
+            depth = 4 if "recurrence_encoder" in words else 3
+            body[".".join([word for word in words if word != "model"][:depth])] += parameter.numel()
+    return embeddings, body
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. What the first adds is told against each other one")
+    parser.add_argument("--size", nargs="+", default=["base"], help="presets (default: base)")
+    parser.add_argument("--vocab-size", type=int, default=32000)
+
+
+def run(args: argparse.Namespace) -> None:
+    for size in args.size:
+        counted = []
+        for text in args.models:
+            name, overrides = parse_model(text)
+            with torch.device("meta"):
+                embeddings, body = count_parameters(build_model(name, size, args.vocab_size, overrides))
+            counted.append(body)
+            total = sum(body.values())
+            print(
+                f"{size} {text}: {total / 1e6:.2f}M without embeddings, {(total + embeddings) / 1e6:.2f}M with the "
+                f"embeddings of {args.vocab_size} symbols"
+            )
+        first = counted[0]
+        for text, other in zip(args.models[1:], counted[1:], strict=True):
+            difference = sum(first.values()) - sum(other.values())
+            print(f"{size} {args.models[0]} against {text}: {difference / 1e6:+.2f}M")
+            for part in sorted(set(first) | set(other)):
+                if first[part] != other[part]:
+                    print(f"    {first[part] - other[part]:+12,d}  {part}")

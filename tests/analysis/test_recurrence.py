@@ -1,0 +1,82 @@
+"""What a recurrence encoder reads: from a saved model and a sentence to a table and a picture."""
+
+import numpy as np
+import pytest
+import torch
+
+from recnmt_hf import BiARNTransformerConfig, BiARNTransformerForConditionalGeneration, Translator
+from recnmt_hf.analysis.plots import heat_maps
+from recnmt_hf.analysis.recurrence import recurrence_attention
+from recnmt_hf.commands.main import main
+
+
+SENTENCE = "The dog sleeps."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    """A saved BiARN of two layers, untrained."""
+    torch.manual_seed(2)
+    config = BiARNTransformerConfig.from_preset(
+        "tiny", vocab_size=len(tokenizer), d_model=32, recurrence_encoder_layers=2, recurrence_steps=5
+    )
+    path = tmp_path_factory.mktemp("biarn")
+    BiARNTransformerForConditionalGeneration(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_weights_are_those_of_the_encoder(folder):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    ids = translator.tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
+    expected = translator.model.get_encoder()(ids, output_attentions=True).recurrence_attentions
+    found = recurrence_attention(translator.model, translator.tokenizer, SENTENCE)
+    assert found.directions == ("forward", "backward") and len(found.tokens) == ids.shape[1]
+    assert "".join(found.tokens).startswith("Thedogsleeps.")
+    np.testing.assert_allclose(found.weights, expected[0][0].detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(found.of_head().sum(-1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(found.of_head(2), found.weights[:, 2])
+    above = recurrence_attention(translator.model, translator.tokenizer, SENTENCE, layer=1)
+    assert above.tokens == [f"step {t}" for t in range(1, 6)] and above.weights.shape == (2, 4, 5, 5)
+
+
+def test_mistakes_are_named(folder, tiny_folder):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    with pytest.raises(ValueError, match="no layer 2; the recurrence encoder has 2"):
+        recurrence_attention(translator.model, translator.tokenizer, SENTENCE, layer=2)
+    with pytest.raises(ValueError, match="no head 4; the model has heads 0 to 3"):
+        recurrence_attention(translator.model, translator.tokenizer, SENTENCE).of_head(4)
+    with pytest.raises(ValueError, match="sentence is empty"):
+        recurrence_attention(translator.model, translator.tokenizer, " ")
+    plain = Translator.from_pretrained(tiny_folder, device="cpu")
+    with pytest.raises(ValueError, match=r"nmt_transformer model .* makes no attentive steps.*use a biarn_transformer"):
+        recurrence_attention(plain.model, plain.tokenizer, SENTENCE)
+    with pytest.raises(ValueError, match=r"names no picture. Remedy: end it in .png"):
+        heat_maps([("", np.ones((1, 1)))], ["a"], ["1"], "step", "picture.txt")
+
+
+def test_dollars_are_no_formulas(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    heat_maps(
+        [("from $5 to $x_{$", np.ones((1, 1)))], ["$x_{$"], ["$"], "step", tmp_path / "a.png", "$5 to 10% of $\\b"
+    )
+    assert (tmp_path / "a.png").is_file()
+
+
+def test_one_command_gives_a_table(folder, capsys):
+    assert main(["attention", str(folder), SENTENCE, "--device", "cpu"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:4] == ["direction", "step", "The", "dog"] and len(lines) == 1 + 2 * 5
+    assert {line[0] for line in lines[1:]} == {"forward", "backward"}
+    assert all(abs(sum(map(float, line[2:])) - 1) < 1e-4 for line in lines[1:])
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_one_command_gives_a_picture(folder, tmp_path, capsys, ending):
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    path = tmp_path / f"attention.{ending}"
+    assert main(["attention", str(folder), SENTENCE, "-o", str(path), "--device", "cpu", "--head", "1"]) == 0
+    assert "forward and backward, 5 steps over" in capsys.readouterr().out
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if ending == "png" else b"<svg" in path.read_bytes()
+    assert path.stat().st_size > 5000

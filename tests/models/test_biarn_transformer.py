@@ -1,0 +1,587 @@
+"""The Transformer with a recurrence encoder: the contract, and every mechanism against a slow reference."""
+
+import itertools
+
+import pytest
+import torch
+from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch
+from slow_transformer import SlowTransformer, softmax_rows
+
+from recnmt_hf import (
+    BiARNTransformerConfig,
+    BiARNTransformerForConditionalGeneration,
+    BiARNTransformerModel,
+    NMTTransformerConfig,
+    NMTTransformerForConditionalGeneration,
+    NMTTransformerModel,
+)
+from recnmt_hf.models import modeling_biarn_transformer as modeling
+from recnmt_hf.models.attention import MultiHeadAttention
+
+
+class TestBiARNTransformer(ModelContract):
+    config_class = BiARNTransformerConfig
+    model_class = BiARNTransformerForConditionalGeneration
+    variants = {
+        "default": {},
+        "gated-all-length": {
+            "fusion_type": "gated_sum",
+            "fusion_layers": "all",
+            "recurrence_steps": None,
+            "recurrence_encoder_layers": 2,
+        },
+        "birnn-pre-norm": {
+            "recurrence_encoder_type": "birnn",
+            "recurrence_encoder_layers": 2,
+            "normalize_before": True,
+        },
+        "multi-column": {
+            "recurrence_encoder_type": None,
+            "encoder_type": "multi_column",
+            "multi_column_rnn_layers": 2,
+        },
+    }
+
+    def test_memories_are_projected_once_per_source(self, variant):
+        """Five beams of two sentences: each layer projects H_e and H_r once, two rows each."""
+        model = self.model(variant, torch.float32)
+        seen = []
+        project = MultiHeadAttention.project_memory
+
+        def watch(self, states):
+            seen.append((self.memory, states.shape[0]))
+            return project(self, states)
+
+        MultiHeadAttention.project_memory = watch
+        try:
+            model.generate(torch.randint(4, 30, (2, 6)), num_beams=5, max_new_tokens=6)
+        finally:
+            MultiHeadAttention.project_memory = project
+        config = model.config
+        fused = 0 if config.recurrence_encoder_type is None else 2 if config.fusion_layers == "all" else 1
+        assert sorted(seen) == [("encoder", 2)] * 2 + [("recurrence", 2)] * fused
+
+    def test_steps_of_the_encoder_run_once_per_source(self, variant):
+        model = self.model(variant, torch.float32)
+        runs = []
+        for module in model.modules():
+            if isinstance(module, modeling.Recurrence):
+                module.register_forward_hook(lambda module, args, output: runs.append(args[0].shape[0]))
+        model.generate(torch.randint(4, 30, (2, 6)), num_beams=5, max_new_tokens=6)
+        layers = model.config.recurrence_encoder_layers
+        assert runs == ([] if model.config.recurrence_encoder_type is None else [2] * layers)
+
+
+class SlowBiARN(SlowTransformer):
+    """Section 1 of Hao et al. (2019) for one sentence at a time, one step, head and word after the other."""
+
+    def encode(self, source):
+        config = self.config
+        self.evidence = []
+        prefix = "model.encoder"
+        words = self.weights[f"{prefix}.embed_tokens.weight"][source] * config.d_model**0.5
+        if config.recurrence_position_embeddings:
+            words = self.input("encoder", source)
+        encoded = None
+        if config.decoder_memory == "both" or config.recurrence_source == "encoder":
+            encoded = super().encode(source)
+        if config.encoder_type == "multi_column":
+            column = words
+            for i in range(config.multi_column_rnn_layers):
+                name = f"{prefix}.multi_column.layers.{i}"
+                column = self.sublayer(f"{name}.rnn_layer_norm", column, lambda x, n=name: self.column(n, x))
+            if config.normalize_before:
+                column = self.norm(f"{prefix}.multi_column.layer_norm", column)
+            if config.multi_column_merge == "sum":
+                encoded = encoded + column
+            else:
+                encoded = self.linear(f"{prefix}.multi_column.merge", torch.cat([encoded, column], -1))
+        self.recurrence = None
+        if config.recurrence_encoder_type is None:
+            return encoded
+        states = words if config.recurrence_source == "embeddings" else encoded
+        for i in range(config.recurrence_encoder_layers):
+            name = f"{prefix}.recurrence_encoder.layers.{i}"
+            norm = f"{name}.recurrence_layer_norm"
+            x = self.norm(norm, states) if config.normalize_before else states
+            found = self.rec(f"{name}.recurrence", x, len(source))
+            found = found + states if i else found
+            found = found if config.normalize_before else self.norm(norm, found)
+            states = self.sublayer(f"{name}.final_layer_norm", found, lambda y, n=name: self.feed_forward(n, y))
+        if config.normalize_before:
+            states = self.norm(f"{prefix}.recurrence_encoder.layer_norm", states)
+        self.recurrence = states
+        return encoded if config.decoder_memory == "both" else states
+
+    def column(self, name, x):
+        zeros = torch.zeros(x.shape[1], dtype=torch.float64)
+        both = [
+            self.over_words(f"{name}.rnn.{way}_rnn", x, zeros, way == "backward") for way in ("forward", "backward")
+        ]
+        return self.linear(f"{name}.out_proj", torch.cat(both, -1))
+
+    def rec(self, name, x, length):
+        """REC: both directions and their combination."""
+        config = self.config
+        kind = config.recurrence_encoder_type
+        attentive, both = kind in ("arn", "biarn"), kind in ("biarn", "birnn")
+        mean = sum(x[j] for j in range(len(x))) / len(x)
+        ways = []
+        for way in range(2 if both else 1):
+            first = {
+                "mean_linear": lambda w=way: torch.tanh(self.linear(f"{name}.initial_states.{w}.linear", mean)),
+                "mean": lambda: mean,
+                "zeros": lambda: torch.zeros(config.recurrence_hidden_size, dtype=torch.float64),
+            }[config.recurrence_initial_state]()
+            if attentive:
+                steps = config.recurrence_steps or length
+                ways.append(self.attentive(f"{name}.directions.{way}", x, first, steps, way == 1))
+            else:
+                rnn = f"{name}.rnn.{'backward' if way else 'forward'}_rnn"
+                ways.append(self.over_words(rnn, x, first, way == 1))
+        together = torch.cat(ways, -1)
+        return self.linear(f"{name}.out_proj", together) if f"{name}.out_proj.weight" in self.weights else together
+
+    def attentive(self, name, x, state, steps, backward):
+        heads = self.config.encoder_attention_heads
+        states, carry = {}, torch.zeros_like(state)
+        numbers = range(steps, 0, -1) if backward else range(1, steps + 1)
+        for t in numbers:
+            context = self.attention(f"{name}.attn", state[None], x, [[True] * len(x)], heads)[0]
+            state, carry = self.cell(f"{name}.cell", "", context, state, carry)
+            states[t] = state
+        return torch.stack([states[t] for t in range(1, steps + 1)])
+
+    def over_words(self, name, x, state, backward):
+        carry, states = torch.zeros_like(state), {}
+        for j in reversed(range(len(x))) if backward else range(len(x)):
+            state, carry = self.cell(name, "_l0", x[j], state, carry)
+            states[j] = state
+        return torch.stack([states[j] for j in range(len(x))])
+
+    def cell(self, name, suffix, x, state, carry):
+        w = self.weights
+        i = w[f"{name}.weight_ih{suffix}"] @ x + w[f"{name}.bias_ih{suffix}"]
+        h = w[f"{name}.weight_hh{suffix}"] @ state + w[f"{name}.bias_hh{suffix}"]
+        n = len(state)
+        if self.config.recurrence_cell == "gru":
+            reset = torch.sigmoid(i[:n] + h[:n])
+            update = torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
+            new = torch.tanh(i[2 * n :] + reset * h[2 * n :])
+            return (1 - update) * new + update * state, carry
+        into, forget, cell, out = ((i + h)[k * n : (k + 1) * n] for k in range(4))
+        carry = torch.sigmoid(forget) * carry + torch.sigmoid(into) * torch.tanh(cell)
+        return torch.sigmoid(out) * torch.tanh(carry), carry
+
+    def fuse(self, layer, own, attended):
+        config = self.config
+        name = f"model.decoder.layers.{layer}"
+        here = config.fusion_layers == "all" or layer == config.decoder_layers - 1
+        if self.recurrence is None or config.decoder_memory == "recurrence" or not here:
+            return attended
+        everything = [[True] * len(self.recurrence)] * len(own)
+
+        def attend(x):
+            return self.attention(
+                f"{name}.recurrence_attn", x, self.recurrence, everything, config.decoder_attention_heads
+            )
+
+        norm = f"{name}.recurrence_attn_layer_norm"
+        if config.fusion_type == "stack":
+            return self.sublayer(norm, attended, attend)
+        recurrent = self.sublayer(norm, own, attend)
+        gate = torch.sigmoid(self.linear(f"{name}.fusion_gate.linear", torch.cat([attended, recurrent], -1)))
+        return gate * attended + (1 - gate) * recurrent
+
+
+EQUATIONS = [
+    {},
+    {"recurrence_encoder_layers": 3},
+    {"recurrence_steps": 1},
+    {"recurrence_steps": 12},  # more steps than any sentence has words
+    {"recurrence_steps": None},
+    {"recurrence_steps": None, "recurrence_encoder_layers": 2},
+    {"recurrence_steps": None, "recurrence_encoder_type": "arn"},
+    {"recurrence_encoder_type": "arn"},
+    {"recurrence_encoder_type": "arn", "recurrence_hidden_size": 24, "recurrence_cell": "lstm"},
+    {"recurrence_encoder_type": "birnn"},
+    {"recurrence_encoder_type": "birnn", "recurrence_encoder_layers": 3, "recurrence_cell": "lstm"},
+    {"recurrence_encoder_type": "rnn", "recurrence_encoder_layers": 2},
+    {"recurrence_cell": "lstm", "recurrence_hidden_size": 48},
+    {"recurrence_hidden_size": 64},
+    {"recurrence_initial_state": "mean"},
+    {"recurrence_initial_state": "zeros"},
+    {"recurrence_encoder_type": "birnn", "recurrence_initial_state": "mean"},
+    {"recurrence_position_embeddings": True},
+    {"recurrence_direction_combination": "concat"},
+    {"recurrence_encoder_type": "birnn", "recurrence_direction_combination": "concat"},
+    {"recurrence_source": "encoder"},
+    {"decoder_memory": "recurrence"},
+    {"decoder_memory": "recurrence", "recurrence_source": "encoder"},
+    {"decoder_memory": "recurrence", "recurrence_encoder_type": "birnn"},
+    {"decoder_memory": "recurrence", "recurrence_steps": None},
+    {"fusion_layers": "all"},
+    {"fusion_type": "gated_sum"},
+    {"fusion_type": "gated_sum", "fusion_layers": "all", "fusion_gate": "scalar"},
+    {"normalize_before": True, "recurrence_encoder_layers": 2},
+    {"normalize_before": True, "fusion_type": "gated_sum", "recurrence_encoder_type": "birnn"},
+    {"encoder_type": "multi_column", "recurrence_encoder_type": None, "multi_column_rnn_layers": 2},
+    {"encoder_type": "multi_column", "recurrence_encoder_type": None, "multi_column_merge": "sum"},
+    {"encoder_type": "multi_column", "multi_column_rnn_layers": 2, "normalize_before": True},
+    {"self_attention_type": "relative", "max_relative_positions": 2},
+    {"recurrence_encoder_type": None},
+]
+
+
+def name_fields(fields):
+    return "-".join(f"{value}" for value in fields.values()) or "default"
+
+
+@pytest.mark.parametrize("reference_path", [False, True], ids=["fast", "reference"])
+@pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
+def test_equations(fields, reference_path, monkeypatch):
+    """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
+    if reference_path:
+        if fields.get("recurrence_encoder_type", "biarn") not in ("arn", "biarn"):
+            pytest.skip("only an ARN has two paths")
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    model = TestBiARNTransformer().model(fields)
+    slow = SlowBiARN(model)
+    batch = ragged_batch()
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    outputs = model(**batch)
+    for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
+        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+        if slow.recurrence is not None:
+            own = outputs.recurrence_hidden_state[row, : len(slow.recurrence)]
+            torch.testing.assert_close(own, slow.recurrence, atol=1e-10, rtol=0)
+
+
+def test_bag_of_words_unless_positions_are_asked_for():
+    """An ARN reads a set: the order of words changes nothing in H_r, and everything with positions (or an RNN)."""
+    source = torch.tensor([[5, 6, 7, 8, 9]])
+    for fields, blind in (
+        ({}, True),
+        ({"recurrence_position_embeddings": True}, False),
+        ({"recurrence_encoder_type": "birnn"}, False),
+        ({"recurrence_source": "encoder"}, False),
+    ):
+        encoder = TestBiARNTransformer().model(fields).get_encoder()
+        one, other = encoder(source).recurrence_hidden_state, encoder(source.flip(1)).recurrence_hidden_state
+        assert torch.allclose(one, other, atol=1e-10) == blind, fields
+
+
+def test_directions_with_equal_parameters_are_mirrors():
+    """Why the directions have parameters of their own: with equal ones the backward states say nothing new."""
+    model = TestBiARNTransformer().model({"recurrence_direction_combination": "concat"})
+    recurrence = model.model.encoder.recurrence_encoder.layers[0].recurrence
+    recurrence.directions[1].load_state_dict(recurrence.directions[0].state_dict())
+    recurrence.initial_states[1].load_state_dict(recurrence.initial_states[0].state_dict())
+    states, _, _ = recurrence(torch.randn(2, 5, 32, dtype=torch.float64), None)
+    torch.testing.assert_close(states[..., 16:], states[..., :16].flip(1), atol=1e-12, rtol=0)
+
+
+# -- the two paths of the steps ---
+
+
+@pytest.mark.parametrize("frozen", [(), (".weight",), (".bias",), ("directions.1.",)], ids=str)
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("kind", ["arn", "biarn"])
+@pytest.mark.parametrize("steps", [5, None])
+def test_fast_steps_equal_reference(kind, cell, steps, stacked, frozen, monkeypatch):
+    """Outputs, attentions and the gradients of inputs and parameters, in both forms of the products."""
+    monkeypatch.setattr(modeling, "stacks_weights", lambda device: stacked)
+    config = TestBiARNTransformer().config(
+        recurrence_encoder_type=kind, recurrence_cell=cell, recurrence_steps=steps, recurrence_hidden_size=24
+    )
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(3)
+    recurrence = modeling.AttentiveRecurrence(config).double().eval()
+    for name, parameter in recurrence.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    results = []
+    for setting in ("1", "0"):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", setting)
+        torch.manual_seed(4)
+        inputs = torch.randn(3, 4, 32, dtype=torch.float64, requires_grad=True)
+        recurrence.zero_grad()
+        states, own_mask, attentions = recurrence(inputs, mask, output_attentions=True)
+        (states * torch.randn_like(states)).sum().backward()
+        gradients = [inputs.grad, *(p.grad.clone() for p in recurrence.parameters() if p.requires_grad)]
+        results.append([states.detach(), attentions.detach(), *gradients])
+        assert (own_mask is None) == (steps is not None)
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-9)
+
+
+def test_fast_steps_have_right_gradients():
+    config = TestBiARNTransformer().config(d_model=8, encoder_attention_heads=2, decoder_attention_heads=2)
+    config._attn_implementation = "sdpa"
+    directions = torch.nn.ModuleList([modeling.AttentiveRecurrentDirection(config).double().eval() for _ in range(2)])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+
+    def steps(inputs, first, second):
+        return modeling.attentive_steps(directions, inputs, mask, [first, second], 3)[0]
+
+    given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 8), (2, 8), (2, 8))]
+    assert torch.autograd.gradcheck(steps, given)
+
+
+def test_adapters_and_hooks_are_called():
+    """Where a projection is wrapped or observed, the steps call it instead of reading its weights."""
+    model = TestBiARNTransformer().model()
+    source = torch.randint(4, VOCABULARY, (2, 5))
+    expected = model.get_encoder()(source).recurrence_hidden_state
+    direction = model.model.encoder.recurrence_encoder.layers[0].recurrence.directions[1]
+
+    class Doubled(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, states):
+            return 2 * self.inner(states)
+
+    plain = direction.attn.q_proj
+    direction.attn.q_proj = Doubled(plain)
+    assert not torch.allclose(model.get_encoder()(source).recurrence_hidden_state, expected)
+    direction.attn.q_proj = plain
+    calls = []
+    plain.register_forward_hook(lambda *args: calls.append(1))
+    torch.testing.assert_close(model.get_encoder()(source).recurrence_hidden_state, expected)
+    assert len(calls) == 8
+    plain._forward_hooks.clear()
+    plain.forward = lambda states: torch.zeros_like(states)
+    assert not torch.allclose(model.get_encoder()(source).recurrence_hidden_state, expected)
+
+
+def test_offloaded_weights_are_fetched():
+    """accelerate keeps the weights elsewhere and brings them for each call; steps and beam search live with that."""
+    from accelerate import cpu_offload
+
+    model = TestBiARNTransformer().model(dtype=torch.float32)
+    source = torch.randint(4, VOCABULARY, (2, 5))
+    expected = model(source, decoder_input_ids=source).logits
+    tokens = model.generate(source, num_beams=2, max_new_tokens=6)
+    offloaded = cpu_offload(model, execution_device=torch.device("cpu"))
+    torch.testing.assert_close(offloaded(source, decoder_input_ids=source).logits, expected)
+    assert torch.equal(offloaded.generate(source, num_beams=2, max_new_tokens=6), tokens)
+
+
+def test_steps_are_not_differentiated_twice():
+    """The fast steps would lose terms of a second derivative: they refuse; the reference gives it."""
+    model = TestBiARNTransformer().model()
+    words = torch.randn(1, 4, 32, dtype=torch.float64, requires_grad=True)
+    weight = model.model.encoder.recurrence_encoder.layers[0].recurrence.directions[0].cell.weight_ih
+    for start in (words, weight):
+        states = model.get_encoder()(inputs_embeds=words).recurrence_hidden_state
+        (first,) = torch.autograd.grad(states.pow(2).sum(), start, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.pow(2).sum().backward()
+
+
+def test_shapes_without_data():
+    model = BiARNTransformerModel(TestBiARNTransformer().config()).to("meta")
+    ids = torch.ones(2, 5, dtype=torch.long, device="meta")
+    outputs = model(ids, decoder_input_ids=ids)
+    assert outputs.last_hidden_state.shape == (2, 5, 32) and outputs.recurrence_hidden_state.shape == (2, 8, 32)
+
+
+def test_plain_steps_serve_every_attention_implementation(monkeypatch):
+    """They compute their own small attention, whatever kernel the big ones take."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    model = TestBiARNTransformer().model()
+    source = torch.randint(4, VOCABULARY, (2, 5))
+    recurrence = model.model.encoder.recurrence_encoder
+    words = model.get_input_embeddings()(source)
+    expected, _, _ = recurrence(words, None, False)
+    model.config._attn_implementation = "flash_attention_2"
+    torch.testing.assert_close(recurrence(words, None, False)[0], expected, atol=0, rtol=0)
+
+
+def test_dropout_of_step_attention_is_on_in_training_only():
+    model = TestBiARNTransformer().model({"attention_dropout": 0.5, "dropout": 0.0, "activation_dropout": 0.0})
+    encoder, source = model.get_encoder(), torch.randint(4, VOCABULARY, (2, 5))
+    assert torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
+    encoder.train()
+    assert not torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
+
+
+# -- evidence ---
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("steps", [8, None])
+def test_evidence(layers, steps):
+    """States, step attentions, cross-attentions and gates, with shapes, sums and zeros where nothing is real."""
+    model = TestBiARNTransformer().model(
+        {
+            "recurrence_encoder_layers": layers,
+            "recurrence_steps": steps,
+            "fusion_type": "gated_sum",
+            "fusion_layers": "all",
+        }
+    )
+    batch = ragged_batch()
+    plain = model(**batch)
+    assert plain.recurrence_attentions is plain.fusion_gates is plain.recurrence_cross_attentions is None
+    assert plain.recurrence_hidden_states is None
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(outputs.logits, plain.logits, atol=1e-10, rtol=0)
+    count = steps or 7
+    assert outputs.recurrence_hidden_state.shape == (3, count, 32)
+    assert len(outputs.recurrence_hidden_states) == len(outputs.recurrence_attentions) == layers
+    assert torch.equal(outputs.recurrence_hidden_states[-1], outputs.recurrence_hidden_state)
+    first = outputs.recurrence_attentions[0]
+    assert first.shape == (3, 2, 4, count, 7)
+    torch.testing.assert_close(first[0].sum(-1), torch.ones(2, 4, count, dtype=torch.float64))
+    assert (first[1, ..., 4:] == 0).all() and (first[2, ..., 1:] == 0).all()
+    if layers == 2:
+        assert outputs.recurrence_attentions[1].shape == (3, 2, 4, count, count)
+    assert [gate.shape for gate in outputs.fusion_gates] == [(3, 5, 32)] * 2
+    assert all(((gate > 0) & (gate < 1)).all() for gate in outputs.fusion_gates)
+    assert [weights.shape for weights in outputs.recurrence_cross_attentions] == [(3, 4, 5, count)] * 2
+    if steps is None:
+        assert outputs.recurrence_attention_mask.tolist() == batch["attention_mask"].tolist()
+        assert (outputs.recurrence_cross_attentions[0][1, ..., 4:] == 0).all()
+    else:
+        assert outputs.recurrence_attention_mask is None
+
+
+def test_step_attentions_are_those_of_the_equations():
+    """The evidence of a step, against one query made by hand from the state before it."""
+    model = TestBiARNTransformer().model({"recurrence_steps": 3})
+    slow, source = SlowBiARN(model), [5, 9, 11, 6]
+    outputs = model.get_encoder()(torch.tensor([source]), output_attentions=True)
+    words = slow.weights["model.encoder.embed_tokens.weight"][source] * 32**0.5
+    name = "model.encoder.recurrence_encoder.layers.0.recurrence"
+    for way in range(2):
+        state = torch.tanh(slow.linear(f"{name}.initial_states.{way}.linear", words.mean(0)))
+        for made in range(3):
+            direction = f"{name}.directions.{way}"
+            q = slow.linear(f"{direction}.attn.q_proj", state[None])
+            k = slow.linear(f"{direction}.attn.k_proj", words)
+            number = made if way == 0 else 2 - made
+            for head, part in enumerate(torch.arange(32).split(8)):
+                expected = softmax_rows(q[:, part] @ k[:, part].T / 8**0.5, [[True] * 4])[0]
+                found = outputs.recurrence_attentions[0][0, way, head, number]
+                torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+            context = slow.attention(f"{direction}.attn", state[None], words, [[True] * 4], 4)[0]
+            state, _ = slow.cell(f"{direction}.cell", "", context, state, None)
+
+
+def test_encoder_output_without_recurrence_states_is_refused():
+    model = TestBiARNTransformer().model()
+    batch = ragged_batch()
+    encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"])
+    with pytest.raises(ValueError, match=r"lacks recurrence_hidden_state.*get_encoder"):
+        model(encoder_outputs=(encoded.last_hidden_state,), labels=batch["labels"])
+
+
+def test_words_are_not_aligned_by_attention_to_steps():
+    """A decoder that reads the recurrence alone has no cross-attentions to words; its weights have their own name."""
+    model = TestBiARNTransformer().model({"decoder_memory": "recurrence"})
+    outputs = model(**ragged_batch(), output_attentions=True)
+    assert outputs.cross_attentions is None
+    assert [weights.shape for weights in outputs.recurrence_cross_attentions] == [(3, 4, 5, 8)] * 2
+
+
+def test_outputs_as_tuples_by_configuration():
+    """`return_dict=False` in the configuration concerns what the caller gets, not what the halves hand each other."""
+    model = TestBiARNTransformer().model()
+    expected = model(**ragged_batch()).logits
+    model.config.return_dict = False
+    assert torch.equal(model(**ragged_batch())[1], expected)
+
+
+def test_masks_of_another_shape_are_refused():
+    model = TestBiARNTransformer().model()
+    batch = ragged_batch()
+    with pytest.raises(ValueError, match=r"shape \(batch_size, source_length\), 1 for tokens"):
+        model(batch["input_ids"], batch["attention_mask"][:, None, None, :], labels=batch["labels"])
+
+
+# -- sizes, baseline, configuration ---
+
+
+def body(model):
+    return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "shared" not in name)
+
+
+@pytest.mark.parametrize("preset, growth", [("base", 9.46e6), ("big", 69.26e6)])
+def test_parameter_growth(preset, growth):
+    """What the default BiARN adds to the Transformer (paper: 9.4M and 69.4M)."""
+    with torch.device("meta"):
+        baseline = NMTTransformerModel(NMTTransformerConfig.from_preset(preset, vocab_size=100))
+        model = BiARNTransformerModel(BiARNTransformerConfig.from_preset(preset, vocab_size=100))
+    assert abs(body(model) - body(baseline) - growth) < 5e3
+
+
+def test_without_recurrence_encoder_it_is_the_baseline():
+    baseline = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**TINY)).double().eval()
+    model = TestBiARNTransformer().model({"recurrence_encoder_type": None})
+    report = model.init_from_baseline(baseline)
+    assert report.fresh == report.unused == []
+    assert torch.equal(model(**ragged_batch()).logits, baseline(**ragged_batch()).logits)
+
+
+def test_warm_start_leaves_just_the_recurrence_fresh():
+    baseline = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**TINY))
+    report = TestBiARNTransformer().model(dtype=torch.float32).init_from_baseline(baseline)
+    assert report.unused == []
+    assert report.fresh and all("recurrence" in name for name in report.fresh)
+
+
+def test_every_row_of_the_tables_is_a_config():
+    """Tables 1, 2 and 4 and figure 5 of the paper, by fields alone; each runs and differs from the others."""
+    rows = [
+        {"recurrence_encoder_type": None},
+        {"recurrence_encoder_type": "birnn", "recurrence_encoder_layers": 6},
+        {"recurrence_encoder_layers": 6},
+        {"recurrence_encoder_layers": 3},
+        {},
+        {"fusion_type": "gated_sum"},
+        {"fusion_type": "gated_sum", "fusion_layers": "all"},
+        {"fusion_layers": "all"},
+        *({"recurrence_steps": steps} for steps in (1, 4, 16, None)),
+        {"recurrence_encoder_type": None, "self_attention_type": "relative"},
+        {"recurrence_encoder_type": None, "self_attention_type": "directional"},
+        {"recurrence_encoder_type": None, "encoder_type": "multi_column"},
+    ]
+    logits = []
+    for fields in rows:
+        model = TestBiARNTransformer().model(fields)
+        logits.append(model(**ragged_batch()).logits)
+        assert torch.isfinite(logits[-1]).all()
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(logits, 2))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"recurrence_encoder_type": "lstm"}, "recurrence_encoder_type='lstm'.*'biarn'"),
+        ({"recurrence_steps": 0}, "recurrence_steps=0.*length of the sentence"),
+        ({"recurrence_steps": "J"}, "recurrence_steps='J'"),
+        ({"recurrence_cell": "rnn"}, "recurrence_cell='rnn'.*'gru', 'lstm'"),
+        ({"recurrence_hidden_size": 0}, "recurrence_hidden_size=0"),
+        ({"recurrence_initial_state": "mean", "recurrence_hidden_size": 16}, "recurrence_initial_state='mean'"),
+        (
+            {"recurrence_direction_combination": "concat", "recurrence_hidden_size": 32},
+            r"recurrence_hidden_size=32.*d_model / 2 = 16.*Remedy: set recurrence_hidden_size=16",
+        ),
+        ({"recurrence_source": "both"}, "recurrence_source='both'"),
+        ({"recurrence_encoder_type": None, "decoder_memory": "recurrence"}, "decoder_memory='recurrence'"),
+        ({"fusion_type": "sum"}, "fusion_type='sum'.*'gated_sum'"),
+        ({"fusion_layers": 1}, "fusion_layers=1.*'top'"),
+        ({"fusion_gate": True}, "fusion_gate=True"),
+        ({"encoder_type": "rnn"}, "encoder_type='rnn'.*'multi_column'"),
+        ({"encoder_type": "multi_column", "decoder_memory": "recurrence"}, "encoder_type='multi_column'"),
+        ({"multi_column_rnn_layers": 0}, "multi_column_rnn_layers=0"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_remedy(fields, message):
+    with pytest.raises(ValueError, match=f"BiARNTransformerConfig: {message}"):
+        TestBiARNTransformer().config(**fields)

@@ -1,0 +1,75 @@
+"""The recipes of the papers' own settings run as they stand, on a slice in the column format of their data."""
+
+import itertools
+
+import pytest
+import torch
+from datasets import Dataset, Features, Translation
+from safetensors.torch import load_file
+
+from recnmt_hf.commands.main import main
+
+
+CHINESE = [
+    [("我们", "we"), ("他们", "they"), ("孩子们", "the children")],
+    [("看见", "see"), ("喜欢", "like"), ("寻找", "look for")],
+    [("三只狗", "three dogs"), ("一本旧书", "an old book"), ("那座桥", "that bridge"), ("新房子", "the new house")],
+]
+SMALL = [
+    "data.num_proc=1",
+    "tokenizer.vocab_size=300",
+    "training.bf16=false",
+    "training.use_cpu=true",
+    "training.max_steps=2",
+    "training.max_tokens=256",
+    "training.eval_steps=2",
+    "training.save_steps=2",
+    "training.bleu_samples=2",
+    *(f"model.fields.{name}=32" for name in ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")),
+    *(f"model.fields.{name}=1" for name in ("encoder_layers", "decoder_layers")),
+    *(f"model.fields.{name}=2" for name in ("encoder_attention_heads", "decoder_attention_heads")),
+]
+
+
+def write_hub_set(folder, config, languages, pairs):
+    """Parquet files with a `translation` feature and a card that names configuration and splits, as on the Hub."""
+    for split, rows in {"train": pairs, "validation": pairs[:4], "test": pairs[4:8]}.items():
+        table = {"translation": [dict(zip(languages, pair, strict=True)) for pair in rows]}
+        data = Dataset.from_dict(table, features=Features({"translation": Translation(languages=list(languages))}))
+        (folder / config).mkdir(parents=True, exist_ok=True)
+        data.to_parquet(str(folder / config / f"{split}-00000-of-00001.parquet"))
+    files = "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in ("train", "validation", "test"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n")
+
+
+@pytest.fixture(scope="module")
+def hub_sets(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("work")
+    german = [(pair.de, pair.en) for pair in corpus["train"][:60]]
+    chinese = [
+        ("".join(word for word, _ in words) + "。", " ".join(word for _, word in words).capitalize() + ".")
+        for words in itertools.product(*CHINESE)
+    ]
+    write_hub_set(folder / "wmt/wmt14", "de-en", ("de", "en"), german)
+    write_hub_set(folder / "wmt/wmt17", "zh-en", ("zh", "en"), chinese)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["base", "big"])
+@pytest.mark.parametrize("task", ["wmt14_en_de", "wmt17_zh_en"])
+def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, task, size):
+    """Both stages under their default output folders; the second starts from the first, with its vocabulary."""
+    monkeypatch.chdir(hub_sets)
+    recipes = repository / "scripts/recipes"
+    assert main(["train", str(recipes / f"{task}_{size}.yaml"), *SMALL]) == 0
+    capsys.readouterr()
+    fields = ["model.fields.recurrence_hidden_size=32", "training.learning_rate=0"]
+    assert main(["train", str(recipes / f"{task}_{size}_biarn.yaml"), *SMALL, *fields]) == 0
+    said = capsys.readouterr().err
+    assert f"Warm start from outputs/{task}_{size}/model: copied" in said and "did not use" not in said
+    assert ("newstest2014" in said) == (task == "wmt14_en_de") and ("newstest2017" in said) == (task == "wmt17_zh_en")
+    stages = [hub_sets / "outputs" / f"{task}_{size}{suffix}/model/model.safetensors" for suffix in ("", "_biarn")]
+    baseline, warm = (load_file(stage) for stage in stages)
+    assert set(baseline) < set(warm)
+    assert all(torch.equal(tensor, warm[name]) for name, tensor in baseline.items())
