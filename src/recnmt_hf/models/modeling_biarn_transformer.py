@@ -392,9 +392,8 @@ class StepProjection:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, batch_size: int, steps: int):
         self.inputs: list[torch.Tensor] | None = None
         device = weight.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(
-            device
-        ):  # converted once, not at every step
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            # Converted once, not at every step.
             weight, bias = (each.to(torch.get_autocast_dtype(device)) for each in (weight, bias))
         self.biases: Any = itertools.repeat(bias.unsqueeze(-2))
         if torch.is_grad_enabled() and weight.requires_grad and not torch.compiler.is_compiling():
