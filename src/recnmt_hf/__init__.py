@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 # Public names and the modules that hold them, loaded when first asked for.
 _LAZY = {
+    "AlignmentErrorRate": "evaluation.alignment",
     "BiARNTransformerConfig": "models.configuration_biarn_transformer",
     "BiARNTransformerForConditionalGeneration": "models.modeling_biarn_transformer",
     "BiARNTransformerModel": "models.modeling_biarn_transformer",
@@ -28,6 +29,10 @@ _LAZY = {
     "Bleu": "evaluation.metrics",
     "ChrF": "evaluation.metrics",
     "DecodingOptions": "evaluation.translator",
+    "RNMTConfig": "models.configuration_rnmt",
+    "RNMTForConditionalGeneration": "models.modeling_rnmt",
+    "RNMTModel": "models.modeling_rnmt",
+    "RNMTPreTrainedModel": "models.modeling_rnmt",
     "Recipe": "training.recipe",
     "Ter": "evaluation.metrics",
     "TokenBatchSampler": "data.batching",
@@ -37,6 +42,7 @@ _LAZY = {
     "TranslationTrainingArguments": "training.trainer",
     "Translator": "evaluation.translator",
     "VaswaniLengthPenalty": "evaluation.decoding",
+    "align_pairs": "evaluation.alignment",
     "average_checkpoints": "training.checkpoints",
     "compare_systems": "evaluation.significance",
     "from_marian": "hub.marian",

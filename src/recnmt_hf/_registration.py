@@ -19,6 +19,7 @@ from types import ModuleType
 FAMILIES = {
     "biarn_transformer": ("BiARNTransformer", "configuration_biarn_transformer", "modeling_biarn_transformer"),
     "nmt_transformer": ("NMTTransformer", "configuration_nmt_transformer", "modeling_nmt_transformer"),
+    "rnmt": ("RNMT", "configuration_rnmt", "modeling_rnmt"),
 }
 MODEL_TYPES = tuple(FAMILIES)
 

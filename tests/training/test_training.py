@@ -62,6 +62,12 @@ SMALL = {
 }
 
 
+MODELS = {
+    "nmt_transformer": SMALL["model"],
+    "rnmt": {"type": "rnmt", "preset": "tiny", "fields": {"d_model": 32, "dropout": 0.2, "init_uniform": None}},
+}
+
+
 def recipe(**sections):
     merged = {name: dict(value) for name, value in SMALL.items()}
     for name, value in sections.items():
@@ -297,12 +303,13 @@ def finish(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_killed_run_resumes_bit_equal(tmp_path, processes):
+@pytest.mark.parametrize(("kind", "processes"), [("nmt_transformer", 1), ("nmt_transformer", 2), ("rnmt", 2)])
+def test_killed_run_resumes_bit_equal(tmp_path, kind, processes):
     """Killed at some moment after a checkpoint, with dropout on: the resumed run ends in the very same weights."""
     if processes > 1 and version.parse(transformers.__version__) < version.parse("5.20"):
         pytest.skip("transformers before 5.20 cannot load optimizer states on several CPU processes (device cpu:0)")
     plan = recipe(training={"max_steps": 24, "save_steps": 4, "eval_steps": 8, "max_tokens": 200})
+    plan["model"] = MODELS[kind]
     (tmp_path / "recipe.json").write_text(json.dumps(plan))
     finish(launch(tmp_path / "whole", processes))
     killed = launch(tmp_path / "killed", processes)
@@ -327,10 +334,17 @@ def test_killed_run_resumes_bit_equal(tmp_path, processes):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    """The same batches on two processes and on one with accumulation: the same weights, dropout off."""
+@pytest.mark.parametrize("kind", MODELS)
+def test_two_processes_train_as_one(tmp_path, kind):
+    """
+    The same batches on two processes and on one with accumulation: the same weights, dropout off (and batch norm, whose
+    statistics are each process's own).
+    """
     plan = recipe(training={"max_steps": 6, "save_steps": 6, "eval_strategy": "no", "gradient_accumulation_steps": 1})
-    plan["model"] = {**plan["model"], "fields": {**plan["model"]["fields"], "dropout": 0.0, "attention_dropout": 0.0}}
+    off = {"dropout": 0.0, "attention_dropout": 0.0}
+    if kind == "rnmt":
+        off = {"dropout": 0.0, "readout_dropout": 0.0, "relation_batch_norm": False}
+    plan["model"] = {**MODELS[kind], "fields": {**MODELS[kind]["fields"], **off}}
     (tmp_path / "recipe.json").write_text(json.dumps(plan))
     finish(launch(tmp_path / "two", 2))
     from unittest import mock
@@ -345,6 +359,7 @@ def test_two_processes_train_as_one(tmp_path):
                 sampler.source_lengths,
                 sampler.target_lengths,
                 max_tokens=sampler.max_tokens,
+                max_squared_tokens=sampler.max_squared_tokens,
                 num_processes=2,
                 seed=sampler.seed,
             )
@@ -356,6 +371,29 @@ def test_two_processes_train_as_one(tmp_path):
     two, one = (load_file(tmp_path / run / "checkpoint-6" / "model.safetensors") for run in ("two", "one"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 64 * 90), (500, 500), (0, None)])
+def test_batches_of_a_model_of_pairs_bound_squared_lengths(tmp_path, tokenizer, limit, expected):
+    fields = {"vocab_size": len(tokenizer), "d_model": 32}
+    model = recnmt_hf.RNMTForConditionalGeneration(recnmt_hf.RNMTConfig.from_preset("tiny", **fields))
+    trainer = trainer_for(tmp_path, tokenizer, model, max_tokens=90, max_squared_tokens=limit)
+    trainer.get_train_dataloader()
+    assert trainer.train_sampler.max_squared_tokens == expected
+    lengths = trainer.train_sampler.source_lengths
+    costs = [len(batch) * max(lengths[batch]) ** 2 for batch in trainer.train_sampler.batches() if len(batch) > 1]
+    assert max(costs) <= (expected or 90 * max(lengths))
+    baseline = recnmt_hf.RNMTForConditionalGeneration(
+        recnmt_hf.RNMTConfig.from_preset("tiny", relation_layers=0, **fields)
+    )
+    trainer = trainer_for(tmp_path, tokenizer, baseline, max_tokens=90)
+    trainer.get_train_dataloader()
+    assert trainer.train_sampler.max_squared_tokens is None
+
+
+def test_unknown_optimizer(tmp_path):
+    with pytest.raises(ValueError, match="optimizer='adam' is not allowed; it must be adadelta"):
+        train(Recipe(**recipe(training={"optimizer": "adam"})), tmp_path / "run")
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, tokenizer):

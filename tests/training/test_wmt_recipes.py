@@ -52,6 +52,13 @@ def hub_sets(tmp_path_factory, corpus):
     ]
     write_hub_set(folder / "wmt/wmt14", "de-en", ("de", "en"), german)
     write_hub_set(folder / "wmt/wmt17", "zh-en", ("zh", "en"), chinese)
+    for year in (15, 16, 17):
+        write_hub_set(folder / f"wmt/wmt{year}", "de-en", ("de", "en"), german)
+    for split, pairs in {"train": chinese, "nist02": chinese[:4]}.items():
+        for side, ending in ((0, "zh"), (1, "en" if split == "train" else "en0")):
+            path = folder / "data/nist_zh_en" / f"{split}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
     return folder
 
 
@@ -73,3 +80,27 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
     baseline, warm = (load_file(stage) for stage in stages)
     assert set(baseline) < set(warm)
     assert all(torch.equal(tensor, warm[name]) for name, tensor in baseline.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["nist_zh_en", "wmt17_zh_en", "wmt17_en_de", "wmt16_en_de"])
+def test_recurrent_models(hub_sets, repository, monkeypatch, capsys, task):
+    """RNMT in the paper's own settings, and its baseline by one field."""
+    monkeypatch.chdir(hub_sets)
+    small = [setting for setting in SMALL if "layers" not in setting and "vocab_size" not in setting]
+    small += ["tokenizer.vocab_size=200", "training.num_train_epochs=1"]
+    if task in ("wmt17_en_de", "wmt16_en_de"):
+        small.append("tokenizer.target_vocab_size=200")
+    recipe = str(repository / "scripts/recipes" / f"{task}_rnmt.yaml")
+    for fields in ([], ["model.fields.relation_layers=0"]):
+        output = f"outputs/{task}-{len(fields)}"
+        assert main(["train", recipe, *small, *fields, "-o", output]) == 0
+        said = capsys.readouterr().err
+        assert ("newstest2016" in said) == (task in ("wmt17_en_de", "wmt16_en_de"))
+        state = torch.load(next((hub_sets / output).glob("checkpoint-2")) / "optimizer.pt", weights_only=True)
+        assert set(state["state"][0]) == {"step", "square_avg", "acc_delta"}
+        group = state["param_groups"][0]
+        assert (group["lr"], group["rho"], group["eps"]) == (1.0, 0.95, 1e-6)
+    weights = [load_file(hub_sets / f"outputs/{task}-{i}/model/model.safetensors") for i in (0, 1)]
+    assert any("relation_layers" in name for name in weights[0])
+    assert not any("relation_layers" in name for name in weights[1])

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..evaluation.alignment import GoldAlignment, WordAlignment
+
 
 ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_picture(path: str | Path) -> Path:
+    """The path of a picture that can be written; raises `ValueError` with the remedy otherwise."""
+    path = Path(path)
+    if path.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{path} names no picture. Remedy: end it in {', '.join(ENDINGS)}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError('Plots need matplotlib. Remedy: pip install "recnmt-hf[plots]".')
+    return path
 
 
 def heat_maps(
@@ -18,6 +31,7 @@ def heat_maps(
     row_name: str,
     path: str | Path,
     title: str | None = None,
+    marks: Sequence[tuple[str, Sequence[tuple[int, int]]]] = (),
 ) -> None:
     """
     Matrices with values from 0 to 1 as heat maps below each other, with one scale.
@@ -28,18 +42,15 @@ def heat_maps(
         row_name (`str`): What a row is.
         path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
         title (`str`, *optional*): Above all panels.
+        marks (sequence of pairs, *optional*): A marker of matplotlib and the cells (row, column) that carry it.
 
     Raises:
         ValueError: matplotlib is missing, or the file's ending is unknown; the message says the remedy.
     """
-    path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{path} names no picture. Remedy: end it in {', '.join(ENDINGS)}.")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError('Plots need matplotlib. Remedy: pip install "recnmt-hf[plots]".') from error
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     width, height = 1.6 + 0.42 * len(columns), 1.3 + 0.28 * len(rows)
     figure = Figure(figsize=(width, height * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -47,6 +58,9 @@ def heat_maps(
     top = max(float(matrix.max()) for _, matrix in panels)
     for axis, (heading, matrix) in zip(axes, panels, strict=True):
         image = axis.imshow(matrix, cmap="Blues", vmin=0.0, vmax=top, aspect="auto")
+        for marker, cells in marks:
+            places = {"x": [column for _, column in cells], "y": [row for row, _ in cells]}
+            axis.scatter(**places, marker=marker, s=50, facecolors="none", edgecolors="darkorange", linewidths=1.5)
         axis.set_title(heading, fontsize=10, loc="left", parse_math=False)
         tilted = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
         axis.set_xticks(range(len(columns)), columns, fontsize=8, parse_math=False, **tilted)
@@ -57,3 +71,23 @@ def heat_maps(
         figure.suptitle(title, fontsize=10, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:
+    """
+    A sentence pair's attention as a heat map, with gold links marked: squares are sure, circles possible.
+
+    Args:
+        alignment ([`~recnmt_hf.evaluation.WordAlignment`]): Words and weights.
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        gold ([`~recnmt_hf.evaluation.GoldAlignment`], *optional*): Links made by hand.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    marks = []
+    if gold is not None:
+        marks.append(("s", [(j, i) for i, j in sorted(gold.sure)]))
+        marks.append(("o", [(j, i) for i, j in sorted(gold.possible - gold.sure)]))
+    columns = [*alignment.source, "(end)"]
+    heat_maps([("", alignment.weights)], columns, alignment.target, "translation", path, marks=marks)

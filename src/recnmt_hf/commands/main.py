@@ -15,6 +15,7 @@ COMMANDS = {
     "translate": ("translate", "translate a file or standard input"),
     "score": ("score", "give the model's log-probability of translations"),
     "evaluate": ("evaluate", "measure translations against references and each other"),
+    "align": ("align", "link words of translations to source words, and measure such links"),
     "average": ("average", "average checkpoints"),
     "tokenizer": ("tokenizer", "train a tokenizer"),
     "attention": ("attention", "show what the steps of a recurrence encoder read"),

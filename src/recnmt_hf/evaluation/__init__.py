@@ -1,5 +1,15 @@
 """Translating, scoring, metrics and significance."""
 
+from .alignment import (
+    AlignmentErrorRate,
+    AlignmentScore,
+    GoldAlignment,
+    WordAlignment,
+    align_pairs,
+    alignment_error_rate,
+    format_links,
+    parse_links,
+)
 from .decoding import MaxLengthPerSentence, VaswaniLengthPenalty, length_penalty
 from .metrics import (
     Bleu,
@@ -18,10 +28,13 @@ from .translator import DecodingOptions, Hypothesis, SentenceScore, Translation,
 
 
 __all__ = [
+    "AlignmentErrorRate",
+    "AlignmentScore",
     "Bleu",
     "ChrF",
     "Comparison",
     "DecodingOptions",
+    "GoldAlignment",
     "Hypothesis",
     "MaxLengthPerSentence",
     "MetricScore",
@@ -31,9 +44,14 @@ __all__ = [
     "Translation",
     "Translator",
     "VaswaniLengthPenalty",
+    "WordAlignment",
+    "align_pairs",
+    "alignment_error_rate",
     "chrf_score",
     "compare_systems",
+    "format_links",
     "length_penalty",
+    "parse_links",
     "sacrebleu_score",
     "scores_by_length",
     "ter_score",

@@ -381,6 +381,26 @@ class Translator:
         One link per target token, the end token left out: to the source token with the largest attention, averaged
         over the heads of a decoder layer (the one below the top by default, as Garg et al., 2019, found best).
         """
+        attentions = self.attention(sources, targets)
+        weights = attentions[max(len(attentions) - 2, 0) if layer is None else layer].float().mean(dim=1)
+        ends = self.end_ids()
+        links = []
+        for row, source, target in zip(weights, sources, targets, strict=True):
+            count = len(target) - (1 if target and target[-1] in ends else 0)
+            real = max(len(source) - 1, 1)  # the source's own end token is no word
+            best = row[:count, :real].argmax(dim=-1).tolist()
+            links.append([(i, j) for j, i in enumerate(best)])
+        return links
+
+    @torch.no_grad()
+    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+        """
+        Cross-attention of forced decoding, for each decoder layer `(batch_size, num_heads, target_length,
+        source_length)`; row j is that of the step which says target token j.
+
+        Raises:
+            ValueError: The model has no attention to source words.
+        """
         input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
         labels, _ = self.pad(targets, self.pad_id())
         attentions = self.model(
@@ -395,15 +415,7 @@ class Translator:
                 "The model gives no attention to source words to align by. Remedy: load it with "
                 "attn_implementation='eager', and not with decoder_memory='recurrence'."
             )
-        weights = attentions[max(len(attentions) - 2, 0) if layer is None else layer].float().mean(dim=1)
-        ends = self.end_ids()
-        links = []
-        for row, source, target in zip(weights, sources, targets, strict=True):
-            count = len(target) - (1 if target and target[-1] in ends else 0)
-            real = max(len(source) - 1, 1)  # the source's own end token is no word
-            best = row[:count, :real].argmax(dim=-1).tolist()
-            links.append([(i, j) for j, i in enumerate(best)])
-        return links
+        return attentions
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 

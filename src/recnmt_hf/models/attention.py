@@ -1,5 +1,6 @@
 """Multi-head attention: plain, with relative positions, and the masks that go with it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -202,28 +203,59 @@ class MultiHeadAttention(nn.Module):
         decoder_rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Projects the memory on the first step of a generation, and takes it from the cache afterwards."""
-        cache = getattr(past_key_values, "cross_attention_cache", None)
-        layer = cache.layers[self.layer_idx] if cache is not None and self.layer_idx is not None else None
-        if isinstance(layer, SourceMemoryLayer):
-            if self.memory not in layer.memories:
-                key, value = self.project_memory(key_value_states)
-                layer.store(self.memory, key, value, attention_mask, decoder_rows)
-                past_key_values.is_updated[self.layer_idx] = True
-            return *layer.memories[self.memory], layer.masks[self.memory]
-        if layer is None or self.memory != "encoder":
-            return *self.project_memory(key_value_states), attention_mask
-        # A static (or foreign) cache has one row for each row of the decoder.
-        group = decoder_rows // key_value_states.shape[0]
-        if attention_mask is not None and group > 1 and attention_mask.shape[0] != decoder_rows:
-            attention_mask = attention_mask.repeat_interleave(group, dim=0)
-        if past_key_values.is_updated.get(self.layer_idx):
-            return layer.keys, layer.values, attention_mask
-        key, value = self.project_memory(key_value_states)
-        if group > 1:
-            key, value = key.repeat_interleave(group, dim=0), value.repeat_interleave(group, dim=0)
-        key, value = cache.update(key, value, self.layer_idx)
-        past_key_values.is_updated[self.layer_idx] = True
-        return key, value, attention_mask
+        return read_source_memory(
+            self.memory,
+            self.layer_idx,
+            self.project_memory,
+            key_value_states,
+            attention_mask,
+            past_key_values,
+            decoder_rows,
+        )
+
+
+def read_source_memory(
+    name: str,
+    layer_idx: int | None,
+    project_memory: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    key_value_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Cache | None,
+    decoder_rows: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """
+    A memory's keys, values and mask: projected on the first step of a generation, from the cache afterwards.
+
+    Args:
+        name (`str`): Under which the memory is cached; `"encoder"` is the only one a static cache has room for.
+        layer_idx (`int`, *optional*): Place in the cache; `None` where nothing is cached.
+        project_memory: From states `(num_sources, key_length, d)` to keys and values `(num_sources, num_heads,
+            key_length, ..)`.
+        attention_mask (`torch.Tensor` of shape `(num_sources, ..)`, *optional*): Cached beside them.
+        decoder_rows (`int`): `num_sources` times the beams of each.
+    """
+    cache = getattr(past_key_values, "cross_attention_cache", None)
+    layer = cache.layers[layer_idx] if cache is not None and layer_idx is not None else None
+    if isinstance(layer, SourceMemoryLayer):
+        if name not in layer.memories:
+            key, value = project_memory(key_value_states)
+            layer.store(name, key, value, attention_mask, decoder_rows)
+            past_key_values.is_updated[layer_idx] = True
+        return *layer.memories[name], layer.masks[name]
+    if layer is None or name != "encoder":
+        return *project_memory(key_value_states), attention_mask
+    # A static (or foreign) cache has one row for each row of the decoder.
+    group = decoder_rows // key_value_states.shape[0]
+    if attention_mask is not None and group > 1 and attention_mask.shape[0] != decoder_rows:
+        attention_mask = attention_mask.repeat_interleave(group, dim=0)
+    if past_key_values.is_updated.get(layer_idx):
+        return layer.keys, layer.values, attention_mask
+    key, value = project_memory(key_value_states)
+    if group > 1:
+        key, value = key.repeat_interleave(group, dim=0), value.repeat_interleave(group, dim=0)
+    key, value = cache.update(key, value, layer_idx)
+    past_key_values.is_updated[layer_idx] = True
+    return key, value, attention_mask
 
 
 def self_attention_cache(past_key_values: Cache) -> Cache:

@@ -264,7 +264,7 @@ class TokenAndPositionInput(nn.Module):
                 1 keeps; positions then count real tokens.
             offset (`int` or `torch.Tensor`): Tokens seen before.
         """
-        states = embeddings * self.scale
+        states = embeddings if self.scale == 1.0 else embeddings * self.scale
         if self.embed_positions is not None and add_positions:
             length = embeddings.shape[1]
             position_ids = None

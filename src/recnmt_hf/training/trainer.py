@@ -28,6 +28,10 @@ from ..models.seq2seq_base import read_safetensors
 from .checkpoints import MANIFEST, checkpoints_in, choose_checkpoints, mark_complete, remove_superfluous
 
 
+# Of a model that compares all pairs: a batch's pairs for each token of its budget.
+PAIRS_PER_TOKEN = 64
+
+
 @dataclass
 class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     """
@@ -37,7 +41,11 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         max_tokens (`int`, *optional*, defaults to 4096): Source and target tokens of a batch on one device, padding
             included.
         max_sentences (`int`, *optional*): Most sentences of a batch.
-        max_squared_tokens (`int`, *optional*): Most sentences times squared source length of a batch.
+        max_squared_tokens (`int`, *optional*): Most sentences times squared source length of a batch. `None`: any
+            number; for a model that compares all pairs of words (RNMT) `64 * max_tokens`, so that batches of sentences
+            longer than 64 tokens get smaller; 0: any number for that too.
+        optimizer (`str`, *optional*): `"adadelta"` (Zeiler, 2012) in place of what `optim` names, with
+            `adadelta_rho` (0.95) and `adadelta_eps` (1e-6).
         bleu_samples (`int`, *optional*, defaults to 500): Validation sentences translated for BLEU; 0 switches it off.
         bleu_beams (`int`, *optional*, defaults to 1): Beam size of that translation.
         keep_last (`int`, *optional*, defaults to 5): Newest checkpoints kept.
@@ -47,10 +55,21 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     max_tokens: int = field(default=4096, metadata={"help": "source and target tokens of a batch on one device"})
     max_sentences: int | None = field(default=None, metadata={"help": "most sentences of a batch"})
     max_squared_tokens: int | None = field(default=None, metadata={"help": "most sentences x squared source length"})
+    optimizer: str | None = field(default=None, metadata={"help": "adadelta, or what optim names"})
+    adadelta_rho: float = field(default=0.95, metadata={"help": "decay of Adadelta's averages"})
+    adadelta_eps: float = field(default=1e-6, metadata={"help": "added under Adadelta's roots"})
     bleu_samples: int = field(default=500, metadata={"help": "validation sentences translated for BLEU"})
     bleu_beams: int = field(default=1, metadata={"help": "beam size of that translation"})
     keep_last: int = field(default=5, metadata={"help": "newest checkpoints kept"})
     keep_best: int = field(default=1, metadata={"help": "best checkpoints kept"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer not in (None, "adadelta"):
+            raise ValueError(
+                f"optimizer={self.optimizer!r} is not allowed; it must be adadelta. Remedy: leave it out and name "
+                "transformers' optimizers in optim, e.g. optim=adamw_torch."
+            )
 
 
 class NonFiniteLossError(ValueError):
@@ -158,12 +177,15 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def token_sampler(self, dataset: Dataset, shuffle: bool) -> TokenBatchSampler:
         """The sampler of a prepared dataset."""
+        squared = self.args.max_squared_tokens
+        if squared is None and getattr(self.model.config, "compares_all_pairs", False):
+            squared = PAIRS_PER_TOKEN * self.args.max_tokens
         return TokenBatchSampler(
             dataset["source_length"][:],
             dataset["target_length"][:],
             max_tokens=self.args.max_tokens,
             max_sentences=self.args.max_sentences,
-            max_squared_tokens=self.args.max_squared_tokens,
+            max_squared_tokens=squared or None,
             num_processes=self.accelerator.num_processes if shuffle else 1,
             shuffle=shuffle,
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
@@ -183,6 +205,16 @@ class TranslationTrainer(Seq2SeqTrainer):
     def get_train_dataloader(self) -> DataLoader:
         self.train_sampler = self.token_sampler(self.train_dataset, shuffle=True)
         return self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler))
+
+    # -- optimizer ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: TranslationTrainingArguments, model: torch.nn.Module | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if getattr(args, "optimizer", None) != "adadelta":
+            return Seq2SeqTrainer.get_optimizer_cls_and_kwargs(args, model)
+        return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
 
     # -- loss --------------------------------------------------------------------------------------------------------
 

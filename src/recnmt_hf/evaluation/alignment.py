@@ -1,0 +1,316 @@
+"""Word alignments: reading them off a model's attention, the Pharaoh format, and their error rate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import datasets
+import evaluate
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .translator import Translator, batches_by_tokens
+
+
+Links = set[tuple[int, int]]
+
+
+# -- formats and error rate --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GoldAlignment:
+    """
+    A hand-made alignment of a sentence pair, as (source, target) positions of words from 0.
+
+    Attributes:
+        sure (`set`): Links that must be there.
+        possible (`set`): Links that may be there; the sure ones are among them.
+    """
+
+    sure: Links
+    possible: Links
+
+
+def parse_links(line: str, place: str = "the alignment", one_based: bool = False) -> GoldAlignment:
+    """
+    A line of links: `0-0 1-2` (Pharaoh format), with `1p3` or `1?3` for possible ones.
+
+    Args:
+        line (`str`): Links apart by spaces; an empty line has none.
+        place (`str`, *optional*): Names the line in errors.
+        one_based (`bool`, *optional*, defaults to `False`): Whether positions count from 1.
+
+    Raises:
+        ValueError: A link has another form, or a position is below the first.
+    """
+    sure: Links = set()
+    possible: Links = set()
+    for word in line.split():
+        found = re.fullmatch(r"(\d+)([-p?])(\d+)", word)
+        if found is None:
+            raise ValueError(f"{place}: {word!r} is no link. Remedy: write source-target, e.g. 0-1, or 0p1 (possible).")
+        link = (int(found[1]) - one_based, int(found[3]) - one_based)
+        if min(link) < 0:
+            raise ValueError(f"{place}: {word!r} has a position below 1. Remedy: positions count from 0 here.")
+        possible.add(link)
+        if found[2] == "-":
+            sure.add(link)
+    return GoldAlignment(sure, possible)
+
+
+def format_links(links: Sequence[tuple[int, int]] | Links) -> str:
+    """Links in Pharaoh format, in order: `0-0 1-2`."""
+    return " ".join(f"{i}-{j}" for i, j in sorted(links))
+
+
+@dataclass
+class AlignmentScore:
+    """
+    Alignment error rate of a corpus, with its parts; all from 0 to 1.
+
+    Attributes:
+        aer (`float`): `1 - (|A & S| + |A & P|) / (|A| + |S|)`; lower is better.
+        precision (`float`): `|A & P| / |A|`.
+        recall (`float`): `|A & S| / |S|`.
+        links, sure, possible (`int`): |A|, |S| and |P|.
+    """
+
+    aer: float
+    precision: float
+    recall: float
+    links: int
+    sure: int
+    possible: int
+
+    def __str__(self) -> str:
+        return (
+            f"AER {100 * self.aer:.2f} (precision {100 * self.precision:.2f}, recall {100 * self.recall:.2f}; "
+            f"{self.links} links, {self.sure} sure, {self.possible} possible)"
+        )
+
+
+def alignment_error_rate(predictions: Sequence[Links], references: Sequence[GoldAlignment]) -> AlignmentScore:
+    """
+    Alignment error rate over a corpus (Och and Ney, 2003, section 6).
+
+    Args:
+        predictions (sequence of `set`): A, the links of each sentence pair.
+        references (sequence of [`GoldAlignment`]): S and P.
+
+    Raises:
+        ValueError: Their numbers differ, or there is neither a link nor a sure one.
+    """
+    if len(predictions) != len(references):
+        raise ValueError(
+            f"{len(predictions)} alignments and {len(references)} gold alignments: there must be one for each. Remedy: "
+            "compare files of the same sentences."
+        )
+    found = in_sure = in_possible = sure = possible = 0
+    for links, gold in zip(predictions, references, strict=True):
+        links = set(links)
+        found += len(links)
+        sure += len(gold.sure)
+        possible += len(gold.possible)
+        in_sure += len(links & gold.sure)
+        in_possible += len(links & gold.possible)
+    if found + sure == 0:
+        raise ValueError("There is nothing to compare: neither the alignments nor the gold ones have a link.")
+    return AlignmentScore(
+        aer=1 - (in_sure + in_possible) / (found + sure),
+        precision=in_possible / found if found else 0.0,
+        recall=in_sure / sure if sure else 0.0,
+        links=found,
+        sure=sure,
+        possible=possible,
+    )
+
+
+class AlignmentErrorRate(evaluate.Metric):
+    """
+    Alignment error rate; `AlignmentErrorRate().compute(predictions=["0-0 1-2"], references=["0-0 1p2"])`, one line of
+    links in Pharaoh format for each sentence pair, possible links of the references as `1p2`.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description=(type(self).__doc__ or "").strip(),
+            citation="Och and Ney, 2003",
+            features=datasets.Features({"predictions": text, "references": text}),
+        )
+
+    def _compute(self, predictions: list[str], references: list[str], one_based: bool = False) -> dict[str, float]:
+        sides = [
+            [parse_links(line, f"{name} {number}", one_based) for number, line in enumerate(lines, start=1)]
+            for name, lines in (("prediction", predictions), ("reference", references))
+        ]
+        score = alignment_error_rate([each.possible for each in sides[0]], sides[1])
+        return {"aer": score.aer, "precision": score.precision, "recall": score.recall}
+
+
+# -- reading alignments off attention ----------------------------------------------------------------------------------
+
+
+@dataclass
+class WordAlignment:
+    """
+    What a model attends in a sentence pair.
+
+    Attributes:
+        source, target (`list[str]`): Words, apart by spaces in the text.
+        links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
+            where that is the source's end token.
+        weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
+            and, in the last column, to the source's end token.
+    """
+
+    source: list[str]
+    target: list[str]
+    links: list[tuple[int, int]]
+    weights: np.ndarray
+
+    def to_pharaoh(self) -> str:
+        """The links in Pharaoh format, source first."""
+        return format_links(self.links)
+
+
+def words_of_tokens(
+    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False
+) -> tuple[list[int], list[int | None]]:
+    """
+    A sentence's token ids, and for each token the word (apart by spaces, from 0) that it is a part of; `None` for
+    special tokens.
+
+    Raises:
+        ValueError: The tokenizer does not tell where its tokens stand in the text, or normalises words away.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} does not tell where its tokens stand in the text, so that sub-words cannot be "
+            "mapped to words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
+        )
+    given = {"text_target": text} if is_target else {"text": text}
+    encoded = tokenizer(**given, return_offsets_mapping=True, return_special_tokens_mask=True, truncation=False)
+    starts = [found.start() for found in re.finditer(r"\S+", text)]
+    words: list[int | None] = []
+    for (start, end), special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True):
+        if special and encoded["input_ids"][len(words)] != tokenizer.unk_token_id:
+            words.append(None)
+            continue
+        # A token may begin with the space before its word, or be that space alone.
+        part = text[start:end]
+        first = min(start + len(part) - len(part.lstrip()), len(text) - 1)
+        if not part.strip():
+            first = next((place for place in starts if place >= start), first)
+        words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
+    return encoded["input_ids"], words
+
+
+def word_matrix(weights: np.ndarray, source: Sequence[int | None], target: Sequence[int | None]) -> np.ndarray:
+    """
+    Attention between words from attention between tokens.
+
+    A target word's attention is the mean over its tokens, what a source word gets the sum over its tokens.
+
+    Args:
+        weights (`numpy.ndarray` of shape `(target tokens, source tokens)`).
+        source, target (sequence of `int`, *optional*): The word of each token; `None` for special tokens.
+
+    Returns:
+        `numpy.ndarray` of shape `(target words, source words + 1)`; special source tokens share the last column.
+    """
+    count = 1 + max((word for word in source if word is not None), default=-1)
+    columns = np.zeros((weights.shape[0], count + 1))
+    for place, word in enumerate(source):
+        columns[:, count if word is None else word] += weights[:, place]
+    rows = np.zeros((1 + max((word for word in target if word is not None), default=-1), count + 1))
+    tokens = np.zeros(len(rows))
+    for place, word in enumerate(target):
+        if word is not None:
+            rows[word] += columns[place]
+            tokens[word] += 1
+    return rows / np.maximum(tokens, 1)[:, None]
+
+
+def choose_attention(
+    attentions: Sequence[torch.Tensor], layer: int | str | None = None, head: int | None = None
+) -> torch.Tensor:
+    """
+    The cross-attention to align by, `(batch_size, target_length, source_length)`.
+
+    Args:
+        attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).
+        layer (`int` or `"mean"`, *optional*): A decoder layer from 0, or the mean of all. `None`: the one below the
+            top, which Garg et al. (2019) found best; the only one of a recurrent decoder.
+        head (`int`, *optional*): A head from 0; `None`: the mean of all.
+
+    Raises:
+        ValueError: There is no such layer or head.
+    """
+    if layer == "mean":
+        chosen = torch.stack(list(attentions)).mean(dim=0)
+    else:
+        place = max(len(attentions) - 2, 0) if layer is None else layer
+        if not isinstance(place, int) or not 0 <= place < len(attentions):
+            raise ValueError(
+                f"There is no decoder layer {layer!r}; the model has layers 0 to {len(attentions) - 1}. Remedy: choose "
+                'one, or "mean".'
+            )
+        chosen = attentions[place]
+    if head is None:
+        return chosen.mean(dim=1)
+    if not 0 <= head < chosen.shape[1]:
+        raise ValueError(
+            f"There is no head {head}; the layer has heads 0 to {chosen.shape[1] - 1}. Remedy: choose one."
+        )
+    return chosen[:, head]
+
+
+@torch.no_grad()
+def align_pairs(
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    layer: int | str | None = None,
+    head: int | None = None,
+    max_tokens: int = 4096,
+) -> Iterator[WordAlignment]:
+    """
+    Aligns sentences with their translations: the model is made to say the translation, and each word of that is linked
+    to the source word that it attends most.
+
+    Args:
+        translator ([`Translator`]): Model and tokenizers.
+        sources, targets (sequence of `str`): Text whose words are apart by spaces.
+        layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
+        max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
+
+    Raises:
+        ValueError: There are not as many sources as targets, a sentence is empty, or the model gives no attention to
+            source words.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
+    pairs = []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+        if not source.strip() or not target.strip():
+            raise ValueError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
+        pairs.append(
+            (words_of_tokens(translator.tokenizer, source), words_of_tokens(translator.target_tokenizer, target, True))
+        )
+    results: list[WordAlignment | None] = [None] * len(pairs)
+    lengths = [max(len(source[0]), len(target[0])) for source, target in pairs]
+    for batch in batches_by_tokens(lengths, max_tokens):
+        weights = translator.attention([pairs[i][0][0] for i in batch], [pairs[i][1][0] for i in batch])
+        chosen = choose_attention(weights, layer, head).float().cpu().numpy()
+        for row, i in enumerate(batch):
+            (source_ids, source_words), (target_ids, target_words) = pairs[i]
+            matrix = word_matrix(chosen[row, : len(target_ids), : len(source_ids)], source_words, target_words)
+            best = matrix.argmax(axis=1)
+            links = [(int(word), j) for j, word in enumerate(best) if word < matrix.shape[1] - 1]
+            results[i] = WordAlignment(sources[i].split(), targets[i].split(), links, matrix)
+    yield from results

@@ -1,0 +1,603 @@
+"""RNNsearch, RNNsearch* and RNMT: the contract, the equations, the fast paths, and what padding and memory may do."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from model_contract import VOCABULARY, ModelContract, ragged_batch, scatter_parameters
+
+from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
+from recnmt_hf.commands.main import main
+from recnmt_hf.models import modeling_rnmt
+from recnmt_hf.models.modeling_rnmt import (
+    MaskedBatchNorm,
+    RelationPropagation,
+    all_pairs,
+    all_pairs_reference,
+    pair_tiles,
+)
+
+
+RNNSEARCH = {"decoder_type": "rnnsearch", "relation_layers": 0, "encoder_layers": 1}
+RNNSEARCH_STAR = {"relation_layers": 0}
+TWO_CONVOLUTIONS = {"relation_conv_kernels": [1, 3], "relation_conv_channels": [5, 7]}
+LENGTHS, TARGETS = (7, 4, 1), (5, 3, 2)
+
+
+class TestRNMT(ModelContract):
+    config_class = RNMTConfig
+    model_class = RNMTForConditionalGeneration
+    variants = {
+        "default": {},
+        "rnnsearch": RNNSEARCH,
+        "rnnsearch-star": {**RNNSEARCH_STAR, "readout": "tanh"},
+        "zh-en": {**TWO_CONVOLUTIONS, "relation_dense_include_embeddings": False},
+        "parallel": {**TWO_CONVOLUTIONS, "relation_conv_mode": "parallel", "relation_dense_connection": False},
+    }
+
+    def config(self, **fields):
+        small = {
+            "decoder_layers": 1,
+            "relation_conv_channels": [6],
+            "relation_hidden_size": 8,
+            "readout_dropout": 0.0,
+            "init_uniform": None,
+        }
+        return super().config(**{**small, **fields})
+
+
+# -- equations --
+
+
+def leaky(x):
+    return torch.where(x > 0, x, 0.1 * x)
+
+
+class SlowRNMT:
+    """
+    One sentence pair after the equations (SPEC: Zhang et al., 2018; Bahdanau et al., 2015), a word, a pair and a step
+    at a time. It shares nothing with the model but the parameters.
+    """
+
+    def __init__(self, model):
+        self.config = model.config
+        self.p = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+    def linear(self, name, x):
+        bias = self.p.get(f"{name}.bias")
+        product = self.p[f"{name}.weight"] @ x
+        return product if bias is None else product + bias
+
+    def gru(self, name, x, h, suffix=""):
+        w, u = self.p[f"{name}.weight_ih{suffix}"], self.p[f"{name}.weight_hh{suffix}"]
+        b, c = self.p[f"{name}.bias_ih{suffix}"], self.p[f"{name}.bias_hh{suffix}"]
+        (wr, wz, wn), (ur, uz, un) = w.chunk(3), u.chunk(3)
+        (br, bz, bn), (cr, cz, cn) = b.chunk(3), c.chunk(3)
+        r = torch.sigmoid(wr @ x + br + ur @ h + cr)
+        z = torch.sigmoid(wz @ x + bz + uz @ h + cz)
+        n = torch.tanh(wn @ x + bn + r * (un @ h + cn))
+        return (1 - z) * n + z * h
+
+    def run_gru(self, name, xs, backward):
+        h, states = torch.zeros(self.config.d_model, dtype=torch.float64), {}
+        for i in reversed(range(len(xs))) if backward else range(len(xs)):
+            h = states[i] = self.gru(name, xs[i], h, "_l0")
+        return [states[i] for i in range(len(xs))]
+
+    def relation(self, name, xs):
+        config, length = self.config, len(xs)
+        outputs, read = [], xs
+        for k, kernel in enumerate(config.relation_conv_kernels):
+            weight = self.p[f"{name}.convolutions.convolutions.{k}.weight"]
+            half, made = (kernel - 1) // 2, []
+            for i in range(length):
+                c = self.p[f"{name}.convolutions.convolutions.{k}.bias"].clone()
+                for o in range(-half, half + 1):
+                    if 0 <= i + o < length:
+                        c = c + weight[:, :, o + half] @ read[i + o]
+                norm = f"{name}.convolutions.norms.{k}"
+                if config.relation_batch_norm:
+                    scale = (self.p[f"{norm}.running_var"] + 1e-5).sqrt()
+                    c = self.p[f"{norm}.weight"] * (c - self.p[f"{norm}.running_mean"]) / scale + self.p[f"{norm}.bias"]
+                made.append(leaky(c))
+            outputs.append(made)
+            read = xs if config.relation_conv_mode == "parallel" else made
+        if config.relation_conv_mode == "parallel":
+            read = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
+        results = []
+        for i in range(length):
+            total = 0
+            for j in range(length):
+                r = torch.cat([read[i], read[j]])
+                for k in range(config.relation_gp_layers):
+                    r = leaky(self.linear(f"{name}.propagation.pair_layers.{k}", r))
+                total = total + r
+            o = total / length
+            for k in range(config.relation_mlp_layers):
+                o = leaky(self.linear(f"{name}.propagation.layers.{k}", o))
+            results.append(o)
+        return results
+
+    def encode(self, ids):
+        config, encoder = self.config, "model.encoder"
+        e = [self.p[f"{encoder}.embed_tokens.weight"][i] for i in ids]
+        if config.encoder_rnn_layout == "concat":
+            xs = e
+            for k in range(config.encoder_layers):
+                f = self.run_gru(f"{encoder}.layers.{k}.rnn.forward_rnn", xs, False)
+                b = self.run_gru(f"{encoder}.layers.{k}.rnn.backward_rnn", xs, True)
+                xs = [torch.cat(pair) for pair in zip(f, b, strict=True)]
+            return xs
+        layers = []
+        for k in range(config.encoder_layers):
+            layers.append(
+                lambda xs, k=k: self.run_gru(f"{encoder}.layers.{k}.rnn.forward_rnn", xs, backward=k % 2 == 1)
+            )
+            if k < config.relation_layers:
+                layers.append(lambda xs, k=k: self.relation(f"{encoder}.relation_layers.{k}", xs))
+        related = config.relation_layers > 0
+        below, h_in = ([e] if config.relation_dense_include_embeddings else []), e
+        for number, layer in enumerate(layers):
+            h = layer(h_in)
+            if related and config.relation_residual:
+                h = [a + b for a, b in zip(h_in, h, strict=True)]
+            if related and config.relation_dense_connection:
+                below.append(h)
+                h = [
+                    self.linear(f"{encoder}.dense_maps.{number}", torch.cat(parts))
+                    for parts in zip(*below, strict=True)
+                ]
+            h_in = h
+        return h_in
+
+    def logits(self, source, target):
+        config, decoder = self.config, "model.decoder"
+        h = self.encode(source)
+        s = torch.tanh(self.linear(f"{decoder}.initial_state", sum(h) / len(h)))
+        logits, attentions = [], []
+        rec = f"{decoder}.recurrence"
+        for token in target:
+            y = self.p[f"{decoder}.embed_tokens.weight"][token]
+            conditional = config.decoder_type == "conditional_gru"
+            query = self.gru(f"{rec}.word_cell", y, s) if conditional else s
+            v = self.p[f"{rec}.attention.score.weight"][0]
+            w, u = self.p[f"{rec}.attention.q_proj.weight"], self.p[f"{rec}.attention.k_proj.weight"]
+            b = self.p[f"{rec}.attention.k_proj.bias"]
+            e = torch.stack([v @ torch.tanh(w @ query + u @ hi + b) for hi in h])
+            alpha = torch.exp(e - e.max())
+            alpha = alpha / alpha.sum()
+            a = sum(weight * hi for weight, hi in zip(alpha, h, strict=True))
+            x = a if conditional else torch.cat([y, a])
+            s = self.gru(f"{rec}.context_cell", x, query)
+            t = self.linear(f"{rec}.readout.state_proj", s)
+            t = t + self.linear(f"{rec}.readout.word_proj", y) + self.linear(f"{rec}.readout.context_proj", a)
+            t = t.view(-1, 2).max(dim=1).values if config.readout == "maxout" else torch.tanh(t)
+            logits.append(self.p["lm_head.weight"] @ t)
+            attentions.append(alpha)
+        return torch.stack(logits), torch.stack(attentions)
+
+
+EQUATIONS = {
+    "rnmt": {},
+    "rnnsearch": RNNSEARCH,
+    "rnnsearch-deep": {**RNNSEARCH, "encoder_layers": 2},
+    "rnnsearch-star": RNNSEARCH_STAR,
+    "rnnsearch-star-concat": {**RNNSEARCH_STAR, "encoder_rnn_layout": "concat", "encoder_layers": 1},
+    "rnnsearch-with-relations": {"decoder_type": "rnnsearch"},
+    "tanh": {**RNNSEARCH_STAR, "readout": "tanh"},
+    "one-relation-layer": {"relation_layers": 1},
+    "four-layers": {"encoder_layers": 4, "relation_layers": 3},
+    "stacked-convolutions": TWO_CONVOLUTIONS,
+    "parallel-convolutions": {**TWO_CONVOLUTIONS, "relation_conv_mode": "parallel"},
+    "wide-convolution": {"relation_conv_kernels": [5]},
+    "no-batch-norm": {"relation_batch_norm": False},
+    "no-residual": {"relation_residual": False},
+    "no-dense": {"relation_dense_connection": False},
+    "no-residual-no-dense": {"relation_residual": False, "relation_dense_connection": False},
+    "dense-without-embeddings": {"relation_dense_include_embeddings": False},
+    "shallow-perceptrons": {"relation_gp_layers": 1, "relation_mlp_layers": 1},
+}
+
+
+def scattered(fields, training=False):
+    model = TestRNMT().model(fields)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, MaskedBatchNorm):
+                module.running_mean.copy_(torch.linspace(-1, 1, len(module.running_mean)))
+                module.running_var.copy_(torch.linspace(0.5, 2, len(module.running_var)))
+    return model.train(training)
+
+
+@pytest.mark.parametrize("fast", ["1", "0"], ids=["fast", "plain"])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equations(name, fast, monkeypatch):
+    """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+    model = scattered(EQUATIONS[name])
+    slow = SlowRNMT(model)
+    batch = ragged_batch(LENGTHS, TARGETS)
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    outputs = model(**batch, output_attentions=True)
+    logits = model(**batch).logits
+    torch.testing.assert_close(outputs.logits, logits, atol=1e-12, rtol=0)
+    for row, (length, steps) in enumerate(zip(LENGTHS, TARGETS, strict=True)):
+        expected, attention = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
+        found = outputs.cross_attentions[0][row, 0, :steps, :length]
+        torch.testing.assert_close(found, attention, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batch_norm_in_training_sees_real_tokens_only(side):
+    """Statistics, output and running averages equal torch's own batch norm on the real tokens laid end to end."""
+    torch.manual_seed(1)
+    lengths, channels = (5, 3, 1), 4
+    norm = scatter_parameters(MaskedBatchNorm(channels).double())
+    reference = torch.nn.BatchNorm1d(channels).double()
+    reference.load_state_dict(norm.state_dict(), strict=False)
+    for _ in range(2):
+        states = torch.randn(3, 5, channels, dtype=torch.float64, requires_grad=True)
+        mask = (torch.arange(5)[None] < torch.tensor(lengths)[:, None]).long()
+        mask = mask.flip(1) if side == "left" else mask
+        found = norm(states, mask)[mask == 1]
+        expected = reference(states[mask == 1])
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        seed = torch.randn_like(found)
+        ours, theirs = (torch.autograd.grad((x * seed).sum(), states, retain_graph=True)[0] for x in (found, expected))
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+        assert (ours[mask == 0] == 0).all()
+    torch.testing.assert_close(norm.running_mean, reference.running_mean)
+    torch.testing.assert_close(norm.running_var, reference.running_var)
+    plain = torch.randn(2, 3, channels, dtype=torch.float64)
+    torch.testing.assert_close(norm(plain, None), reference(plain.transpose(1, 2)).transpose(1, 2))
+    norm.eval(), reference.eval()
+    torch.testing.assert_close(norm(plain, None), reference(plain.transpose(1, 2)).transpose(1, 2))
+
+
+def test_padding_changes_nothing_in_training():
+    """With batch statistics too: the loss, the gradients and the running averages of a batch padded further."""
+    batch = ragged_batch(LENGTHS, TARGETS)
+    results = []
+    for amount in (0, 4):
+        model = scattered({}, training=True)
+        more = torch.full((3, amount), 9)
+        padded = {
+            "input_ids": torch.cat([more, batch["input_ids"], more], 1),
+            "attention_mask": torch.cat([0 * more, batch["attention_mask"], 0 * more], 1),
+            "labels": batch["labels"],
+        }
+        loss = model(**padded).loss
+        loss.backward()
+        results.append((loss.detach(), dict(model.named_parameters()), dict(model.named_buffers())))
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-12, rtol=0)
+    for name, parameter in results[0][1].items():
+        if "embed_tokens" not in name:
+            torch.testing.assert_close(parameter.grad, results[1][1][name].grad, atol=1e-11, rtol=0)
+    for name, buffer in results[0][2].items():
+        torch.testing.assert_close(buffer, results[1][2][name], atol=1e-12, rtol=0)
+
+
+# -- fast paths against plain ones --
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", ["rnmt", "rnnsearch", "rnnsearch-star", "stacked-convolutions", "shallow-perceptrons"])
+def test_fast_paths_equal_plain_ones(name, training, monkeypatch):
+    """Loss and every gradient, with a target mask (states carried over padding) and without."""
+    model = scattered(EQUATIONS[name], training)
+    batch = ragged_batch(LENGTHS, TARGETS)
+    decoder_mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
+    calls = []
+    for function in ("run_steps", "run_steps_reference", "all_pairs", "all_pairs_reference"):
+        original = getattr(modeling_rnmt, function)
+        monkeypatch.setattr(
+            modeling_rnmt,
+            function,
+            lambda *args, function=function, original=original: (calls.append(function), original(*args))[1],
+        )
+    for mask in (None, decoder_mask):
+        results = []
+        for fast in ("1", "0"):
+            monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+            model.zero_grad()
+            calls.clear()
+            loss = model(**batch, decoder_attention_mask=mask).loss
+            loss.backward()
+            assert {name.endswith("_reference") for name in calls} == {fast == "0"}
+            results.append((loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+        torch.testing.assert_close(results[0][0], results[1][0], atol=1e-12, rtol=0)
+        for parameter, gradient in results[0][1].items():
+            torch.testing.assert_close(gradient, results[1][1][parameter], atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+@pytest.mark.parametrize("group", [1, 2])
+def test_steps_pass_gradcheck(conditional, group):
+    """The written backward pass of the decoder's steps, rows that share a source, masks and held states included."""
+    torch.manual_seed(2)
+    width, steps, sources, length = 3, 3, 2, 4
+
+    def random(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    rows = sources * group
+    visible = torch.tensor([[[True] * 4], [[True, True, False, False]]])
+    kept = torch.rand(steps, rows, 1) > 0.3
+    word = (random(3 * width, width), random(3 * width)) if conditional else (None, None)
+    weights = (*word, random(width, width), random(width), random(3 * width, width), random(3 * width), random(9))
+    gates, state = random(steps, rows, 3 * width), random(rows, width)
+    keys, values = random(sources, length, width), random(sources, length, 3 * width)
+    for held in (None, kept):
+        assert torch.autograd.gradcheck(
+            lambda *args, held=held: modeling_rnmt.AttentionalSteps.apply(*args[:3], visible, args[3], held, *args[4:]),
+            (gates, keys, values, state, *weights),
+        )
+
+
+@pytest.mark.parametrize("kept", [0, 2**28], ids=["made-anew", "kept"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
+    torch.manual_seed(3)
+    monkeypatch.setattr(modeling_rnmt, "KEPT_PAIRS", kept)
+    config = TestRNMT().config(relation_gp_layers=3, relation_hidden_size=4, relation_conv_channels=[3])
+    layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
+    features = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1] * 5, [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]) if masked else None
+    expected = all_pairs_reference(layers, features, mask)[0]
+    if masked:
+        expected = expected.masked_fill(mask[:, :, None] == 0, 0.0)
+    whole = list(pair_tiles(torch.zeros(4, 5, 4, dtype=torch.float64)))
+    assert len(whole) == 1, "a small batch is one tile"
+    cuts = {
+        "words": [modeling_rnmt.Tile(slice(b, b + 1), slice(i, i + 2)) for b in range(4) for i in range(0, 5, 2)],
+        "sentences": [modeling_rnmt.Tile(slice(b, b + 3), slice(0, 5)) for b in (0, 3)],
+        "whole": whole,
+    }
+    for tiles in cuts.values():
+        monkeypatch.setattr(modeling_rnmt, "pair_tiles", lambda states, tiles=tiles: tiles)
+        torch.testing.assert_close(all_pairs(layers, features, mask), expected, atol=1e-12, rtol=0)
+        assert torch.autograd.gradcheck(
+            lambda x, *parameters: torch.func.functional_call(
+                Pairs(layers), dict(zip(Pairs(layers).names(), parameters, strict=True)), (x, mask)
+            ),
+            (features, *(p for p in layers.parameters())),
+        )
+
+
+class Pairs(torch.nn.Module):
+    """[`all_pairs`] as a module, so that its parameters can be varied."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def names(self):
+        return [name for name, _ in self.named_parameters()]
+
+    def forward(self, features, mask):
+        return all_pairs(self.layers, features, mask)
+
+
+@pytest.mark.parametrize("shape", [(64, 3, 128), (8, 27, 128), (3, 100, 256), (1, 3000, 256)])
+def test_tiles_cover_each_pair_once_and_stay_small(shape):
+    batch_size, length, width = shape
+    covered = torch.zeros(batch_size, length)
+    for tile in pair_tiles(torch.empty(shape)):
+        covered[tile.rows, tile.words] += 1
+        count = covered[tile.rows, tile.words].numel() * length
+        assert count * width * 4 <= max(2**20, length * width * 4)
+    assert (covered == 1).all()
+
+
+def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
+    """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
+    monkeypatch.setattr(modeling_rnmt, "KEPT_PAIRS", 0)
+    length, batch_size, steps, width = 96, 8, 40, 32
+    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train()
+    source = torch.randint(4, VOCABULARY, (batch_size, length))
+    labels = torch.randint(4, VOCABULARY, (batch_size, steps))
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            output = function(*args, **(kwargs or {}))
+            for one in output if isinstance(output, (tuple, list)) else [output]:
+                if isinstance(one, torch.Tensor):
+                    largest = max(largest, one.untyped_storage().nbytes())
+            return output
+
+    with Watch():
+        model(source, labels=labels, return_logits=False).loss.backward()
+    pairs = batch_size * length * length * 32 * 4
+    energies = batch_size * steps * length * width * 4
+    assert largest < min(pairs, energies) / 2, (largest, pairs, energies)
+
+
+@pytest.mark.slow
+def test_a_large_batch_trains_in_little_memory():
+    """64 sentences of 100 tokens at the paper's size: within 4 GiB above the model (measured in its own process)."""
+    code = """
+        import resource, psutil, torch
+        from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
+        torch.set_num_threads(1)
+        model = RNMTForConditionalGeneration(RNMTConfig.from_preset("en_de")).train()
+        ids = torch.randint(4, 30000, (64, 100))
+        before = psutil.Process().memory_info().rss
+        model(ids, torch.ones_like(ids), labels=ids, return_logits=False).loss.backward()
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**30)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 4.0
+
+
+# -- evidence --
+
+
+def test_relation_scores_are_lengths_of_relations():
+    model = scattered({})
+    batch = ragged_batch(LENGTHS, TARGETS)
+    encoder = model.get_encoder()
+    scores = encoder(batch["input_ids"], batch["attention_mask"], output_attentions=True).relation_scores
+    assert [tuple(score.shape) for score in scores] == [(3, 7, 7)] * 2
+    assert (scores[0][1, 4:] == 0).all() and (scores[0][1, :, 4:] == 0).all() and (scores[0][1, :4, :4] > 0).all()
+    left = torch.cat([0 * batch["input_ids"][:, :2], batch["input_ids"]], 1)
+    mask = torch.cat([0 * batch["attention_mask"][:, :2], batch["attention_mask"]], 1)
+    shifted = encoder(left, mask, output_attentions=True).relation_scores
+    torch.testing.assert_close(shifted[1][:, 2:, 2:], scores[1])
+    assert encoder(batch["input_ids"]).relation_scores is None
+    outputs = model(**batch, output_attentions=True)
+    torch.testing.assert_close(outputs.relation_scores[1], scores[1])
+
+
+# -- decoding --
+
+
+def test_memory_is_projected_once_and_shared_by_beams(monkeypatch):
+    model = scattered({})
+    seen, keys = [], []
+    original, attend = modeling_rnmt.DecoderRecurrence.project_memory, modeling_rnmt.attend
+
+    def watch(self, annotations):
+        seen.append(tuple(annotations.shape))
+        return original(self, annotations)
+
+    monkeypatch.setattr(modeling_rnmt.DecoderRecurrence, "project_memory", watch)
+    monkeypatch.setattr(
+        modeling_rnmt,
+        "attend",
+        lambda query, k, *rest: (keys.append((len(query), k.data_ptr())), attend(query, k, *rest))[1],
+    )
+    model.generate(torch.randint(4, VOCABULARY, (2, 6)), num_beams=5, min_new_tokens=6, max_new_tokens=6)
+    assert seen == [(2, 6, 32)]
+    assert [rows for rows, _ in keys] == [10] * 6 and len({place for _, place in keys}) == 1
+
+
+def test_a_decoding_step_costs_a_fixed_number_of_operations():
+    model = scattered({}).float()
+    counts = []
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            counts[-1] += not function.is_view
+            return function(*args, **(kwargs or {}))
+
+    source = torch.randint(4, VOCABULARY, (2, 9))
+    with torch.no_grad():
+        encoded = model.get_encoder()(source)
+        cache = None
+        for _ in range(6):
+            counts.append(0)
+            with Count():
+                outputs = model(
+                    encoder_outputs=encoded,
+                    decoder_input_ids=torch.ones(8, 1, dtype=torch.long),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+            cache = outputs.past_key_values
+    assert len(set(counts[1:])) == 1 and counts[1] <= 40, counts
+
+
+# -- sizes and settings --
+
+
+def test_parameter_growth(capsys):
+    """SPEC section 8: relation layers and dense maps add 4.28M at the paper's En-De size (paper: +4.1M)."""
+    from recnmt_hf import RNMTConfig
+
+    def count(**fields):
+        with torch.device("meta"):
+            model = RNMTForConditionalGeneration(RNMTConfig.from_preset("en_de", vocab_size=100, **fields))
+        return sum(p.numel() for p in model.parameters())
+
+    assert round((count() - count(relation_layers=0)) / 1e6, 2) == 4.28
+    assert round((count(relation_dense_include_embeddings=False) - count(relation_layers=0)) / 1e6, 2) == 3.23
+    assert main(["parameters", "rnmt", "rnmt:relation_layers=0", "--size", "en_de"]) == 0
+    assert "4.28M" in capsys.readouterr().out
+
+
+ROWS = {
+    "T1 RNNsearch": ("zh_en", {"decoder_type": "rnnsearch", "relation_layers": 0}),
+    "T1 RNNsearch*": ("zh_en", {"relation_layers": 0}),
+    "T1 RNMT": ("zh_en", {}),
+    "T1 RNMT, the code's convolutions": ("zh_en", {"relation_conv_mode": "parallel"}),
+    "T2 RNMT": ("en_de", {}),
+    "T2 RNMT, tied": ("en_de", {"tie_word_embeddings": True}),
+    "T3 RNMT": ("en_de", {"vocab_size": 30000, "decoder_vocab_size": 16000}),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_of_the_tables_is_a_config(row):
+    preset, fields = ROWS[row]
+    with torch.device("meta"):
+        model = RNMTForConditionalGeneration(RNMTConfig.from_preset(preset, **fields))
+    channels = [
+        c.out_channels for layer in model.model.encoder.relation_layers for c in layer.convolutions.convolutions
+    ]
+    expected = {"en_de": [96], "zh_en": [128, 256]}[preset] * model.config.relation_layers
+    assert channels == expected
+    if "RNNsearch" in row:
+        assert model.config.annotation_size == (512 if row.endswith("*") else 1024)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decoder_layers": 2}, r"decoder_layers=2 is not allowed; it must be 1\. Remedy"),
+        ({"decoder_type": "gru"}, "one of 'conditional_gru', 'rnnsearch'"),
+        ({"encoder_rnn_layout": "concat", "relation_layers": 2}, 'must be "stacked" while relation_layers=2'),
+        ({"relation_layers": 3}, "at most encoder_layers=2"),
+        ({"relation_conv_kernels": [2]}, "odd widths"),
+        ({"relation_conv_kernels": 3}, "a list of whole numbers"),
+        ({"relation_conv_kernels": [1, 3]}, "as long as relation_conv_kernels"),
+        ({"init_std": 0.1}, "None while init_uniform=0.1"),
+        ({"readout_dropout": 1}, "from 0 to below 1"),
+    ],
+)
+def test_values_are_checked(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RNMTConfig(**fields)
+
+
+def test_what_is_not_said_follows_from_what_is():
+    def layers(**fields):
+        config = RNMTConfig(**fields)
+        return config.encoder_rnn_layout, config.encoder_layers, config.relation_layers
+
+    assert layers() == ("stacked", 2, 2)
+    assert layers(relation_layers=0) == ("stacked", 2, 0)
+    assert layers(relation_layers=0, decoder_type="rnnsearch") == ("concat", 1, 0)
+    assert layers(decoder_type="rnnsearch") == ("stacked", 2, 2)
+    assert layers(encoder_rnn_layout="concat") == ("concat", 1, 0)
+    assert layers(encoder_layers=1) == ("stacked", 1, 1)
+    assert layers(encoder_layers=4) == ("stacked", 4, 2)
+
+
+def test_initialisation_of_the_paper():
+    model = RNMTForConditionalGeneration(RNMTConfig.from_preset("tiny", vocab_size=500))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            assert parameter.abs().max() <= 0.1, name
+            assert 0.05 < parameter[1:].std() < 0.065, name
+        else:
+            assert (parameter == ("norms" in name and name.endswith("weight"))).all(), name
+
+
+def test_checkpointing_counts_a_batch_once_in_the_norms():
+    batch = ragged_batch(LENGTHS, TARGETS)
+    averages = []
+    for checkpointing in (False, True):
+        model = scattered({}, training=True)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(**batch).loss.backward()
+        averages.append({name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name})
+    assert averages[0]
+    for name, buffer in averages[0].items():
+        assert torch.equal(buffer, averages[1][name]), name
