@@ -352,12 +352,18 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
     whole = list(pair_tiles(torch.zeros(4, 5, 4, dtype=torch.float64)))
     assert len(whole) == 1, "a small batch is one tile"
     cuts = {
-        "words": [modeling_rnmt.Tile(slice(b, b + 1), slice(i, i + 2)) for b in range(4) for i in range(0, 5, 2)],
-        "sentences": [modeling_rnmt.Tile(slice(b, b + 3), slice(0, 5)) for b in (0, 3)],
+        "words": [modeling_rnmt.Tile(slice(b, b + 1), slice(i, min(i + 2, 5)), 5) for b in range(4) for i in (0, 2, 4)],
+        "sentences": [modeling_rnmt.Tile(slice(b, b + 3), slice(0, 5), 5) for b in (0, 3)],
         "whole": whole,
+        "real words": None,
     }
+    original = pair_tiles
     for tiles in cuts.values():
-        monkeypatch.setattr(modeling_rnmt, "pair_tiles", lambda states, tiles=tiles: tiles)
+        monkeypatch.setattr(
+            modeling_rnmt,
+            "pair_tiles",
+            lambda states, lengths, tiles=tiles: original(states, lengths) if tiles is None else tiles,
+        )
         torch.testing.assert_close(all_pairs(layers, features, mask), expected, atol=1e-12, rtol=0)
         assert torch.autograd.gradcheck(
             lambda x, *parameters: torch.func.functional_call(
@@ -381,15 +387,27 @@ class Pairs(torch.nn.Module):
         return all_pairs(self.layers, features, mask)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("shape", [(64, 3, 128), (8, 27, 128), (3, 100, 256), (1, 3000, 256)])
-def test_tiles_cover_each_pair_once_and_stay_small(shape):
+def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
     batch_size, length, width = shape
+    lengths = None
+    if ragged:
+        generator = torch.Generator().manual_seed(4)
+        lengths = torch.randint(0, length + 1, (batch_size,), generator=generator).tolist()
     covered = torch.zeros(batch_size, length)
-    for tile in pair_tiles(torch.empty(shape)):
+    made = 0
+    for tile in pair_tiles(torch.empty(shape), lengths):
         covered[tile.rows, tile.words] += 1
-        count = covered[tile.rows, tile.words].numel() * length
-        assert count * width * 4 <= max(2**20, length * width * 4)
-    assert (covered == 1).all()
+        count = covered[tile.rows, tile.words].numel() * tile.length
+        made += count
+        assert count * width * 4 <= max(2**20, tile.length * width * 4)
+        if ragged:
+            assert max(lengths[row] for row in tile.rows) == tile.length
+    assert covered.max() <= 1
+    for row, real in enumerate(lengths or [length] * batch_size):
+        assert (covered[row, :real] == 1).all()
+    assert made <= sum(real**2 for real in lengths or [length] * batch_size) * 4 / 3
 
 
 def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
@@ -584,7 +602,8 @@ def test_initialisation_of_the_paper():
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             assert parameter.abs().max() <= 0.1, name
-            assert 0.05 < parameter[1:].std() < 0.065, name
+            real = parameter[1:] if "embed_tokens" in name else parameter  # without padding
+            assert 0.05 < real.std() < 0.065, name
         else:
             assert (parameter == ("norms" in name and name.endswith("weight"))).all(), name
 

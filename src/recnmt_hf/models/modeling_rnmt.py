@@ -257,12 +257,16 @@ def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: tor
     left = nn.functional.linear(features, first.weight[:, :width], first.bias)
     right = nn.functional.linear(features, first.weight[:, width:])
     weights = pair_weights(left, attention_mask)
+    lengths = None
+    if attention_mask is not None and left.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Elsewhere knowing them would wait for the device.
+        lengths = (attention_mask != 0).sum(dim=1).tolist()
     parameters = [parameter.to(left.dtype) for layer in rest for parameter in (layer.weight, layer.bias)]
     if torch.is_grad_enabled() and left.requires_grad and not torch.compiler.is_compiling():
-        pooled = PairTiles.apply(left, right, weights, *parameters)
+        pooled = PairTiles.apply(left, right, weights, lengths, *parameters)
     else:
-        pooled = torch.empty_like(left)
-        for tile in pair_tiles(left):
+        pooled = torch.zeros_like(left)
+        for tile in pair_tiles(left, lengths):
             pooled[tile.rows, tile.words] = pool(tile_states(tile, left, right, parameters)[-1], tile, weights)
     if attention_mask is not None:
         pooled = pooled.masked_fill(attention_mask[:, :, None] == 0, 0.0)
@@ -270,36 +274,50 @@ def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: tor
 
 
 class Tile(NamedTuple):
-    """Pairs `(i, j)` of some sentences: `rows` of the batch, the words `i`, and all words `j`."""
+    """Pairs `(i, j)` of some sentences: `rows` of the batch, the words `i`, and the words `j` before `length`."""
 
-    rows: slice
+    rows: slice | list[int]
     words: slice
+    length: int
 
 
-def pair_tiles(states: torch.Tensor) -> Iterator[Tile]:
+def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterator[Tile]:
     """
     Cuts the pairs of a batch into tiles: several short sentences, or some words of a long one.
 
     Args:
         states (`torch.Tensor` of shape `(batch_size, length, m)`): One side of the pairs.
+        lengths (`list[int]`, *optional*): Real words of each sentence, which stand first; pairs with others are left
+            out, but for a few where sentences of similar lengths share a tile.
     """
-    batch_size, length, width = states.shape
+    batch_size, longest, width = states.shape
     # On a processor a tile's layers should stay in its cache; a GPU wants enough work for one launch.
     size = 2**20 if states.device.type == "cpu" else 2**26
     pairs = max(size // (width * states.element_size()), 1)
-    sentences, words = max(pairs // length**2, 1), min(max(pairs // length, 1), length)
-    if sentences > 1:
-        words = length
-    for row in range(0, batch_size, sentences):
+    if lengths is None:
+        count = max(pairs // longest**2, 1)
+        groups = [(slice(row, row + count), count, longest) for row in range(0, batch_size, count)]
+    else:
+        groups = []
+        order = sorted((row for row in range(batch_size) if lengths[row]), key=lambda row: -lengths[row])
+        while order:
+            longest = lengths[order[0]]
+            group = order[: max(pairs // longest**2, 1)]
+            # Not more than a quarter of a tile for padding.
+            group = [row for row in group if 4 * lengths[row] ** 2 >= 3 * longest**2]
+            groups.append((group, len(group), longest))
+            order = order[len(group) :]
+    for rows, count, length in groups:
+        words = length if count > 1 else min(max(pairs // length, 1), length)
         for word in range(0, length, words):
-            yield Tile(slice(row, row + sentences), slice(word, word + words))
+            yield Tile(rows, slice(word, min(word + words, length)), length)
 
 
 def tile_states(
     tile: Tile, left: torch.Tensor, right: torch.Tensor, parameters: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The outputs of all layers for a tile of pairs; the first is `(sentences, words, length, m)`, the rest flat."""
-    pairs = left[tile.rows, tile.words, None] + right[tile.rows, None]
+    """The outputs of all layers for a tile of pairs, one row for each pair."""
+    pairs = left[tile.rows, tile.words][:, :, None] + right[tile.rows, : tile.length][:, None]
     states = [nn.functional.leaky_relu(pairs, SLOPE, inplace=True).flatten(0, 2)]
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
         states.append(nn.functional.leaky_relu(nn.functional.linear(states[-1], weight, bias), SLOPE, inplace=True))
@@ -308,7 +326,7 @@ def tile_states(
 
 def pool(states: torch.Tensor, tile: Tile, weights: torch.Tensor) -> torch.Tensor:
     """The mean over j of a tile's last states, `(sentences, words, m)`."""
-    weights = weights[tile.rows]
+    weights = weights[tile.rows, : tile.length]
     sentences, length = weights.shape
     states = states.view(sentences, -1, length, states.shape[-1])
     return torch.matmul(weights[:, None, None, :].to(states.dtype), states)[:, :, 0]
@@ -322,19 +340,24 @@ class PairTiles(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, *parameters: torch.Tensor
+        ctx: Any,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        weights: torch.Tensor,
+        lengths: list[int] | None,
+        *parameters: torch.Tensor,
     ) -> torch.Tensor:
         batch_size, length, width = left.shape
         size = batch_size * length**2 * width * left.element_size() * (1 + len(parameters) // 2)
         kept: list[torch.Tensor] = []
-        pooled = torch.empty_like(left)
+        pooled = torch.zeros_like(left)
         with torch.autocast(left.device.type, enabled=False):
-            for tile in pair_tiles(left):
+            for tile in pair_tiles(left, lengths):
                 states = tile_states(tile, left, right, parameters)
                 pooled[tile.rows, tile.words] = pool(states[-1], tile, weights)
                 if size <= KEPT_PAIRS:
                     kept += states
-        ctx.count = len(parameters)
+        ctx.lengths, ctx.count = lengths, len(parameters)
         ctx.save_for_backward(left, right, weights, *parameters, *kept)
         return pooled
 
@@ -347,13 +370,13 @@ class PairTiles(torch.autograd.Function):
         # Half-precision gradients of many tiles are summed in float32.
         wide = torch.float32 if left.dtype in (torch.float16, torch.bfloat16) else left.dtype
         of_parameters = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]
-        of_left, of_right = torch.empty_like(left), torch.zeros_like(right, dtype=wide)
-        for tile in pair_tiles(left):
+        of_left, of_right = torch.zeros_like(left), torch.zeros_like(right, dtype=wide)
+        for tile in pair_tiles(left, ctx.lengths):
             states = list(itertools.islice(kept, layers + 1)) or tile_states(tile, left, right, parameters)
             pooled = gradient[tile.rows, tile.words]
             sentences, words = pooled.shape[:2]
-            share = weights[tile.rows, None, :, None].to(pooled.dtype)
-            inner = (pooled[:, :, None] * share).flatten(0, 2)
+            share = weights[tile.rows, : tile.length].to(pooled.dtype)
+            inner = (pooled[:, :, None] * share[:, None, :, None]).flatten(0, 2)
             for layer in reversed(range(layers)):
                 inner = through_leaky_relu(inner, states[layer + 1])
                 accumulate_product(of_parameters[2 * layer], inner, states[layer])
@@ -361,9 +384,9 @@ class PairTiles(torch.autograd.Function):
                 inner = torch.mm(inner, parameters[2 * layer])
             inner = through_leaky_relu(inner, states[0]).view(sentences, words, -1, left.shape[-1])
             of_left[tile.rows, tile.words] = inner.sum(dim=2)
-            of_right[tile.rows] += inner.sum(dim=1)
+            of_right[tile.rows, : tile.length] += inner.sum(dim=1)
         of_parameters = [made.to(given.dtype) for made, given in zip(of_parameters, parameters, strict=True)]
-        return of_left, of_right.to(right.dtype), None, *of_parameters
+        return of_left, of_right.to(right.dtype), None, None, *of_parameters
 
 
 def through_leaky_relu(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
