@@ -106,13 +106,17 @@ def losses(output):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", ["true", "false"])
-def test_accelerate_trains_sharded_as_whole(tmp_path, repository, tied):
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("biarn_transformer", "true"), ("biarn_transformer", "false"), ("rnmt", "true")]
+)
+def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied):
     """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
     arguments = [
         repository / "scripts/recipes/quickstart_biarn.yaml",
         "data.train=[{generated: train, size: 100}]",
         "data.validation=[{generated: validation, size: 20}]",
+        "model.type=" + kind,
+        *(["model.fields.readout_dropout=0", "model.fields.init_uniform=null"] if kind == "rnmt" else []),
         "tokenizer.joint=" + tied,
         "model.fields.tie_word_embeddings=" + tied,
         "model.fields.dropout=0.0",

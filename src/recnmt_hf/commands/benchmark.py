@@ -157,8 +157,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..training.run import keep_freed_memory
+
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
+    if device.type == "cpu":
+        keep_freed_memory()  # as in a training run: what the kernel does with pages is not what is measured
     dtype = getattr(torch, args.dtype)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {args.threads} thread(s)"
     print(
