@@ -237,14 +237,14 @@ def name_fields(fields):
     return "-".join(f"{value}" for value in fields.values()) or "default"
 
 
-@pytest.mark.parametrize("reference_path", [False, True], ids=["fast", "reference"])
+@pytest.mark.parametrize("path", ["fast", "projected", "reference"])
 @pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
-def test_equations(fields, reference_path, monkeypatch):
+def test_equations(fields, path, monkeypatch):
     """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
-    if reference_path:
-        if fields.get("recurrence_encoder_type", "biarn") not in ("arn", "biarn"):
-            pytest.skip("only an ARN has two paths")
-        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    if path != "fast" and fields.get("recurrence_encoder_type", "biarn") not in ("arn", "biarn"):
+        pytest.skip("only an ARN has several paths")
+    monkeypatch.setattr(modeling, "few_steps", lambda *sizes: path == "fast")
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0" if path == "reference" else "1")
     model = TestBiARNTransformer().model(fields)
     slow = SlowBiARN(model)
     batch = ragged_batch()
@@ -290,9 +290,11 @@ def test_directions_with_equal_parameters_are_mirrors():
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("kind", ["arn", "biarn"])
 @pytest.mark.parametrize("steps", [5, None])
-def test_fast_steps_equal_reference(kind, cell, steps, stacked, frozen, monkeypatch):
-    """Outputs, attentions and the gradients of inputs and parameters, in both forms of the products."""
+@pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
+def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, monkeypatch):
+    """Outputs, attentions and the gradients of inputs and parameters, in both forms of products and of reading."""
     monkeypatch.setattr(modeling, "stacks_weights", lambda device: stacked)
+    monkeypatch.setattr(modeling, "few_steps", lambda *sizes: few)
     config = TestBiARNTransformer().config(
         recurrence_encoder_type=kind, recurrence_cell=cell, recurrence_steps=steps, recurrence_hidden_size=24
     )
@@ -317,7 +319,9 @@ def test_fast_steps_equal_reference(kind, cell, steps, stacked, frozen, monkeypa
         torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-9)
 
 
-def test_fast_steps_have_right_gradients():
+@pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
+def test_fast_steps_have_right_gradients(few, monkeypatch):
+    monkeypatch.setattr(modeling, "few_steps", lambda *sizes: few)
     config = TestBiARNTransformer().config(d_model=8, encoder_attention_heads=2, decoder_attention_heads=2)
     config._attn_implementation = "sdpa"
     directions = torch.nn.ModuleList([modeling.AttentiveRecurrentDirection(config).double().eval() for _ in range(2)])

@@ -429,6 +429,79 @@ def step_projection(
     return StepProjection(*(torch.stack(tensors) for tensors in zip(*linears, strict=True)), batch_size, steps)
 
 
+# One step's reading: from queries (directions, batch_size, num_heads, head_dim) to the attention (directions,
+# batch_size, num_heads, length) and the contexts (directions, batch_size, num_heads * head_dim).
+Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def few_steps(steps: int, length: int, num_heads: int, width: int) -> bool:
+    """
+    Whether carrying T queries to the words costs less than carrying the words to keys and values: 2 T d (d + length
+    num_heads) products for each direction against 2 length d^2.
+    """
+    return steps * (width + length * num_heads) < length * width
+
+
+def reads_projected_words(
+    attns: Sequence[MultiHeadAttention], inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: int
+) -> Reading:
+    """Attention to keys and values that are projected once, before the steps."""
+    keys = torch.stack([a.split_heads(a.k_proj(inputs)).transpose(2, 3) for a in attns])  # (D, B, H, head_dim, J)
+    values = torch.stack([a.split_heads(a.v_proj(inputs)) for a in attns])  # (D, B, H, J, head_dim)
+    visible = None if attention_mask is None else (attention_mask != 0)[None, :, None, None, :]
+    probability, training = attns[0].dropout, attns[0].training
+
+    def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        attention = masked_softmax(torch.matmul(query[:, :, :, None], keys), visible, values.dtype)
+        attention = dropout(attention, probability, training)  # (D, B, H, 1, J)
+        return attention[..., 0, :], torch.matmul(attention, values).flatten(2)
+
+    return read
+
+
+def reads_words(
+    attns: Sequence[MultiHeadAttention], inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: int
+) -> Reading:
+    """
+    The same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
+    `sum_j a_j (W_v x_j + b_v) = W_v sum_j a_j x_j + b_v sum_j a_j`. All heads of both directions read the words at
+    once.
+    """
+    count, batch_size = len(attns), inputs.shape[0]
+    heads, head_dim, width = attns[0].num_heads, attns[0].head_dim, attns[0].embed_dim
+    rows = count * heads
+    key_weights, value_weights = (
+        torch.cat([linear.weight.view(heads, head_dim, width) for linear in linears])
+        for linears in ([a.k_proj for a in attns], [a.v_proj for a in attns])
+    )
+    key_biases, value_biases = (
+        torch.stack([linear.bias.view(1, heads, head_dim) for linear in linears])
+        for linears in ([a.k_proj for a in attns], [a.v_proj for a in attns])
+    )
+    zeros = inputs.new_zeros
+    to_words = StepProjection(key_weights.transpose(1, 2), zeros(rows, width), batch_size, steps)
+    from_words = StepProjection(value_weights, zeros(rows, head_dim), batch_size, steps)
+    words = inputs.to(to_words.weight.dtype)
+    visible = None if attention_mask is None else (attention_mask != 0)[:, None, :]
+    probability, training = attns[0].dropout, attns[0].training
+
+    def by_direction(states: torch.Tensor) -> torch.Tensor:
+        return states.unflatten(1, (count, heads)).transpose(0, 1)
+
+    def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = to_words(query.transpose(1, 2).flatten(0, 1)).transpose(0, 1)  # (B, D H, d)
+        constant = (query * key_biases).sum(dim=-1).transpose(0, 1).flatten(1)
+        scores = torch.matmul(wide, words.transpose(1, 2)) + constant[:, :, None]
+        attention = masked_softmax(scores, visible, words.dtype)
+        attention = dropout(attention, probability, training)  # (B, D H, J)
+        context = from_words(torch.matmul(attention, words).transpose(0, 1))  # (D H, B, head_dim)
+        context = context.unflatten(0, (count, heads)).transpose(1, 2)
+        context = context + by_direction(attention.sum(dim=-1))[..., None] * value_biases
+        return by_direction(attention), context.flatten(2)
+
+    return read
+
+
 def attentive_steps(
     directions: Sequence[AttentiveRecurrentDirection],
     inputs: torch.Tensor,
@@ -437,17 +510,17 @@ def attentive_steps(
     steps: int,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """
-    The same as [`attentive_steps_reference`] in fewer and larger operations: keys and values are projected once, before
-    the steps; a step makes both directions at once; the gradients of the weights are formed once, after all steps.
+    The same as [`attentive_steps_reference`] in fewer and larger operations: what the steps read of the inputs is
+    prepared before them, once; a step makes both directions at once; the gradients of the weights are formed once,
+    after all steps.
     """
     attns, cells = [d.attn for d in directions], [d.cell for d in directions]
     count, batch_size = len(attns), inputs.shape[0]
     heads, head_dim, scale = attns[0].num_heads, attns[0].head_dim, attns[0].scaling
     width, is_lstm = cells[0].hidden_size, directions[0].is_lstm
 
-    keys = torch.stack([a.split_heads(a.k_proj(inputs)).transpose(2, 3) for a in attns])  # (D, B, H, head_dim, J)
-    values = torch.stack([a.split_heads(a.v_proj(inputs)) for a in attns])  # (D, B, H, J, head_dim)
-    visible = None if attention_mask is None else (attention_mask != 0)[None, :, None, None, :]
+    reading = reads_words if few_steps(steps, inputs.shape[1], heads, attns[0].embed_dim) else reads_projected_words
+    read = reading(attns, inputs, attention_mask, steps)
     query_of, context_of = (
         step_projection([(p.weight, p.bias) for p in linears], batch_size, steps)
         for linears in ([a.q_proj for a in attns], [a.out_proj for a in attns])
@@ -457,17 +530,13 @@ def attentive_steps(
 
     state = torch.stack(tuple(initial_states))  # (D, B, h)
     carry = torch.zeros_like(state) if is_lstm else None
-    probability, training = attns[0].dropout, attns[0].training
     states, attentions = [], []
     for _ in range(steps):
         # c_t = ATT(h_{t-1}, x)
-        query = query_of(state).view(count, batch_size, heads, 1, head_dim) * scale
-        attention = masked_softmax(torch.matmul(query, keys), visible, values.dtype)  # (D, B, H, 1, J)
-        attention = dropout(attention, probability, training)
-        attentions.append(attention[..., 0, :])
-        context = torch.matmul(attention, values)
+        attention, context = read(query_of(state).view(count, batch_size, heads, head_dim) * scale)
+        attentions.append(attention)
         # h_t = GRU(c_t, h_{t-1})
-        gates = gates_of(context_of(context.view(count, batch_size, heads * head_dim)))
+        gates = gates_of(context_of(context))
         recurrent = recurrent_of(state)
         if is_lstm:
             into, forget, cell, out = (gates + recurrent).chunk(4, dim=-1)
