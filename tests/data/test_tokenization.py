@@ -14,7 +14,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["bpe", "word", "character"])
+@pytest.mark.parametrize("kind", ["bpe", "word", "space", "character"])
 def test_text_comes_back(kind, tmp_path, corpus):
     texts = TEXTS + [text for pair in corpus["train"] for text in pair[:2]]
     train_tokenizer(texts, kind, 3000).save_pretrained(tmp_path)
@@ -41,6 +41,7 @@ def test_sizes_and_words(corpus):
     assert len(train_tokenizer(texts, "bpe", 300)) == 300
     words = train_tokenizer(texts, "word", 5000)
     assert words.tokenize("The dog, I see.") == ["▁The", "▁dog", ",", "▁I", "▁see", "."]
+    assert train_tokenizer(texts, "space", 5000).tokenize("The dog sleeps.") == ["▁The", "▁dog", "▁sleeps."]
     rare = words("The xylophone.")["input_ids"]
     assert words.unk_token_id in rare
     assert train_tokenizer(["Große Katze"], "word", 50, lowercase=True).tokenize("GROSSE katze")[-1] == "▁katze"
@@ -52,7 +53,7 @@ def test_spaces_are_folded(tokenizer):
 
 
 def test_wrong_demands():
-    with pytest.raises(ValueError, match="no tokenizer 'unigram'; choose one of bpe, word, character"):
+    with pytest.raises(ValueError, match="no tokenizer 'unigram'; choose one of bpe, word, space, character"):
         train_tokenizer(["a"], "unigram")
     with pytest.raises(ValueError, match="vocab_size=4 leaves no room"):
         train_tokenizer(["a"], "bpe", 4)

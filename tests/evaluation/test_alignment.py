@@ -127,6 +127,8 @@ def test_matrix_of_words():
     weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
     matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])
     np.testing.assert_allclose(matrix, [[0.4, 0.2, 0.4], [0.0, 0.9, 0.1]])
+    wider = word_matrix(weights, [0, 0, 1, None], [0, 0, 2, None], 3, 4)
+    np.testing.assert_allclose(wider, [[0.4, 0.2, 0.0, 0.4], [0] * 4, [0.0, 0.9, 0.0, 0.1], [0] * 4])
 
 
 def test_choosing_layer_and_head():
@@ -154,6 +156,14 @@ def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
     monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
     (found,) = align_pairs(translator, [source], [target])
     assert found.links == [(0, 1)] and found.to_pharaoh() == "0-1"
+
+
+def test_words_of_which_nothing_is_left_get_no_link(folder):
+    """The tokenizer drops a zero-width space that stands alone, which is a word to whoever counts spaces."""
+    translator = Translator.from_pretrained(folder, device="cpu")
+    (found,) = align_pairs(translator, ["The dog"], ["Der \u200b Hund \u200b"])
+    assert found.weights.shape == (4, 3) and len(found.target) == 4
+    assert {j for _, j in found.links} <= {0, 1, 2} and not found.weights[3].any()
 
 
 def test_attention_is_the_models_own(folder):
@@ -189,7 +199,7 @@ def test_attention_is_the_models_own(folder):
 def files(tmp_path):
     for name, side in (("source", 0), ("target", 1)):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
-    (tmp_path / "gold").write_text("0-0 1-1 2-2 3p3\n9-2\n")
+    (tmp_path / "gold").write_text("0-0 1-1 2-2 3p3\n9-1\n")
     return tmp_path
 
 
@@ -228,6 +238,8 @@ def test_command_for_a_transformer(tiny_folder, files, capsys):
         (["MODEL"], "Give --source and --target"),
         (["--links", "gold"], "or --links with --gold"),
         (["MODEL", "-s", "source", "-t", "target", "--gold", "short"], "short has 1 lines for 2 pairs"),
+        (["MODEL", "-s", "source", "-t", "target", "--gold", "beyond"], "beyond, line 1: a link beyond the 4 source"),
+        (["--links", "gold", "--gold", "gold", "--plot", "x.png"], "--plot need a model"),
         (["MODEL", "-s", "source", "-t", "target", "--pair", "3"], "no pair 3; the files have 1 to 2"),
         (["MODEL", "-s", "source", "-t", "target", "--plot", "x.txt"], "x.txt names no picture"),
         (["MODEL", "-s", "source", "-t", "target", "--head", "7"], "no head 7"),
@@ -237,6 +249,7 @@ def test_command_for_a_transformer(tiny_folder, files, capsys):
 def test_mistakes_are_named(folder, files, monkeypatch, capsys, words, message):
     monkeypatch.chdir(files)
     (files / "short").write_text("0-0\n")
+    (files / "beyond").write_text("1-1 4p4\n0-0\n")
     (files / "broken").write_text("0-0\n0:0\n")
     assert main(["align", *(str(folder) if word == "MODEL" else word for word in words)]) == 2
     assert message in capsys.readouterr().err

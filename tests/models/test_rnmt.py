@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 from model_contract import VOCABULARY, ModelContract, ragged_batch, scatter_parameters
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.commands.main import main
@@ -453,7 +454,105 @@ def test_a_large_batch_trains_in_little_memory():
     assert float(result.stdout) < 4.0
 
 
+@pytest.mark.parametrize("frozen", ["encoder", "attention", "cell.weight", "bias", "pair_layers.0", "embed_tokens"])
+def test_frozen_parameters_get_no_gradient_and_change_no_other(frozen):
+    batch = ragged_batch(LENGTHS, TARGETS)
+    expected = scattered({}, training=True)
+    expected(**batch).loss.backward()
+    expected = {name: parameter.grad for name, parameter in expected.named_parameters()}
+    model = scattered({}, training=True)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(frozen not in name)
+    model(**batch).loss.backward()
+    for name, parameter in model.named_parameters():
+        if frozen in name:
+            assert parameter.grad is None
+        else:
+            torch.testing.assert_close(parameter.grad, expected[name], atol=1e-11, rtol=1e-9)
+
+
+def test_half_precision_weights():
+    """Weights in bfloat16 compute about the same, train, and generate."""
+    model = TestRNMT().model({}, torch.float32, scattered=False)
+    batch = ragged_batch(LENGTHS, TARGETS)
+    expected = model(**batch).loss
+    low = TestRNMT().model({}, torch.bfloat16, scattered=False)
+    torch.testing.assert_close(low(**batch).loss.float(), expected, atol=0.05, rtol=0.05)
+    assert low.generate(batch["input_ids"], num_beams=3, max_new_tokens=4).dtype == torch.long
+    low.train()(**batch).loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in low.parameters())
+
+
+def test_gradients_do_not_depend_on_where_autocast_ends():
+    batch = ragged_batch(LENGTHS, TARGETS)
+    gradients = []
+    for inside in (False, True):
+        model = TestRNMT().model({}, torch.float32, scattered=False).train()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        gradients.append(dict(model.named_parameters()))
+    for name in ("decoder.recurrence.word_cell.weight_hh", "decoder.recurrence.attention.q_proj.weight"):
+        one, other = (model[f"model.{name}"].grad for model in gradients)
+        torch.testing.assert_close(one, other, atol=1e-3 * float(one.abs().max()), rtol=0)
+
+
+def test_shapes_without_data():
+    with torch.device("meta"):
+        model = RNMTForConditionalGeneration(RNMTConfig.from_preset("tiny", vocab_size=50)).train()
+        ids = torch.ones(2, 5, dtype=torch.long)
+        loss = model(ids, torch.ones_like(ids), labels=ids, return_logits=True).loss
+    loss.backward()
+    assert loss.is_meta and all(p.grad.is_meta for p in model.parameters())
+
+
 # -- evidence --
+
+
+def test_hidden_states_are_what_they_are_called():
+    """Encoder: e, the layers' inputs and the annotations, in the order of the words; decoder: y, s and t."""
+    model = scattered({})
+    batch = ragged_batch(LENGTHS, TARGETS)
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    outputs = model.model(**inputs, decoder_input_ids=target, output_hidden_states=True, use_cache=True)
+    words, states, readout = outputs.decoder_hidden_states
+    assert torch.equal(words, model.model.decoder.embed_tokens(target))
+    assert torch.equal(readout, outputs.last_hidden_state)
+    assert torch.equal(outputs.past_key_values.self_attention_cache.layers[0].get_state(), states[:, -1])
+    encoded = outputs.encoder_hidden_states
+    assert len(encoded) == 5 and torch.equal(encoded[-1], outputs.encoder_last_hidden_state)
+    real = batch["attention_mask"] == 1
+    assert torch.equal(encoded[0][real], model.model.encoder.embed_tokens(batch["input_ids"])[real])
+    pads = torch.full((3, 2), 9)
+    shifted = model.get_encoder()(
+        torch.cat([pads, batch["input_ids"]], 1),
+        torch.cat([0 * pads, batch["attention_mask"]], 1),
+        output_hidden_states=True,
+    ).hidden_states
+    for one, other in zip(encoded, shifted, strict=True):
+        torch.testing.assert_close(one, other[:, 2:], atol=1e-12, rtol=0)
+    assert model.get_encoder()(**inputs).hidden_states is None
+
+
+def test_norms_are_saved(tmp_path):
+    model = scattered({}).float()
+    model.save_pretrained(tmp_path)
+    loaded = dict(RNMTForConditionalGeneration.from_pretrained(tmp_path).named_buffers())
+    norms = {name: buffer for name, buffer in model.named_buffers() if "running" in name}
+    assert len(norms) == 4
+    for name, buffer in norms.items():
+        assert torch.equal(loaded[name], buffer), name
+
+
+@pytest.mark.parametrize("cache", [DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())])
+def test_caches_without_a_place_for_the_state_are_refused(cache):
+    model = scattered({})
+    with pytest.raises(ValueError, match="no place for the decoder's recurrent state"):
+        model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]), past_key_values=cache)
 
 
 def test_relation_scores_are_lengths_of_relations():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import psutil
 import pytest
@@ -347,8 +348,6 @@ def test_two_processes_train_as_one(tmp_path, kind):
     plan["model"] = {**MODELS[kind], "fields": {**MODELS[kind]["fields"], **off}}
     (tmp_path / "recipe.json").write_text(json.dumps(plan))
     finish(launch(tmp_path / "two", 2))
-    from unittest import mock
-
     plan["training"]["gradient_accumulation_steps"] = 2
     made = TranslationTrainer.token_sampler
 
@@ -389,6 +388,53 @@ def test_batches_of_a_model_of_pairs_bound_squared_lengths(tmp_path, tokenizer, 
     trainer = trainer_for(tmp_path, tokenizer, baseline, max_tokens=90)
     trainer.get_train_dataloader()
     assert trainer.train_sampler.max_squared_tokens is None
+
+
+def test_norms_of_averaged_weights_are_taken_anew(tmp_path):
+    """The averaged RNMT has the statistics of its own weights over the training data, not the mean of old ones."""
+    plan = recipe(training={"gradient_accumulation_steps": 1})
+    plan["model"] = MODELS["rnmt"]
+    folder = train(Recipe(**plan), tmp_path / "run")
+    found = load_file(folder / "model.safetensors")
+    parts = [load_file(tmp_path / "run" / f"checkpoint-{step}" / "model.safetensors") for step in (9, 12)]
+    name = "model.encoder.relation_layers.0.convolutions.norms.0"
+    assert not torch.allclose(found[f"{name}.running_mean"], parts[0][f"{name}.running_mean"], atol=1e-4)
+    for key in found:
+        if "running" not in key:
+            torch.testing.assert_close(found[key], (parts[0][key] + parts[1][key]) / 2)
+    # One batch of all the data is what a mean over batches comes near to.
+    translator = Translator.from_pretrained(folder, device="cpu")
+    model = translator.model
+    data = prepare_dataset(
+        plan["data"]["train"], "en", "de", translator.tokenizer, translator.tokenizer, tmp_path / "run/data"
+    )
+    rows = [torch.tensor(row) for row in data["input_ids"][:]]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    norm = model.get_submodule(name)
+    norm.train().momentum = 1.0
+    with torch.no_grad():
+        model.get_encoder()(ids, (ids != 0).long())
+    torch.testing.assert_close(norm.running_mean, found[f"{name}.running_mean"], atol=0.05, rtol=0.1)
+    torch.testing.assert_close(norm.running_var, found[f"{name}.running_var"], atol=0.05, rtol=0.3)
+
+
+def test_long_sentences_are_validated_too(tmp_path):
+    text = "The dog sleeps and the cat sleeps and the horse sleeps"
+    (tmp_path / "long.tsv").write_text(f"{text}\t{text}\nThe dog sleeps\tDer Hund\n")
+    plan = recipe(data={"max_source_length": 9, "validation": [{"tsv": str(tmp_path / "long.tsv")}]})
+    with mock.patch("recnmt_hf.training.run.say") as said:
+        train(Recipe(**recipe(**{**plan, "training": {**plan["training"], "max_steps": 1}})), tmp_path / "run")
+    assert any("2 validation pairs" in str(call) for call in said.mock_calls)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_case_of_bleu(tmp_path, lowercase):
+    plan = recipe(
+        training={"bleu_lowercase": lowercase, "max_steps": 1}, test={"unseen": {"generated": "test", "size": 4}}
+    )
+    train(Recipe(**plan), tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert f"case:{'lc' if lowercase else 'mixed'}" in results["unseen"]["signature"]
 
 
 def test_unknown_optimizer(tmp_path):

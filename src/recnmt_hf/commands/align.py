@@ -13,7 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder of a trained model, or a model id of the Hub")
     parser.add_argument("--source", "-s", help="source sentences, one a line, words apart by spaces")
     parser.add_argument("--target", "-t", help="their translations, one a line")
-    parser.add_argument("--output", "-o", help="file for the links, `source-target` from 0 (default: standard output)")
+    parser.add_argument(
+        "--output",
+        "-o",
+        help="file for the links, `source-target` from 0 (default: standard output, unless --gold or --plot is given)",
+    )
     parser.add_argument("--gold", help="gold alignments to measure against: 0-0 sure, 0p1 possible")
     parser.add_argument("--links", help="instead of a model: links made before, to be measured against --gold")
     parser.add_argument("--one-based", action="store_true", help="positions in --gold and --links count from 1")
@@ -38,6 +42,10 @@ def run(args: argparse.Namespace) -> None:
 
     if (args.links is None) == (args.model is None) or (args.links and not args.gold):
         raise ValueError("Give a model with --source and --target, or --links with --gold.")
+    if args.links is not None and (args.source or args.target or args.plot or args.output):
+        raise ValueError(
+            "--links are only measured against --gold; --source, --target, --output and --plot need a model."
+        )
     if args.model is not None and not (args.source and args.target):
         raise ValueError("Give --source and --target: the sentences to align and their translations.")
 
@@ -53,6 +61,13 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(
             f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same."
         )
+    for number, (links, pair) in enumerate(zip(gold or [], pairs, strict=False), start=1):
+        sizes = len(pair.source.split()), len(pair.target.split())
+        if any(i >= sizes[0] or j >= sizes[1] for i, j in links.possible):
+            raise ValueError(
+                f"{args.gold}, line {number}: a link beyond the {sizes[0]} source and {sizes[1]} target words. Remedy: "
+                "is it the file of these sentences, with the source first? Positions from 1 need --one-based."
+            )
     if not 1 <= args.pair <= len(pairs):
         raise ValueError(f"There is no pair {args.pair}; the files have 1 to {len(pairs)}. Remedy: choose one.")
     if args.plot:

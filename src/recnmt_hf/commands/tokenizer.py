@@ -8,7 +8,7 @@ import argparse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", help="text files, plain or gzipped; of both languages for a joint one")
     parser.add_argument("--output", "-o", required=True, help="folder that AutoTokenizer loads")
-    parser.add_argument("--kind", choices=("bpe", "word", "character"), default="bpe")
+    parser.add_argument("--kind", choices=("bpe", "word", "space", "character"), default="bpe")
     parser.add_argument("--vocab-size", type=int, default=8000, help="symbols (default: 8000)")
     parser.add_argument("--min-frequency", type=int, default=1)
     parser.add_argument("--lowercase", action="store_true")

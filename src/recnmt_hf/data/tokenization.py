@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = [PAD, START, END, UNKNOWN]
-TOKENIZER_TYPES = ("bpe", "word", "character")
-# Where no space parts two symbols ("word" and "character" say it themselves).
+TOKENIZER_TYPES = ("bpe", "word", "space", "character")
+# Stands for the space before a symbol; where there is none, no space parts it from the one before.
 GLUE = "▁"
 
 
@@ -44,7 +44,8 @@ def train_tokenizer(
         texts (iterable of `str`): Raw sentences; of both languages for a joint vocabulary.
         kind (`str`, *optional*, defaults to `"bpe"`):
             `"bpe"`: byte-pair encoding within words (Sennrich et al., 2016) over word pieces that mark the space before
-            them. `"word"`: words and punctuation marks. `"character"`: single characters.
+            them. `"word"`: words and punctuation marks. `"space"`: what spaces part, for text that is tokenised
+            already. `"character"`: single characters.
         vocab_size (`int`, *optional*, defaults to 8000): Symbols including the special ones; fewer where the text has
             fewer.
         min_frequency (`int`, *optional*, defaults to 1): Rarer words, pairs or characters are left out.
@@ -101,6 +102,8 @@ def build_splitting(kind: str):
         each = pre_tokenizers.Split(Regex("."), behavior="isolated")
         spaces = pre_tokenizers.Split(" ", behavior="isolated")
         return pre_tokenizers.Sequence([spaces, each]), decoders.Fuse()
+    if kind == "space":
+        return metaspace, joined
     # Runs of letters, of digits, and single other marks, each with the space before it.
     marks = pre_tokenizers.Split(
         Regex(rf"{GLUE}?\p{{L}}[\p{{L}}\p{{M}}]*|{GLUE}?\p{{N}}+|{GLUE}?[^{GLUE}\p{{L}}\p{{N}}]"), "isolated"

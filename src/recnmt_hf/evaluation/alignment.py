@@ -163,7 +163,7 @@ class WordAlignment:
     Attributes:
         source, target (`list[str]`): Words, apart by spaces in the text.
         links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
-            where that is the source's end token.
+            where that is the source's end token, or where the tokenizer leaves nothing of the word.
         weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
             and, in the last column, to the source's end token.
     """
@@ -186,7 +186,7 @@ def words_of_tokens(
     special tokens.
 
     Raises:
-        ValueError: The tokenizer does not tell where its tokens stand in the text, or normalises words away.
+        ValueError: The tokenizer does not tell where its tokens stand in the text.
     """
     if not tokenizer.is_fast:
         raise ValueError(
@@ -210,7 +210,13 @@ def words_of_tokens(
     return encoded["input_ids"], words
 
 
-def word_matrix(weights: np.ndarray, source: Sequence[int | None], target: Sequence[int | None]) -> np.ndarray:
+def word_matrix(
+    weights: np.ndarray,
+    source: Sequence[int | None],
+    target: Sequence[int | None],
+    source_words: int | None = None,
+    target_words: int | None = None,
+) -> np.ndarray:
     """
     Attention between words from attention between tokens.
 
@@ -219,15 +225,19 @@ def word_matrix(weights: np.ndarray, source: Sequence[int | None], target: Seque
     Args:
         weights (`numpy.ndarray` of shape `(target tokens, source tokens)`).
         source, target (sequence of `int`, *optional*): The word of each token; `None` for special tokens.
+        source_words, target_words (`int`, *optional*): Words of either side; `None`: up to the last one with a token.
 
     Returns:
-        `numpy.ndarray` of shape `(target words, source words + 1)`; special source tokens share the last column.
+        `numpy.ndarray` of shape `(target_words, source_words + 1)`; special source tokens share the last column. Rows
+        of words without a token (a tokenizer may drop characters) are zero.
     """
     count = 1 + max((word for word in source if word is not None), default=-1)
+    count = count if source_words is None else source_words
     columns = np.zeros((weights.shape[0], count + 1))
     for place, word in enumerate(source):
         columns[:, count if word is None else word] += weights[:, place]
-    rows = np.zeros((1 + max((word for word in target if word is not None), default=-1), count + 1))
+    length = 1 + max((word for word in target if word is not None), default=-1)
+    rows = np.zeros((length if target_words is None else target_words, count + 1))
     tokens = np.zeros(len(rows))
     for place, word in enumerate(target):
         if word is not None:
@@ -309,8 +319,11 @@ def align_pairs(
         chosen = choose_attention(weights, layer, head).float().cpu().numpy()
         for row, i in enumerate(batch):
             (source_ids, source_words), (target_ids, target_words) = pairs[i]
-            matrix = word_matrix(chosen[row, : len(target_ids), : len(source_ids)], source_words, target_words)
-            best = matrix.argmax(axis=1)
-            links = [(int(word), j) for j, word in enumerate(best) if word < matrix.shape[1] - 1]
-            results[i] = WordAlignment(sources[i].split(), targets[i].split(), links, matrix)
+            words, spoken = re.findall(r"\S+", sources[i]), re.findall(r"\S+", targets[i])
+            own = chosen[row, : len(target_ids), : len(source_ids)]
+            matrix = word_matrix(own, source_words, target_words, len(words), len(spoken))
+            links = [
+                (int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < len(words) and matrix[j].any()
+            ]
+            results[i] = WordAlignment(words, spoken, links, matrix)
     yield from results

@@ -403,8 +403,9 @@ class Translator:
         """
         input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
         labels, _ = self.pad(targets, self.pad_id())
+        # The encoder's own attentions, and what else it would tell, are not asked for: they may be large.
         attentions = self.model(
-            input_ids=input_ids,
+            encoder_outputs=self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
             attention_mask=attention_mask,
             decoder_input_ids=self.shift(labels),
             use_cache=False,

@@ -9,6 +9,7 @@ dense connections (Eqs. 1, 11-12), the decoder (Eqs. 2-5, 13).
 
 import itertools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,7 +90,8 @@ class RNMTLMOutput(Seq2SeqLMOutput):
 class MaskedBatchNorm(nn.Module):
     """
     Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): padding changes neither its statistics nor its
-    output. Statistics are kept in at least float32; each process of a distributed run has its own.
+    output. Statistics are computed in at least float32. Each process of a distributed run normalises by its own batch;
+    the running averages that DDP hands round, and that are saved, are those of the first process.
 
     Args:
         num_features (`int`): Channels.
@@ -209,12 +211,13 @@ class RelationPropagation(GradientCheckpointingLayer):
         return states, scores if output_scores else None
 
 
-def pair_weights(features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """The weight of each j in the mean over real tokens, `(batch_size, length)`."""
+def counted_pairs(features: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which j count in the mean over real tokens, `(batch_size, length)`, and how many do, `(batch_size, 1, 1)`."""
     if attention_mask is None:
-        return features.new_full(features.shape[:2], 1 / features.shape[1])
-    kept = (attention_mask != 0).to(features.dtype)
-    return kept / kept.sum(dim=1, keepdim=True).clamp(min=1)
+        count = torch.full((features.shape[0], 1, 1), float(features.shape[1]), device=features.device)
+        return features.new_ones(features.shape[:2]), count
+    kept = attention_mask != 0
+    return kept.to(features.dtype), kept.sum(dim=1).clamp(min=1)[:, None, None].float()
 
 
 def all_pairs_reference(
@@ -240,8 +243,8 @@ def all_pairs_reference(
     if attention_mask is not None:
         real = attention_mask != 0
         pairs = pairs.masked_fill(~(real[:, :, None] & real[:, None, :])[..., None], 0.0)
-    weights = pair_weights(features, attention_mask).to(pairs.dtype)
-    return (pairs * weights[:, None, :, None]).sum(dim=2), pairs.norm(dim=-1)
+    kept, count = counted_pairs(pairs[:, 0], attention_mask)
+    return (pairs * kept[:, None, :, None]).sum(dim=2) / count.to(pairs.dtype), pairs.norm(dim=-1)
 
 
 def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -256,18 +259,20 @@ def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: tor
     width = features.shape[-1]
     left = nn.functional.linear(features, first.weight[:, :width], first.bias)
     right = nn.functional.linear(features, first.weight[:, width:])
-    weights = pair_weights(left, attention_mask)
+    kept, count = counted_pairs(left, attention_mask)
     lengths = None
     if attention_mask is not None and left.device.type == "cpu" and not torch.compiler.is_compiling():
         # Elsewhere knowing them would wait for the device.
         lengths = (attention_mask != 0).sum(dim=1).tolist()
     parameters = [parameter.to(left.dtype) for layer in rest for parameter in (layer.weight, layer.bias)]
-    if torch.is_grad_enabled() and left.requires_grad and not torch.compiler.is_compiling():
-        pooled = PairTiles.apply(left, right, weights, lengths, *parameters)
+    wants_gradient = any(tensor.requires_grad for tensor in (left, right, *parameters))
+    if torch.is_grad_enabled() and wants_gradient and not torch.compiler.is_compiling():
+        pooled = PairTiles.apply(left, right, kept, lengths, *parameters)
     else:
         pooled = torch.zeros_like(left)
         for tile in pair_tiles(left, lengths):
-            pooled[tile.rows, tile.words] = pool(tile_states(tile, left, right, parameters)[-1], tile, weights)
+            pooled[tile.rows, tile.words] = pool(tile_states(tile, left, right, parameters)[-1], tile, kept)
+    pooled = pooled / count.to(pooled.dtype)
     if attention_mask is not None:
         pooled = pooled.masked_fill(attention_mask[:, :, None] == 0, 0.0)
     return pooled
@@ -324,12 +329,19 @@ def tile_states(
     return states
 
 
-def pool(states: torch.Tensor, tile: Tile, weights: torch.Tensor) -> torch.Tensor:
-    """The mean over j of a tile's last states, `(sentences, words, m)`."""
-    weights = weights[tile.rows, : tile.length]
-    sentences, length = weights.shape
+def pool(states: torch.Tensor, tile: Tile, kept: torch.Tensor) -> torch.Tensor:
+    """The sum over the real j of a tile's last states, `(sentences, words, m)`."""
+    kept = kept[tile.rows, : tile.length]
+    sentences, length = kept.shape
     states = states.view(sentences, -1, length, states.shape[-1])
-    return torch.matmul(weights[:, None, None, :].to(states.dtype), states)[:, :, 0]
+    return torch.matmul(kept[:, None, None, :], states)[:, :, 0]
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Autocast switched off, on devices that have it."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 class PairTiles(torch.autograd.Function):
@@ -343,7 +355,7 @@ class PairTiles(torch.autograd.Function):
         ctx: Any,
         left: torch.Tensor,
         right: torch.Tensor,
-        weights: torch.Tensor,
+        counted: torch.Tensor,
         lengths: list[int] | None,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
@@ -351,20 +363,25 @@ class PairTiles(torch.autograd.Function):
         size = batch_size * length**2 * width * left.element_size() * (1 + len(parameters) // 2)
         kept: list[torch.Tensor] = []
         pooled = torch.zeros_like(left)
-        with torch.autocast(left.device.type, enabled=False):
+        with without_autocast(left.device):
             for tile in pair_tiles(left, lengths):
                 states = tile_states(tile, left, right, parameters)
-                pooled[tile.rows, tile.words] = pool(states[-1], tile, weights)
+                pooled[tile.rows, tile.words] = pool(states[-1], tile, counted)
                 if size <= KEPT_PAIRS:
                     kept += states
         ctx.lengths, ctx.count = lengths, len(parameters)
-        ctx.save_for_backward(left, right, weights, *parameters, *kept)
+        ctx.save_for_backward(left, right, counted, *parameters, *kept)
         return pooled
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):
-        left, right, weights, *rest = ctx.saved_tensors
+        with without_autocast(gradient.device):
+            return PairTiles.gradients(ctx, gradient)
+
+    @staticmethod
+    def gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        left, right, counted, *rest = ctx.saved_tensors
         parameters, kept = rest[: ctx.count], iter(rest[ctx.count :])
         layers = len(parameters) // 2
         # Half-precision gradients of many tiles are summed in float32.
@@ -375,8 +392,7 @@ class PairTiles(torch.autograd.Function):
             states = list(itertools.islice(kept, layers + 1)) or tile_states(tile, left, right, parameters)
             pooled = gradient[tile.rows, tile.words]
             sentences, words = pooled.shape[:2]
-            share = weights[tile.rows, : tile.length].to(pooled.dtype)
-            inner = (pooled[:, :, None] * share[:, None, :, None]).flatten(0, 2)
+            inner = (pooled[:, :, None] * counted[tile.rows, : tile.length][:, None, :, None]).flatten(0, 2)
             for layer in reversed(range(layers)):
                 inner = through_leaky_relu(inner, states[layer + 1])
                 accumulate_product(of_parameters[2 * layer], inner, states[layer])
@@ -449,7 +465,8 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
 
 class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     config: RNMTConfig
-    _no_split_modules = ["RNMTRecurrentLayer", "RelationLayer"]
+    # Not the whole relation layer: what sharding wraps it may also checkpoint, and norms must see a batch once.
+    _no_split_modules = ["RNMTRecurrentLayer", "RelationPropagation"]
     # Additive attention has no dot products for these kernels.
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -498,7 +515,6 @@ class RNMTEncoder(RNMTPreTrainedModel):
 
     main_input_name = "input_ids"
     output_class = RNMTEncoderOutput
-    _can_record_outputs = {"hidden_states": RNMTRecurrentLayer}
 
     def __init__(self, config: RNMTConfig):
         super().__init__(config)
@@ -557,29 +573,43 @@ class RNMTEncoder(RNMTPreTrainedModel):
             attention_mask = attention_mask.gather(1, order)
             states = take(states, order).masked_fill(attention_mask[:, :, None] == 0, 0.0)
         wanted = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        states, scores = self.run(states, attention_mask, wanted)
+        hidden_states, scores = self.run(states, attention_mask, wanted)
+        if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+            hidden_states = hidden_states[-1:]
         if attention_mask is not None:
-            states = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
             back = torch.argsort(order, dim=1)
-            states = take(states, back)
+            padding = attention_mask[:, :, None] == 0
+            hidden_states = [take(each.masked_fill(padding, 0.0), back) for each in hidden_states]
             scores = [take(take(score, back).transpose(1, 2), back).transpose(1, 2) for score in scores]
-        return RNMTEncoderOutput(last_hidden_state=states, relation_scores=tuple(scores) or None)
+        return RNMTEncoderOutput(
+            last_hidden_state=hidden_states[-1],
+            hidden_states=tuple(hidden_states) if len(hidden_states) > 1 else None,
+            relation_scores=tuple(scores) or None,
+        )
 
     def run(
         self, states: torch.Tensor, attention_mask: torch.Tensor | None, output_scores: bool
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """All layers over left-aligned embeddings `(batch_size, source_length, d_model)`."""
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """
+        All layers over left-aligned embeddings `(batch_size, source_length, d_model)`.
+
+        Returns:
+            e and the inputs h_in of the following layers, the annotations last; the relation layers' scores, if wanted.
+        """
         below = [states] if self.config.relation_dense_include_embeddings else []
+        hidden_states = [states]
         scores: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
             output = layer(states, attention_mask)
             states = self.connect(states, output, below)
             if index < len(self.relation_layers):
+                hidden_states.append(states)
                 output, score = self.relation_layers[index](states, attention_mask, output_scores)
                 states = self.connect(states, output, below)
                 scores += [] if score is None else [score]
             states = dropout(states, self.config.dropout, self.training)
-        return states, scores
+            hidden_states.append(states)
+        return hidden_states, scores
 
     def connect(self, inputs: torch.Tensor, output: torch.Tensor, below: list[torch.Tensor]) -> torch.Tensor:
         """The next layer's input from a layer's input and output; `below` grows by h^l."""
@@ -694,7 +724,9 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         keys = self.attention.k_proj(annotations)
         of_gates = self.context_cell.weight_ih[:, -annotations.shape[-1] :]
         values = torch.cat([nn.functional.linear(annotations, of_gates), self.readout.context_proj(annotations)], -1)
-        return keys[:, None], values[:, None]
+        # Under autocast in the parameters' type, as the steps read them.
+        dtype = self.context_cell.weight_hh.dtype
+        return keys[:, None].to(dtype), values[:, None].to(dtype)
 
     def forward(
         self,
@@ -947,21 +979,21 @@ def steps_forward(
     of_query = StepProducts(weights.query_weight)
     of_context = StepProducts(weights.context_weight, weights.context_bias)
     states, attentions = [], []
-    with torch.autocast(keys.device.type, enabled=False):
+    with without_autocast(keys.device):
         for j, gate in enumerate(gates.unbind(0)):
             first: tuple[torch.Tensor | None, ...] = (None, None, None)
             middle = state
             if is_conditional:
                 recurrent = of_word(state)
                 middle, both, new = gru_step(gate, recurrent, state)
-                first = (both, new, recurrent[:, 2 * width :])
+                first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
             query = of_query(middle)
             attention = attend(query, keys, visible, weights.score)
             read = torch.matmul(attention, values).view(-1, 3 * width) + weights.gate_bias
             recurrent = of_context(middle)
             following, both, new = gru_step(read if is_conditional else read + gate, recurrent, middle)
             if saved is not None:
-                saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :]))
+                saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone()))
             state = following if kept is None else torch.where(kept[j], following, state)
             states.append(state)
             attentions.append(attention.view(-1, length))
@@ -995,6 +1027,11 @@ class AttentionalSteps(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor):
+        with without_autocast(of_states.device):
+            return AttentionalSteps.gradients(ctx, of_states, of_attention)
+
+    @staticmethod
+    def gradients(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         keys, values, kept, attention, *rest = ctx.saved_tensors
         weights = StepWeights(*rest[:7])
         parts = rest[7:]
@@ -1004,7 +1041,8 @@ class AttentionalSteps(torch.autograd.Function):
         rows = of_states.shape[1]
         group = rows // sources
         is_conditional = weights.word_weight is not None
-        with torch.autocast(keys.device.type, enabled=ctx.autocast, dtype=ctx.autocast_dtype):
+        device = keys.device.type
+        with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
             of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
             of_query = StepProducts(weights.query_weight)
             of_context = StepProducts(weights.context_weight, weights.context_bias)
@@ -1086,7 +1124,6 @@ class RNMTDecoder(RNMTPreTrainedModel):
 
     main_input_name = "input_ids"
     _can_record_outputs = {
-        "hidden_states": OutputRecorder(DecoderRecurrence, index=0),
         "cross_attentions": OutputRecorder(DecoderRecurrence, index=1),
     }
 
@@ -1126,8 +1163,9 @@ class RNMTDecoder(RNMTPreTrainedModel):
             use_cache (`bool`, *optional*): Whether to fill and return a cache.
 
         Returns:
-            `last_hidden_state` is the read-out, what the output matrix reads; `hidden_states` are the states s_j, and
-            `cross_attentions` the additive attention of shape `(batch_size, 1, target_length, source_length)`.
+            `last_hidden_state` is the read-out t_j, what the output matrix reads; `hidden_states` are the embeddings
+            y_{j-1}, the states s_j and the read-out; `cross_attentions` is the additive attention of shape
+            `(batch_size, 1, target_length, source_length)`.
         """
         words = self.embed_input(embed(self.embed_tokens, input_ids, inputs_embeds))
         if past_key_values is None and use_cache:
@@ -1135,6 +1173,11 @@ class RNMTDecoder(RNMTPreTrainedModel):
             past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
         use_source_memory(past_key_values)
         layer = recurrent_layer(past_key_values)
+        if past_key_values is not None and layer is None:
+            raise ValueError(
+                f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Remedy: leave "
+                "past_key_values out, or make its caches with config=model.config.get_text_config(decoder=True)."
+            )
         mask = encoder_attention_mask
         if mask is not None:
             mask = mask[:: max(mask.shape[0] // encoder_hidden_states.shape[0], 1)]
@@ -1161,7 +1204,12 @@ class RNMTDecoder(RNMTPreTrainedModel):
         states, _, features = self.recurrence(words, keys, values, visible, state, kept)
         if layer is not None:
             layer.update_states(state=states)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=features, past_key_values=past_key_values)
+        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=features,
+            past_key_values=past_key_values,
+            hidden_states=(words, states, features) if wanted else None,
+        )
 
 
 # -- model -------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,11 @@ def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> to
     """
     if attention_mask is None:
         return states.mean(dim=1)
-    kept = attention_mask[:, :, None].to(states.dtype)
     total = states.masked_fill(attention_mask[:, :, None] == 0, 0.0).sum(dim=1)
-    return total / kept.sum(dim=1).clamp(min=1)
+    # Half precision does not count beyond some hundred.
+    wide = torch.float64 if states.dtype == torch.float64 else torch.float32
+    count = (attention_mask != 0).sum(dim=1, keepdim=True).clamp(min=1)
+    return (total.to(wide) / count).to(states.dtype)
 
 
 def left_aligned(attention_mask: torch.Tensor) -> torch.LongTensor:

@@ -48,7 +48,8 @@ class DataSection:
         source_lang, target_lang (`str`): Language codes.
         train, validation (`list`): Corpora; the generated ones by default.
         on_empty (`str`, *optional*, defaults to `"error"`): `"error"` or `"skip"`.
-        max_source_length, max_target_length (`int`): Longer training pairs (in tokens) are left out.
+        max_source_length, max_target_length (`int`): Longer training pairs (in tokens) are left out; validation pairs
+            only beyond the model's positions.
         max_length_ratio (`float`, *optional*): Training pairs with lengths further apart are left out.
         cache_dir (`str`, *optional*): Where prepared data is kept; `None`: in the output folder.
         num_proc (`int`, *optional*): Processes that tokenize.
@@ -72,7 +73,8 @@ class TokenizerSection:
     Which tokenizer, trained on the training corpora unless `source` names one or `model.init_from` brings its own.
 
     Args:
-        kind (`str`, *optional*, defaults to `"bpe"`): `"bpe"`, `"word"` or `"character"`.
+        kind (`str`, *optional*, defaults to `"bpe"`): `"bpe"`, `"word"`, `"space"` (what spaces part, for text that
+            is tokenised already) or `"character"`.
         vocab_size (`int`, *optional*, defaults to 8000): Symbols of the source, and of the target unless
             `target_vocab_size` is given.
         target_kind (`str`, *optional*): Of the target where it differs; not with `joint`.

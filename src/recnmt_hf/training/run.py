@@ -38,6 +38,8 @@ from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
 FINAL = "model"
+# Batches over which the averages of batch norm are taken anew for averaged weights.
+NORM_BATCHES = 200
 
 
 def keep_freed_memory() -> None:
@@ -127,7 +129,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             trainer._save_checkpoint(trainer.model, None)
     final = output_dir / FINAL
     if state.is_main_process:
-        finish(recipe, output_dir, arguments, final)
+        finish(recipe, output_dir, arguments, final, trainer)
     state.wait_for_everyone()
     return final
 
@@ -246,6 +248,8 @@ def prepare(
 ) -> Dataset:
     """The tokenized training or validation data."""
     data, training = recipe.data, split == "train"
+    # Validation keeps its long sentences, as far as the model has positions for them.
+    room = recipe.model.fields.get("max_position_embeddings", 1024) - 1
     return prepare_dataset(
         data.train if training else data.validation,
         data.source_lang,
@@ -253,8 +257,8 @@ def prepare(
         source_tokenizer,
         target_tokenizer,
         cache_dir,
-        max_source_length=data.max_source_length,
-        max_target_length=data.max_target_length,
+        max_source_length=data.max_source_length if training else max(room, data.max_source_length),
+        max_target_length=data.max_target_length if training else max(room, data.max_target_length),
         max_length_ratio=data.max_length_ratio if training else None,
         on_empty=data.on_empty,
         num_proc=data.num_proc,
@@ -318,7 +322,13 @@ def steps_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
-def finish(recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArguments, final: Path) -> None:
+def finish(
+    recipe: Recipe,
+    output_dir: Path,
+    arguments: TranslationTrainingArguments,
+    final: Path,
+    trainer: TranslationTrainer,
+) -> None:
     """Averages checkpoints into the final model and tests it."""
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
     better = arguments.greater_is_better is not False
@@ -327,12 +337,40 @@ def finish(recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArgum
     working = output_dir / f"{FINAL}.partial"
     shutil.rmtree(working, ignore_errors=True)
     average_checkpoints(chosen, working)
+    if len(chosen) > 1:
+        refresh_norms(working, trainer)
     shutil.rmtree(final, ignore_errors=True)
     working.rename(final)
     if recipe.test:
         results = test(recipe, final, arguments)
         results["averaged"] = [folder.name for folder in chosen]
         (output_dir / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+
+
+def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
+    """
+    Takes the running averages of batch norms anew from training batches, for weights that no training step had: their
+    mean over checkpoints is not that of the averaged weights (as for the averages of Izmailov et al., 2018). Dropout is
+    off, as in translating. Does nothing for models without such norms.
+    """
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(trainer.args.device).eval()
+    norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor)]
+    if not norms:
+        return
+    sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
+    momenta = [norm.momentum for norm in norms]
+    with torch.no_grad():
+        for count, batch in enumerate(islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES), start=1):
+            for norm in norms:
+                norm.train()
+                norm.momentum = 1 / count  # the mean of all batches so far
+            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            model.get_encoder()(**inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
+    say(f"Running averages of {len(norms)} batch norms taken anew from {count} training batches.")
+    model.save_pretrained(folder)
 
 
 def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArguments | None = None) -> dict[str, Any]:
@@ -348,7 +386,8 @@ def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArgume
         (Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}").write_text(
             "".join(f"{text}\n" for text in found), encoding="utf-8"
         )
-        score = sacrebleu_score(found, [pair.target for pair in pairs])
+        lowercase = bool(recipe.training.get("bleu_lowercase"))
+        score = sacrebleu_score(found, [pair.target for pair in pairs], lowercase=lowercase)
         say(f"{name}: {score}")
         results[name] = {"bleu": score.score, "signature": score.signature, "sentences": len(pairs)}
     return results

@@ -48,6 +48,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             `adadelta_rho` (0.95) and `adadelta_eps` (1e-6).
         bleu_samples (`int`, *optional*, defaults to 500): Validation sentences translated for BLEU; 0 switches it off.
         bleu_beams (`int`, *optional*, defaults to 1): Beam size of that translation.
+        bleu_lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU, of the test sets too.
         keep_last (`int`, *optional*, defaults to 5): Newest checkpoints kept.
         keep_best (`int`, *optional*, defaults to 1): Best checkpoints kept, by `metric_for_best_model`.
     """
@@ -60,6 +61,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     adadelta_eps: float = field(default=1e-6, metadata={"help": "added under Adadelta's roots"})
     bleu_samples: int = field(default=500, metadata={"help": "validation sentences translated for BLEU"})
     bleu_beams: int = field(default=1, metadata={"help": "beam size of that translation"})
+    bleu_lowercase: bool = field(default=False, metadata={"help": "case-insensitive BLEU, of the test sets too"})
     keep_last: int = field(default=5, metadata={"help": "newest checkpoints kept"})
     keep_best: int = field(default=1, metadata={"help": "best checkpoints kept"})
 
@@ -331,7 +333,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             for i, translation in zip(own, translator.translate((sources[i] for i in own), options), strict=True)
         ]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
-        return sacrebleu_score([text for _, text in pairs], references).score
+        return sacrebleu_score([text for _, text in pairs], references, lowercase=self.args.bleu_lowercase).score
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
