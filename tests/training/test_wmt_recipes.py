@@ -38,8 +38,11 @@ def write_hub_set(folder, config, languages, pairs):
         data = Dataset.from_dict(table, features=Features({"translation": Translation(languages=list(languages))}))
         (folder / config).mkdir(parents=True, exist_ok=True)
         data.to_parquet(str(folder / config / f"{split}-00000-of-00001.parquet"))
-    files = "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in ("train", "validation", "test"))
-    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n")
+    card = ""
+    for config in sorted(path.name for path in folder.iterdir() if path.is_dir()):
+        files = [f"  - split: {split}\n    path: {config}/{split}-*\n" for split in ("train", "validation", "test")]
+        card += f"- config_name: {config}\n  data_files:\n{''.join(files)}"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
 
 
 @pytest.fixture(scope="module")
