@@ -210,6 +210,8 @@ def test_command(folder, files, capsys):
     lines = capsys.readouterr().out.splitlines()
     translator = Translator.from_pretrained(folder, device="cpu")
     assert lines == [found.to_pharaoh() for found in align_pairs(translator, *zip(*PAIRS, strict=True))]
+    assert main(["align", str(folder), "--text", *PAIRS[0], "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines[:1]
     output, gold = ["-o", str(files / "links")], ["--gold", str(files / "gold")]
     for picture in ("pair.png", "pair.svg"):
         shown = ["--plot", str(files / picture), "--pair", "2"]
@@ -234,12 +236,13 @@ def test_command_for_a_transformer(tiny_folder, files, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Give a model with --source and --target, or --links with --gold"),
-        (["MODEL"], "Give --source and --target"),
+        ([], r"Give a model with --source and --target (or --text), or --links with --gold"),
+        (["MODEL"], "Give --source and --target, the files to align line by line, or --text"),
+        (["MODEL", "-s", "source", "--text", "a", "b"], "or --text with a sentence and its translation"),
         (["--links", "gold"], "or --links with --gold"),
         (["MODEL", "-s", "source", "-t", "target", "--gold", "short"], "short has 1 lines for 2 pairs"),
         (["MODEL", "-s", "source", "-t", "target", "--gold", "beyond"], "beyond, line 1: a link beyond the 4 source"),
-        (["--links", "gold", "--gold", "gold", "--plot", "x.png"], "--plot need a model"),
+        (["--links", "gold", "--gold", "gold", "--plot", "x.png"], "--output and --plot need a model"),
         (["MODEL", "-s", "source", "-t", "target", "--pair", "3"], "no pair 3; the files have 1 to 2"),
         (["MODEL", "-s", "source", "-t", "target", "--plot", "x.txt"], "x.txt names no picture"),
         (["MODEL", "-s", "source", "-t", "target", "--head", "7"], "no head 7"),

@@ -14,6 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", "-s", help="source sentences, one a line, words apart by spaces")
     parser.add_argument("--target", "-t", help="their translations, one a line")
     parser.add_argument(
+        "--text", nargs=2, metavar=("SOURCE", "TARGET"), help="instead of files: one sentence and its translation"
+    )
+    parser.add_argument(
         "--output",
         "-o",
         help="file for the links, `source-target` from 0 (default: standard output, unless --gold or --plot is given)",
@@ -36,18 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import sys
 
-    from ..data.text import read_lines, read_parallel, write_lines
+    from ..data.text import SentencePair, read_lines, read_parallel, write_lines
     from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
     from .translate import load_translator
 
     if (args.links is None) == (args.model is None) or (args.links and not args.gold):
-        raise ValueError("Give a model with --source and --target, or --links with --gold.")
-    if args.links is not None and (args.source or args.target or args.plot or args.output):
+        raise ValueError("Give a model with --source and --target (or --text), or --links with --gold.")
+    if args.links is not None and (args.source or args.target or args.text or args.plot or args.output):
         raise ValueError(
-            "--links are only measured against --gold; --source, --target, --output and --plot need a model."
+            "--links are only measured against --gold; --source, --target, --text, --output and --plot need a model."
         )
-    if args.model is not None and not (args.source and args.target):
-        raise ValueError("Give --source and --target: the sentences to align and their translations.")
+    files = bool(args.source) + bool(args.target)
+    if args.model is not None and files != (0 if args.text else 2):
+        raise ValueError(
+            "Give --source and --target, the files to align line by line, or --text with a sentence and its "
+            "translation."
+        )
 
     def read_links(path: str):
         return [parse_links(line, f"{path}, line {i}", args.one_based) for i, line in enumerate(read_lines(path), 1)]
@@ -56,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if args.links is not None:
         print(alignment_error_rate([each.possible for each in read_links(args.links)], gold))
         return
-    pairs = list(read_parallel(args.source, args.target))
+    pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
     if gold is not None and len(gold) != len(pairs):
         raise ValueError(
             f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same."
