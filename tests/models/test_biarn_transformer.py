@@ -15,6 +15,7 @@ from recnmt_hf import (
     NMTTransformerForConditionalGeneration,
     NMTTransformerModel,
 )
+from recnmt_hf.models import attention
 from recnmt_hf.models import modeling_biarn_transformer as modeling
 from recnmt_hf.models.attention import MultiHeadAttention
 
@@ -244,6 +245,7 @@ def test_equations(fields, path, monkeypatch):
     if path != "fast" and fields.get("recurrence_encoder_type", "biarn") not in ("arn", "biarn"):
         pytest.skip("only an ARN has several paths")
     monkeypatch.setattr(modeling, "few_steps", lambda *sizes: path == "fast")
+    monkeypatch.setattr(attention, "few_positions", lambda *sizes: path == "fast")
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0" if path == "reference" else "1")
     model = TestBiARNTransformer().model(fields)
     slow = SlowBiARN(model)
@@ -412,6 +414,79 @@ def test_dropout_of_step_attention_is_on_in_training_only():
     assert torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
     encoder.train()
     assert not torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
+
+
+# -- the two paths of the decoder's attention to the recurrence ---
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"recurrence_steps": None}, {"fusion_type": "gated_sum", "fusion_layers": "all"}], ids=str
+)
+def test_absorbed_projections_equal_plain_ones(fields, monkeypatch):
+    """Logits, attention weights, gradients of all parameters."""
+    model = TestBiARNTransformer().model(fields)
+    results = []
+    for absorbed in (True, False):
+        monkeypatch.setattr(attention, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
+        model.zero_grad()
+        outputs = model(**ragged_batch(), output_attentions=True)
+        outputs.loss.backward()
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        results.append((outputs.logits, outputs.recurrence_cross_attentions, gradients))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("way", [{"num_beams": 3}, {"do_sample": True}, {"cache_implementation": "static"}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"recurrence_steps": None}], ids=str)
+def test_generation_with_absorbed_projections(fields, way, monkeypatch):
+    """The same tokens and scores; the memory is projected once, however many steps and beams there are."""
+    model = TestBiARNTransformer().model(fields)
+    batch = ragged_batch()
+    projected, results = [], []
+    attn = model.model.decoder.layers[-1].recurrence_attn
+    absorb = attn.absorb_memory
+    monkeypatch.setattr(attn, "absorb_memory", lambda states: projected.append(states.shape[0]) or absorb(states))
+    for absorbed in (True, False):
+        monkeypatch.setattr(attention, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
+        torch.manual_seed(2)
+        results.append(
+            model.generate(
+                batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=9,
+                return_dict_in_generate=True,
+                output_scores=True,
+                **way,
+            )
+        )
+    assert torch.equal(results[0].sequences, results[1].sequences)
+    torch.testing.assert_close(results[0].scores, results[1].scores, atol=1e-10, rtol=1e-9)
+    assert projected == ([] if "cache_implementation" in way else [3])
+
+
+def test_absorbed_attention_has_dropout_in_training_only(monkeypatch):
+    monkeypatch.setattr(attention, "few_positions", lambda *sizes: True)
+    model = TestBiARNTransformer().model({"attention_dropout": 0.5})
+    attn = model.model.decoder.layers[-1].recurrence_attn
+    words, states = torch.randn(2, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
+    _, weights = attn(words, states)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    _, dropped = attn.train()(words, states)
+    kept = dropped != 0
+    assert 0.3 < kept.double().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2 * weights[kept])
+
+
+def test_wrapped_projections_are_not_absorbed(monkeypatch):
+    """An adapter on the queries' projection is called, not passed by."""
+    monkeypatch.setattr(attention, "few_positions", lambda *sizes: True)
+    model = TestBiARNTransformer().model()
+    expected = model(**ragged_batch()).logits
+    linear = model.model.decoder.layers[-1].recurrence_attn.q_proj
+    handle = linear.register_forward_hook(lambda module, inputs, output: output + 1)
+    assert not torch.equal(model(**ragged_batch()).logits, expected)
+    handle.remove()
+    torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=0, rtol=0)
 
 
 # -- evidence ---

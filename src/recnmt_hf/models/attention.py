@@ -11,7 +11,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .fast_paths import dropout as random_dropout
-from .fast_paths import prefers_plain_products, project
+from .fast_paths import enabled, is_plain, prefers_plain_products, project
 from .recurrent_cache import SourceMemoryLayer
 
 
@@ -214,6 +214,88 @@ class MultiHeadAttention(nn.Module):
         )
 
 
+def few_positions(length: int, num_heads: int, width: int) -> bool:
+    """
+    Whether [`AbsorbingAttention`] carries a memory of this length to the queries: `2 num_heads length width` products
+    for each query and `2 length width^2` for each source, instead of `2 width^2` for each query.
+    """
+    return 8 * num_heads * length <= width
+
+
+class AbsorbingAttention(MultiHeadAttention):
+    """
+    Cross-attention to a memory of few positions. Where these are fewer than the queries by far, the projections of the
+    queries and of the output are carried over to the memory, once per source, instead of to every query:
+
+        (W_q x + b_q) . k_j = x . (W_q^T k_j) + b_q . k_j,     W_o sum_j a_j v_j = sum_j a_j (W_o v_j)   (for each head)
+
+    The parameters and the results are those of [`MultiHeadAttention`].
+    """
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not self.absorbs(hidden_states, key_value_states, past_key_values):
+            return super().forward(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
+        batch_size, query_length, width = hidden_states.shape
+        key, value, attention_mask = read_source_memory(
+            self.memory,
+            self.layer_idx,
+            self.absorb_memory,
+            key_value_states,
+            attention_mask,
+            past_key_values,
+            batch_size,
+        )
+        query = hidden_states.reshape(key.shape[0], -1, width)
+        scores = torch.baddbmm(key[:, -1:], query, key[:, :-1]).unflatten(2, (self.num_heads, -1))
+        # The mask's own axes for heads and queries have one element each.
+        weights = masked_softmax(scores, visible_positions(self, attention_mask, scores), value.dtype)
+        weights = random_dropout(weights, self.dropout, self.training)  # (num_sources, queries, num_heads, key_length)
+        output = torch.bmm(weights.flatten(2), value)
+        if self.out_proj.bias is not None:
+            output = output + self.out_proj.bias
+        weights = weights.unflatten(1, (-1, query_length)).flatten(0, 1).transpose(1, 2)
+        return output.view(batch_size, query_length, self.embed_dim), weights
+
+    def absorbs(
+        self, hidden_states: torch.Tensor, key_value_states: torch.Tensor, past_key_values: Cache | None
+    ) -> bool:
+        """Whether the memory is so short, and kept so long, that it is cheaper to project it than the queries."""
+        return (
+            few_positions(key_value_states.shape[1], self.num_heads, self.embed_dim)
+            and hidden_states.device.type == "cpu"
+            and enabled()
+            and self.config._attn_implementation in ("sdpa", "eager")
+            and all(is_plain(linear, nn.Linear) for linear in (self.q_proj, self.out_proj))
+            and (past_key_values is None or keeps_source_memories(past_key_values, self.layer_idx))
+        )
+
+    def absorb_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Returns:
+            Keys `(num_sources, query_dim + 1, num_heads * key_length)`, of which the last row is the share of the
+            queries' bias, and values `(num_sources, num_heads * key_length, embed_dim)`.
+        """
+        key, value = self.project_memory(key_value_states)  # (num_sources, H, J, D)
+        key = key * self.scaling
+        by_head = (self.num_heads, self.head_dim)
+        query_weight, output_weight = (
+            self.q_proj.weight.unflatten(0, by_head),
+            self.out_proj.weight.unflatten(1, by_head),
+        )
+        wide = torch.einsum("shjd,hdm->smhj", key, query_weight).flatten(2)
+        bias = self.q_proj.bias.view(self.num_heads, self.head_dim, 1).to(key.dtype)
+        constant = torch.matmul(key, bias).flatten(1)[:, None]
+        value = torch.einsum("shjd,mhd->shjm", value, output_weight).flatten(1, 2)
+        return torch.cat([wide, constant.to(wide.dtype)], dim=1), value
+
+
 def read_source_memory(
     name: str,
     layer_idx: int | None,
@@ -256,6 +338,12 @@ def read_source_memory(
     key, value = cache.update(key, value, layer_idx)
     past_key_values.is_updated[layer_idx] = True
     return key, value, attention_mask
+
+
+def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
+    """Whether a cache has a place for whatever a layer reads of a source, one row for each source."""
+    cache = getattr(past_key_values, "cross_attention_cache", None)
+    return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
 
 
 def self_attention_cache(past_key_values: Cache) -> Cache:

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import MultiHeadAttention, eager_attention_forward, masked_softmax, source_mask
+from .attention import AbsorbingAttention, MultiHeadAttention, eager_attention_forward, masked_softmax, source_mask
 from .configuration_biarn_transformer import BiARNTransformerConfig
 from .fast_paths import allowed, dropout, is_plain
 from .modeling_nmt_transformer import NMTTransformerEncoder, NMTTransformerPreTrainedModel, build_self_attention
@@ -745,7 +745,7 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
 
     def __init__(self, config: BiARNTransformerConfig, self_attn: nn.Module, encoder_attn: nn.Module, layer_idx: int):
         super().__init__(config, self_attn, encoder_attn)
-        self.recurrence_attn = MultiHeadAttention(
+        self.recurrence_attn = AbsorbingAttention(
             config,
             config.d_model,
             config.decoder_attention_heads,
