@@ -104,6 +104,17 @@ def test_significance(method):
     assert [c.p_value for c in compare_systems(systems, references, method, samples=300)] == [c.p_value for c in found]
 
 
+def test_tokenizer_of_bins_and_significance():
+    """What is asked for the score holds for the bins and the tests: characters of a language without spaces."""
+    references = ["我们 看见 一只 猫 。", "他 来 了 。", "你 好 吗 ？", "是 的 。"]
+    hypotheses = ["我们 看见 两只 猫 。", "他 来 了 。", "你 好 ？", "是 的 。"]
+    score = sacrebleu_score(hypotheses, references, tokenize="zh").score
+    (everything,) = scores_by_length(["one two"] * 4, hypotheses, references, [15], tokenize="zh")
+    first, _ = compare_systems({"a": hypotheses, "b": references}, references, samples=10, tokenize="zh")
+    assert everything[2].score == first.score == score != sacrebleu_score(hypotheses, references).score
+    assert "tok:zh" in everything[2].signature and "tok:zh" in first.signature
+
+
 def test_significance_needs_two_systems():
     with pytest.raises(ValueError, match="baseline and at least one other"):
         compare_systems({"a": HYPOTHESES}, REFERENCES)

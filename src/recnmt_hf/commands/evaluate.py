@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> None:
             print(f"  {score}")
         entry = {"scores": [vars(score) for score in scores]}
         if source is not None:
-            bins = metrics.scores_by_length(source, hypotheses, references, args.length_edges)
+            bins = metrics.scores_by_length(source, hypotheses, references, args.length_edges, args.tokenize)
             for name, count, score in bins:
                 print(f"  BLEU of sources with {name} words: {score.score:.2f} ({count} sentences)")
             entry["by_length"] = [{"words": n, "sentences": c, "bleu": s.score} for n, c, s in bins]
         report["systems"][path] = entry
     if len(systems) > 1:
         for method in METHODS if args.test == "both" else [args.test]:
-            found = compare_systems(systems, references, method, args.samples)
+            found = compare_systems(systems, references, method, args.samples, tokenize=args.tokenize)
             print(f"paired {method}, {args.samples} samples, against {args.hypotheses[0]}")
             for each in found[1:]:
                 print(f"  {each.system}: BLEU {each.score:.2f} ({each.difference:+.2f}), p = {each.p_value:.4f}")

@@ -47,6 +47,11 @@ def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], refere
     return MetricScore(name, result.score, str(metric.get_signature()))
 
 
+def bleu_metric(lowercase: bool = False, tokenize: str | None = None, references: Sequence | None = None):
+    """sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning."""
+    return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
+
+
 def sacrebleu_score(
     hypotheses: Sequence[str], references: Sequence, lowercase: bool = False, tokenize: str | None = None
 ) -> MetricScore:
@@ -59,7 +64,7 @@ def sacrebleu_score(
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
     """
-    metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize)
+    metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
 
 
@@ -105,7 +110,11 @@ def tokenized_bleu_score(
 
 
 def scores_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence, edges: Sequence[int] = (15, 30, 45)
+    sources: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence,
+    edges: Sequence[int] = (15, 30, 45),
+    tokenize: str | None = None,
 ) -> list[tuple[str, int, MetricScore]]:
     """
     Corpus BLEU in bins of the source's length in words.
@@ -114,6 +123,7 @@ def scores_by_length(
         edges (sequence of `int`, *optional*, defaults to `(15, 30, 45)`): Upper edges, themselves included; a last bin
             takes the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
             (2018).
+        tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
 
     Returns:
         Name, number of sentences and score of each bin that holds any sentence.
@@ -132,7 +142,8 @@ def scores_by_length(
     for low, high in zip([0, *edges], [*edges, None], strict=True):
         chosen = [i for i, length in enumerate(lengths) if length > low and (high is None or length <= high)]
         if chosen:
-            part = sacrebleu_score([hypotheses[i] for i in chosen], [[s[i] for i in chosen] for s in streams])
+            chosen_references = [[stream[i] for i in chosen] for stream in streams]
+            part = sacrebleu_score([hypotheses[i] for i in chosen], chosen_references, tokenize=tokenize)
             bins.append((f"({low}, {'inf' if high is None else high}]", len(chosen), part))
     return bins
 

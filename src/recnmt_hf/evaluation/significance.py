@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from .metrics import check_lengths, reference_streams
+from .metrics import bleu_metric, check_lengths, reference_streams
 
 
 METHODS = {"bootstrap": "bs", "randomization": "ar"}
@@ -47,6 +46,7 @@ def compare_systems(
     samples: int = 1000,
     seed: int = 12345,
     lowercase: bool = False,
+    tokenize: str | None = None,
 ) -> list[Comparison]:
     """
     Paired tests of BLEU (sacrebleu's implementations).
@@ -59,6 +59,7 @@ def compare_systems(
         samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps.
         seed (`int`, *optional*, defaults to 12345): Of the resampling.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
+        tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
 
     Raises:
         ValueError: There are fewer than two systems, no such method, or lengths differ.
@@ -73,7 +74,7 @@ def compare_systems(
     with environment(SACREBLEU_SEED=str(seed)):
         test = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
-            {"BLEU": sacrebleu.BLEU(references=streams, lowercase=lowercase)},
+            {"BLEU": bleu_metric(lowercase, tokenize, streams)},
             references=None,
             test_type=METHODS[method],
             n_samples=samples,
