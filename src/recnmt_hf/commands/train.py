@@ -20,6 +20,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     import yaml
+    from accelerate import PartialState
 
     from ..training.recipe import Recipe
     from ..training.run import train
@@ -30,3 +31,5 @@ def run(args: argparse.Namespace) -> None:
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem
     train(recipe, output, resume=args.resume, overwrite=args.overwrite)
+    # Left to the interpreter's end, the threads of a process group can abort a run that has done all its work.
+    PartialState().destroy_process_group()
