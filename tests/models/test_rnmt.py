@@ -451,6 +451,7 @@ def test_a_large_batch_trains_in_little_memory():
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+    print(f"{float(result.stdout):.2f} GiB")
     assert float(result.stdout) < 4.0
 
 

@@ -257,9 +257,7 @@ class AbsorbingAttention(MultiHeadAttention):
         # The mask's own axes for heads and queries have one element each.
         weights = masked_softmax(scores, visible_positions(self, attention_mask, scores), value.dtype)
         weights = random_dropout(weights, self.dropout, self.training)  # (num_sources, queries, num_heads, key_length)
-        output = torch.bmm(weights.flatten(2), value)
-        if self.out_proj.bias is not None:
-            output = output + self.out_proj.bias
+        output = torch.baddbmm(self.out_proj.bias.to(value.dtype), weights.flatten(2), value)
         weights = weights.unflatten(1, (-1, query_length)).flatten(0, 1).transpose(1, 2)
         return output.view(batch_size, query_length, self.embed_dim), weights
 
