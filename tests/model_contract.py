@@ -494,6 +494,10 @@ class ModelContract:
         encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"])
         rest = {"attention_mask": batch["attention_mask"], "labels": batch["labels"]}
         forms = [encoded, tuple(getattr(encoded, field.name) for field in dataclasses.fields(encoded)), dict(encoded)]
+        for evidence in ({}, {"output_attentions": True}, {"output_hidden_states": True}):
+            form = model.get_encoder()(batch["input_ids"], batch["attention_mask"], return_dict=False, **evidence)
+            assert type(form) is tuple
+            forms.append(form)
         if type(encoded).__mro__[1] is BaseModelOutput:
             forms.append(BaseModelOutput(last_hidden_state=encoded.last_hidden_state))
         for form in forms:

@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
@@ -206,10 +208,34 @@ def test_benchmark_prints_ratios(capsys):
         4,
         "--device",
         "cpu",
+        "--count",
     )
     assert code == 0, err
+    assert "one product of 1024 x 1024 matrices:" in out
+    assert "; as fast in every product: " in out and " GFLOP at " in out
     assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
     assert "generation, beam 4, batch 2:" in out and "quartiles" in out
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_counted_operations_are_those_of_the_equations(attention):
+    """Two operations for each weight and token, three times with the backward pass, and attention."""
+    from recnmt_hf.commands.benchmark import count_operations, training_step
+
+    config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, d_model=32, scale_embedding=False)
+    config._attn_implementation = attention
+    model = NMTTransformerForConditionalGeneration(config)
+    rows, source, target, width, layers = 2, 5, 4, config.d_model, config.encoder_layers
+    batch = {"input_ids": torch.full((rows, source), 7), "labels": torch.full((rows, target), 8)}
+
+    encoder = layers * (4 * width**2 + 2 * width * config.encoder_ffn_dim)
+    memory = layers * 2 * width**2
+    decoder = layers * (6 * width**2 + 2 * width * config.decoder_ffn_dim) + width * config.vocab_size
+    products = rows * (source * (encoder + memory) + target * decoder)
+    pairs = layers * rows * width * (source**2 + target**2 + source * target)
+    # Forwards two products; backwards four, and in the fused kernel the scores anew.
+    expected = 6 * products + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
+    assert count_operations(training_step(model, torch.float32, 0.0), [batch, batch]) == 2 * expected
 
 
 def test_parameters_tells_what_a_model_adds(capsys):

@@ -287,3 +287,11 @@ def test_encoder_output_is_rebuilt_with_all_its_fields():
     assert torch.equal(GRUToyEncoderOutput.rebuild(dict(output)).summary, output.summary)
     plain = Seq2SeqEncoderOutput(last_hidden_state=torch.zeros(1))
     assert GRUToyEncoderOutput.rebuild(plain).summary is None
+    layers = (torch.zeros(1),) * 2
+    for values in (
+        output.to_tuple(),
+        (*output.to_tuple()[:1], layers, output.summary),
+        (layers[0], None, None, *output.to_tuple()[1:]),
+    ):
+        assert torch.equal(GRUToyEncoderOutput.rebuild(values).summary, output.summary)
+    assert GRUToyEncoderOutput.rebuild(layers[:1]).summary is None

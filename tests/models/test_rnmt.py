@@ -138,13 +138,13 @@ class SlowRNMT:
             )
             if k < config.relation_layers:
                 layers.append(lambda xs, k=k: self.relation(f"{encoder}.relation_layers.{k}", xs))
-        related = config.relation_layers > 0
+        connected = config.relation_layers > 0 or config.connections_without_relations
         below, h_in = ([e] if config.relation_dense_include_embeddings else []), e
         for number, layer in enumerate(layers):
             h = layer(h_in)
-            if related and config.relation_residual:
+            if connected and config.relation_residual:
                 h = [a + b for a, b in zip(h_in, h, strict=True)]
-            if related and config.relation_dense_connection:
+            if connected and config.relation_dense_connection:
                 below.append(h)
                 h = [
                     self.linear(f"{encoder}.dense_maps.{number}", torch.cat(parts))
@@ -188,6 +188,12 @@ EQUATIONS = {
     "rnnsearch-star-concat": {**RNNSEARCH_STAR, "encoder_rnn_layout": "concat", "encoder_layers": 1},
     "rnnsearch-with-relations": {"decoder_type": "rnnsearch"},
     "tanh": {**RNNSEARCH_STAR, "readout": "tanh"},
+    "connections-without-relations": {**RNNSEARCH_STAR, "connections_without_relations": True},
+    "residuals-without-relations": {
+        **RNNSEARCH_STAR,
+        "connections_without_relations": True,
+        "relation_dense_connection": False,
+    },
     "one-relation-layer": {"relation_layers": 1},
     "four-layers": {"encoder_layers": 4, "relation_layers": 3},
     "stacked-convolutions": TWO_CONVOLUTIONS,
@@ -671,6 +677,11 @@ def test_every_row_of_the_tables_is_a_config(row):
         ({"decoder_type": "gru"}, "one of 'conditional_gru', 'rnnsearch'"),
         ({"encoder_rnn_layout": "concat", "relation_layers": 2}, 'must be "stacked" while relation_layers=2'),
         ({"relation_layers": 3}, "at most encoder_layers=2"),
+        (
+            {"relation_layers": 0, "encoder_rnn_layout": "concat", "connections_without_relations": True},
+            "twice as wide",
+        ),
+        ({"relation_dense_connection": "yes"}, "True or False"),
         ({"relation_conv_kernels": [2]}, "odd widths"),
         ({"relation_conv_kernels": 3}, "a list of whole numbers"),
         ({"relation_conv_kernels": [1, 3]}, "as long as relation_conv_kernels"),

@@ -8,10 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.utils import flop_counter
 
 from .named_models import MODEL_HELP, build_model, parse_model
 
@@ -115,20 +117,62 @@ def measure(steps: Sequence[Callable[[dict], None]], batches: list[dict], repeat
     return seconds
 
 
-def report(title: str, names: Sequence[str], seconds: np.ndarray) -> float:
-    """Prints the speed of the first model relative to each other one; returns the first ratio's median."""
-    first = None
+def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Sequence[int] | None = None) -> None:
+    """
+    Prints the speed of the first model relative to each other one.
+
+    Args:
+        title: What was measured.
+        names: The models.
+        seconds: As [`measure`] returns them.
+        operations (*optional*): As [`count_operations`] returns them, of each model.
+    """
     for other in range(1, len(names)):
         ratios = sorted(seconds[:, other] / seconds[:, 0])
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        median = statistics.median(ratios)
         print(
-            f"{title}: {names[0]} / {names[other]} = {median:.3f}x (quartiles {low:.3f} to {high:.3f}, "
-            f"{len(ratios)} turns)",
+            f"{title}: {names[0]} / {names[other]} = {statistics.median(ratios):.3f}x (quartiles {low:.3f} to "
+            f"{high:.3f}, {len(ratios)} turns)"
+            + (f"; as fast in every product: {operations[other] / operations[0]:.3f}x" if operations else ""),
             flush=True,
         )
-        first = median if first is None else first
-    return first
+    if operations:
+        rates = [count / statistics.median(seconds[:, model]) / 1e9 for model, count in enumerate(operations)]
+        print(
+            "products: "
+            + ", ".join(
+                f"{name} {count / 1e9:.1f} GFLOP at {rate:.1f} GFLOP/s"
+                for name, count, rate in zip(names, operations, rates, strict=True)
+            ),
+            flush=True,
+        )
+
+
+def count_operations(step: Callable[[dict], None], batches: list[dict]) -> int:
+    """Floating-point operations of all matrix products, convolutions and attentions of a step over all batches."""
+    aten = torch.ops.aten
+    uncounted = {  # which torch 2.13 leaves out, and their likes
+        aten.addmm_: aten.addmm,
+        aten.baddbmm_: aten.baddbmm,
+        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+    }
+
+    def formula(like: Any) -> Callable[..., int]:
+        return lambda *shapes, out_shape=None, **kwargs: flop_counter.flop_registry[like](*shapes, **kwargs)
+
+    of_kernels = {kernel: formula(like) for kernel, like in uncounted.items()}
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=of_kernels) as counter:
+        for batch in batches:
+            step(batch)
+    return counter.get_total_flops()
+
+
+def product_rate(dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
+    """Floating-point operations a second of one large matrix product, the fastest of seven."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = measure([lambda _: torch.mm(left, right)], [{}], 7, device)
+    return 2 * size**3 / seconds.min()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +197,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="autocast data type")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the forward pass of training")
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="count the products of training too: what the ratio would be if all were "
+        "equally fast, and how fast they are",
+    )
     parser.add_argument("--seed", type=int, default=1)
 
 
@@ -179,11 +229,14 @@ def run(args: argparse.Namespace) -> None:
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
         runnable = [torch.compile(model) if args.compile else model for model in models]
         steps = [training_step(model, dtype, args.label_smoothing) for model in runnable]
-        report(
-            f"training step, batch {args.train_batch_size}",
-            args.models,
-            measure(steps, load.batches, args.repeats, device),
-        )
+        seconds = measure(steps, load.batches, args.repeats, device)
+        operations = None
+        if args.count:
+            print(f"one product of 1024 x 1024 matrices: {product_rate(dtype, device) / 1e9:.1f} GFLOP/s", flush=True)
+            operations = [
+                count_operations(training_step(model, dtype, args.label_smoothing), load.batches) for model in models
+            ]
+        report(f"training step, batch {args.train_batch_size}", args.models, seconds, operations)
     if "generate" in args.modes:
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)

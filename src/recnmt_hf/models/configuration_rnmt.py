@@ -58,6 +58,9 @@ class RNMTConfig(Seq2SeqConfig):
             Each layer reads a linear map of all outputs below (Eq. 12).
         relation_dense_include_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the embeddings are among them.
+        connections_without_relations (`bool`, *optional*, defaults to `False`):
+            Has the residual and dense connections act on the stacked GRUs alone too, with `relation_layers=0`: a
+            control that tells what they bring without relations.
         init_uniform (`float`, *optional*, defaults to 0.1):
             Matrices start uniform in `[-init_uniform, init_uniform]`, biases at zero. `None`: as `init_std` says
             (Xavier-uniform and orthogonal matrices unless it is given).
@@ -117,6 +120,7 @@ class RNMTConfig(Seq2SeqConfig):
     relation_residual: bool = True
     relation_dense_connection: bool = True
     relation_dense_include_embeddings: bool = True
+    connections_without_relations: bool = False
     init_uniform: float | None = 0.1
 
     def __post_init__(self, **kwargs):
@@ -146,6 +150,16 @@ class RNMTConfig(Seq2SeqConfig):
         return 2 * self.d_model if self.encoder_rnn_layout == "concat" else self.d_model
 
     @property
+    def is_residual(self) -> bool:
+        """Whether the encoder's layers have residual connections (Eq. 11)."""
+        return self.relation_residual and (self.relation_layers > 0 or self.connections_without_relations)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the encoder's layers read all outputs below (Eq. 12)."""
+        return self.relation_dense_connection and (self.relation_layers > 0 or self.connections_without_relations)
+
+    @property
     def compares_all_pairs(self) -> bool:
         """Whether a layer computes something for each pair of words, so that batches should bound squared lengths."""
         return self.relation_layers > 0
@@ -166,7 +180,14 @@ class RNMTConfig(Seq2SeqConfig):
             "relation_residual",
             "relation_dense_connection",
             "relation_dense_include_embeddings",
+            "connections_without_relations",
         )
+        if self.connections_without_relations and self.encoder_rnn_layout == "concat":
+            self.refuse(
+                "connections_without_relations",
+                'False while encoder_rnn_layout="concat", whose outputs are twice as wide as its inputs',
+                'leave it out, or set encoder_rnn_layout="stacked"',
+            )
         self.check_convolutions()
         if self.init_uniform is not None and not (
             isinstance(self.init_uniform, (int, float))

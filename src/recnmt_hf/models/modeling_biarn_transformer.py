@@ -827,7 +827,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
         if self.config.recurrence_encoder_type is not None and encoder_outputs.recurrence_hidden_state is None:
             raise ValueError(
                 "encoder_outputs lacks recurrence_hidden_state, which the decoder attends. Remedy: pass the output of "
-                "this model's own get_encoder() as it came (as an output object or mapping, not as a tuple)."
+                "this model's own get_encoder() as it came."
             )
         return encoder_outputs.recurrence_hidden_state, encoder_outputs.recurrence_attention_mask
 

@@ -529,10 +529,9 @@ class RNMTEncoder(RNMTPreTrainedModel):
             width = config.annotation_size
             if index < config.relation_layers:
                 self.relation_layers.append(RelationLayer(config))
-        with_relations = config.relation_layers > 0
-        self.is_residual = with_relations and config.relation_residual
+        self.is_residual = config.is_residual
         self.dense_maps = None
-        if with_relations and config.relation_dense_connection:
+        if config.is_dense:
             total = config.encoder_layers + config.relation_layers
             below = 1 if config.relation_dense_include_embeddings else 0
             self.dense_maps = nn.ModuleList(

@@ -49,13 +49,23 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
 
     @classmethod
     def rebuild(cls, value: Any) -> "Seq2SeqEncoderOutput":
-        """An instance of this class from another output, a mapping, or a tuple in the order of its non-empty fields."""
+        """
+        An instance of this class from another output, a mapping, or a tuple in the order of its non-empty fields.
+
+        A tuple (`return_dict=False`) does not say which fields are empty: each value goes to the next field of its
+        kind, tensor or tuple of tensors, which finds every memory. Hidden states and attentions, if only the latter
+        are there, cannot be told apart.
+        """
         if type(value) is cls:
             return value
-        names = [field.name for field in fields(cls)]
         if hasattr(value, "keys"):
-            return cls(**{name: value[name] for name in names if name in value})
-        return cls(**dict(zip(names, value, strict=False)))
+            return cls(**{field.name: value[field.name] for field in fields(cls) if field.name in value})
+        made, values = {}, list(value)
+        for field in fields(cls):
+            is_tuple = "tuple" in str(field.type)
+            if values and (values[0] is None or isinstance(values[0], (tuple, list)) == is_tuple):
+                made[field.name] = values.pop(0)
+        return cls(**made)
 
 
 @dataclass
