@@ -231,17 +231,46 @@ def test_vocabulary_that_does_not_fit(tiny_folder, tokenizer, tmp_path):
         Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
 
 
-def test_target_tokenizer_of_its_own(corpus, tmp_path, sentences):
+@pytest.fixture
+def two_vocabularies(corpus, tmp_path):
+    """A model with word tokens on one side and sub-words on the other, and both tokenizers."""
     source = recnmt_hf.train_tokenizer((p.en for p in corpus["train"]), "word", 500)
     target = recnmt_hf.train_tokenizer((p.de for p in corpus["train"]), "bpe", 300)
     config = recnmt_hf.NMTTransformerConfig.from_preset(
         "tiny", vocab_size=len(source), decoder_vocab_size=len(target), share_encoder_decoder_embeddings=False
     )
-    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    model.save_pretrained(tmp_path)
-    source.save_pretrained(tmp_path)
-    target.save_pretrained(tmp_path / "target_tokenizer")
-    translator = Translator.from_pretrained(tmp_path, device="cpu")
+    folder = tmp_path / "two-vocabularies"
+    recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(folder)
+    source.save_pretrained(folder)
+    target.save_pretrained(folder / "target_tokenizer")
+    return folder, source, target
+
+
+def test_target_tokenizer_of_its_own(two_vocabularies, sentences):
+    folder, source, target = two_vocabularies
+    translator = Translator.from_pretrained(folder, device="cpu")
     assert len(translator.tokenizer) == len(source) and len(translator.target_tokenizer) == len(target)
-    assert len(translator(sentences[:2], beams=2, max_length_extra=2)) == 2
-    assert json.loads((tmp_path / "config.json").read_text())["decoder_vocab_size"] == len(target)
+    expected = [each.text for each in translator(sentences[:2], beams=2, max_length_extra=2)]
+    assert json.loads((folder / "config.json").read_text())["decoder_vocab_size"] == len(target)
+    for given in ({}, {"target_tokenizer": target}):
+        pipe = transformers.pipeline("recnmt-translation", model=str(folder), device="cpu", **given)
+        found = pipe(sentences[:2], beams=2, max_length_extra=2)
+        assert [hypotheses[0]["translation_text"] for hypotheses in found] == expected
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, separate):
+    """Files of the Hub as its cache keeps them; a model without a target tokenizer uses its only one."""
+    folder = two_vocabularies[0] if separate else tiny_folder
+    cached = tmp_path / "cache" / "models--someone--pair"
+    shutil.copytree(folder, cached / "snapshots" / ("a" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    place = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True}
+    translator = Translator.from_pretrained("someone/pair", device="cpu", **place)
+    assert (translator.target_tokenizer is not translator.tokenizer) == separate
+    if separate:
+        # One that is there and cannot be read is not passed over.
+        (cached / "snapshots" / ("a" * 40) / "target_tokenizer" / "tokenizer.json").write_text("{")
+        with pytest.raises(ValueError, match=r"No tokenizer could be loaded from someone/pair .* Remedy"):
+            Translator.from_pretrained("someone/pair", device="cpu", **place)

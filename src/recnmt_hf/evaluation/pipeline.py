@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, Pipeline
+from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .translator import DecodingOptions, Translation, Translator
+from .translator import DecodingOptions, Translation, Translator, load_target_tokenizer
 
 
 # transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
@@ -16,7 +16,8 @@ TASK = "recnmt-translation"
 
 class TranslationPipeline(Pipeline):
     """
-    `pipeline("recnmt-translation", model=folder)`; options are those of [`DecodingOptions`].
+    `pipeline("recnmt-translation", model=folder)`; options are those of [`DecodingOptions`]. A target vocabulary of its
+    own is found where the model was loaded from, or given as `target_tokenizer`.
 
     Example:
 
@@ -32,6 +33,13 @@ class TranslationPipeline(Pipeline):
     _load_feature_extractor = False
     _pipeline_calls_generate = True
 
+    def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
+        if target_tokenizer is None and path and not is_joint:
+            target_tokenizer = load_target_tokenizer(path)
+        self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
+
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
         return {}, {"options": DecodingOptions(**kwargs)} if kwargs else {}, {}
 
@@ -39,8 +47,7 @@ class TranslationPipeline(Pipeline):
         return {"sentence": sentence}
 
     def _forward(self, inputs: dict[str, Any], options: DecodingOptions | None = None) -> dict[str, Any]:
-        translator = Translator(self.model, self.tokenizer, getattr(self, "target_tokenizer", None))
-        return {"translation": next(translator.translate([inputs["sentence"]], options or DecodingOptions()))}
+        return {"translation": next(self.translator.translate([inputs["sentence"]], options or DecodingOptions()))}
 
     def postprocess(self, outputs: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
         return as_records(outputs["translation"])
@@ -52,8 +59,7 @@ class TranslationPipeline(Pipeline):
         if isinstance(sentences, str):
             return self([sentences], **kwargs)[0]
         options = DecodingOptions(**kwargs)
-        translator = Translator(self.model, self.tokenizer, getattr(self, "target_tokenizer", None))
-        return [as_records(each) for each in translator.translate(sentences, options)]
+        return [as_records(each) for each in self.translator.translate(sentences, options)]
 
 
 def as_records(translation: Translation) -> list[dict[str, Any]]:

@@ -12,11 +12,14 @@ import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
+from transformers.utils import has_file
 
+from ..data.tokenization import load_tokenizer
 from .decoding import MaxLengthPerSentence, length_penalty
 
 
@@ -211,13 +214,7 @@ class Translator:
                 "again, or use an earlier checkpoint."
             ) from error
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
-        target = None
-        if not looks_local(path) or (Path(path) / TARGET_TOKENIZER).is_dir():
-            try:
-                target = AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **kwargs)
-            except (OSError, ValueError):
-                if looks_local(path):
-                    raise
+        target = load_target_tokenizer(path, **kwargs)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model.to(device).eval(), tokenizer, target)
 
@@ -502,6 +499,30 @@ class Translator:
 def looks_local(path: str) -> bool:
     """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
     return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None:
+    """
+    The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
+
+    Args:
+        path: Folder or model id.
+        **kwargs: Those of `from_pretrained`.
+
+    Raises:
+        ValueError: It is there and cannot be loaded.
+    """
+    if looks_local(path):
+        is_there = (Path(path) / TARGET_TOKENIZER).is_dir()
+    else:
+        place = {
+            name: kwargs[name] for name in ("revision", "token", "cache_dir", "local_files_only") if name in kwargs
+        }
+        is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer.json", **place)
+    if not is_there:
+        return None
+    # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
+    return load_tokenizer(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:

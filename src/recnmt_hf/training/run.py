@@ -31,7 +31,7 @@ from ..data.corpora import load_pairs, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..evaluation.metrics import sacrebleu_score
-from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, looks_local
+from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer, looks_local
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
 from .recipe import Recipe
 from .trainer import TranslationTrainer, TranslationTrainingArguments
@@ -191,6 +191,7 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedToke
         return source, (source if joint else load_tokenizer(target_folder))
     if baseline:
         source, target = tokenizers_of(baseline)
+        say(f"The tokenizers are those of {baseline}; none is trained.")
         source.save_pretrained(str(source_folder))  # resuming needs no baseline
         if target is not source:
             target.save_pretrained(str(target_folder))
@@ -230,13 +231,7 @@ def tokenizers_of(baseline: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTok
             "name its folder."
         )
     source = load_tokenizer(baseline)
-    if looks_local(baseline):
-        separate = (folder / TARGET_TOKENIZER).is_dir()
-        return source, (load_tokenizer(folder / TARGET_TOKENIZER) if separate else source)
-    try:
-        return source, load_tokenizer(baseline, subfolder=TARGET_TOKENIZER)
-    except ValueError:
-        return source, source
+    return source, load_target_tokenizer(baseline) or source
 
 
 def prepare(
