@@ -272,5 +272,5 @@ def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, se
     if separate:
         # One that is there and cannot be read is not passed over.
         (cached / "snapshots" / ("a" * 40) / "target_tokenizer" / "tokenizer.json").write_text("{")
-        with pytest.raises(ValueError, match=r"No tokenizer could be loaded from someone/pair .* Remedy"):
+        with pytest.raises(ValueError, match=r"target tokenizer of someone/pair cannot be loaded .* Remedy"):
             Translator.from_pretrained("someone/pair", device="cpu", **place)

@@ -19,7 +19,6 @@ from transformers import (
 )
 from transformers.utils import has_file
 
-from ..data.tokenization import load_tokenizer
 from .decoding import MaxLengthPerSentence, length_penalty
 
 
@@ -522,7 +521,13 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
     if not is_there:
         return None
     # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
-    return load_tokenizer(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
+    try:
+        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"The target tokenizer of {path} cannot be loaded ({str(error).strip().splitlines()[0]}). Remedy: copy "
+            f"{TARGET_TOKENIZER}/tokenizer.json there again."
+        ) from error
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
