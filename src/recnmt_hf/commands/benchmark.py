@@ -168,8 +168,8 @@ def count_operations(step: Callable[[dict], None], batches: list[dict]) -> int:
     return counter.get_total_flops()
 
 
-def product_rate(dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
-    """Floating-point operations a second of one large matrix product, the fastest of seven."""
+def product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Floating-point operations a second of one product of two square matrices, the fastest of seven."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = measure([lambda _: torch.mm(left, right)], [{}], 7, device)
     return 2 * size**3 / seconds.min()
@@ -200,8 +200,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count",
         action="store_true",
-        help="count the products of training too: what the ratio would be if all were "
-        "equally fast, and how fast they are",
+        help="count the products of training too: the ratio if all were equally fast, and how fast they are",
     )
     parser.add_argument("--seed", type=int, default=1)
 
@@ -232,7 +231,9 @@ def run(args: argparse.Namespace) -> None:
         seconds = measure(steps, load.batches, args.repeats, device)
         operations = None
         if args.count:
-            print(f"one product of 1024 x 1024 matrices: {product_rate(dtype, device) / 1e9:.1f} GFLOP/s", flush=True)
+            size = 1024
+            rate = product_rate(size, dtype, device) / 1e9
+            print(f"one product of {size} x {size} matrices: {rate:.1f} GFLOP/s", flush=True)
             operations = [
                 count_operations(training_step(model, dtype, args.label_smoothing), load.batches) for model in models
             ]

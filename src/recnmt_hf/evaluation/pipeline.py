@@ -37,7 +37,8 @@ class TranslationPipeline(Pipeline):
         super().__init__(*args, **kwargs)
         path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
         if target_tokenizer is None and path and not is_joint:
-            target_tokenizer = load_target_tokenizer(path)
+            commit = getattr(self.model.config, "_commit_hash", None)  # of the Hub's files
+            target_tokenizer = load_target_tokenizer(path, **({"revision": commit} if commit else {}))
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:

@@ -511,22 +511,22 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
     Raises:
         ValueError: It is there and cannot be loaded.
     """
-    if looks_local(path):
-        is_there = (Path(path) / TARGET_TOKENIZER).is_dir()
-    else:
-        place = {
-            name: kwargs[name] for name in ("revision", "token", "cache_dir", "local_files_only") if name in kwargs
-        }
-        is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer.json", **place)
-    if not is_there:
-        return None
-    # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
     try:
+        if looks_local(path):
+            is_there = (Path(path) / TARGET_TOKENIZER).is_dir()
+        else:
+            known = {"revision", "token", "cache_dir", "local_files_only"}
+            place = {name: value for name, value in kwargs.items() if name in known}
+            is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer.json", **place)
+        if not is_there:
+            return None
+        # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
         return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"The target tokenizer of {path} cannot be loaded ({str(error).strip().splitlines()[0]}). Remedy: copy "
-            f"{TARGET_TOKENIZER}/tokenizer.json there again."
+            f"The target tokenizer of {path} cannot be loaded ({str(error).strip().splitlines()[0]}). Remedy: see that "
+            f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
+            "target_tokenizer."
         ) from error
 
 
