@@ -41,6 +41,7 @@ _LAZY = {
     "TranslationTrainer": "training.trainer",
     "TranslationTrainingArguments": "training.trainer",
     "Translator": "evaluation.translator",
+    "UserError": "models.user_errors",
     "VaswaniLengthPenalty": "evaluation.decoding",
     "align_pairs": "evaluation.alignment",
     "average_checkpoints": "training.checkpoints",

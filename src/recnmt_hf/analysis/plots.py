@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..evaluation.alignment import GoldAlignment, WordAlignment
+from ..models.user_errors import UserError
 
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -18,9 +19,9 @@ def check_picture(path: str | Path) -> Path:
     """The path of a picture that can be written; raises `ValueError` with the remedy otherwise."""
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{path} names no picture. Remedy: end it in {', '.join(ENDINGS)}.")
+        raise UserError(f"{path} names no picture. Remedy: end it in {', '.join(ENDINGS)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError('Plots need matplotlib. Remedy: pip install "recnmt-hf[plots]".')
+        raise UserError('Plots need matplotlib. Remedy: pip install "recnmt-hf[plots]".')
     return path
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.user_errors import UserError
+
 
 DIRECTIONS = ("forward", "backward")
 
@@ -42,7 +44,7 @@ class RecurrenceAttention:
             return self.weights.mean(axis=1)
         heads = self.weights.shape[1]
         if not 0 <= head < heads:
-            raise ValueError(f"There is no head {head}; the model has heads 0 to {heads - 1}. Remedy: choose one.")
+            raise UserError(f"There is no head {head}; the model has heads 0 to {heads - 1}. Remedy: choose one.")
         return self.weights[:, head]
 
     def to_tsv(self, head: int | None = None) -> str:
@@ -72,19 +74,19 @@ def recurrence_attention(
     """
     ids = tokenizer(sentence, return_tensors="pt")["input_ids"].to(model.device)
     if not sentence.strip():
-        raise ValueError("The sentence is empty. Remedy: give one with at least a word.")
+        raise UserError("The sentence is empty. Remedy: give one with at least a word.")
     training = model.training
     encoded = model.eval().get_encoder()(ids, output_attentions=True)
     model.train(training)
     attentions = getattr(encoded, "recurrence_attentions", None)
     if attentions is None:
         kind = getattr(model.config, "recurrence_encoder_type", None)
-        raise ValueError(
+        raise UserError(
             f"A {model.config.model_type} model with recurrence_encoder_type={kind!r} makes no attentive steps. "
             'Remedy: use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
         )
     if not 0 <= layer < len(attentions):
-        raise ValueError(f"There is no layer {layer}; the recurrence encoder has {len(attentions)}, counted from 0.")
+        raise UserError(f"There is no layer {layer}; the recurrence encoder has {len(attentions)}, counted from 0.")
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:
         return RecurrenceAttention([f"step {t}" for t in range(1, weights.shape[-1] + 1)], weights)

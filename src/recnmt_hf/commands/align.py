@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..models.user_errors import UserError
+
 
 def layer(text: str) -> int | str:
     return text if text == "mean" else int(text)
@@ -44,14 +46,14 @@ def run(args: argparse.Namespace) -> None:
     from .translate import load_translator
 
     if (args.links is None) == (args.model is None) or (args.links and not args.gold):
-        raise ValueError("Give a model with --source and --target (or --text), or --links with --gold.")
+        raise UserError("Give a model with --source and --target (or --text), or --links with --gold.")
     if args.links is not None and (args.source or args.target or args.text or args.plot or args.output):
-        raise ValueError(
+        raise UserError(
             "--links are only measured against --gold; --source, --target, --text, --output and --plot need a model."
         )
     files = bool(args.source) + bool(args.target)
     if args.model is not None and files != (0 if args.text else 2):
-        raise ValueError(
+        raise UserError(
             "Give --source and --target, the files to align line by line, or --text with a sentence and its "
             "translation."
         )
@@ -65,18 +67,16 @@ def run(args: argparse.Namespace) -> None:
         return
     pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
     if gold is not None and len(gold) != len(pairs):
-        raise ValueError(
-            f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same."
-        )
+        raise UserError(f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same.")
     for number, (links, pair) in enumerate(zip(gold or [], pairs, strict=False), start=1):
         sizes = len(pair.source.split()), len(pair.target.split())
         if any(i >= sizes[0] or j >= sizes[1] for i, j in links.possible):
-            raise ValueError(
+            raise UserError(
                 f"{args.gold}, line {number}: a link beyond the {sizes[0]} source and {sizes[1]} target words. Remedy: "
                 "is it the file of these sentences, with the source first? Positions from 1 need --one-based."
             )
     if not 1 <= args.pair <= len(pairs):
-        raise ValueError(f"There is no pair {args.pair}; the files have 1 to {len(pairs)}. Remedy: choose one.")
+        raise UserError(f"There is no pair {args.pair}; the files have 1 to {len(pairs)}. Remedy: choose one.")
     if args.plot:
         from ..analysis.plots import check_picture
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..models.user_errors import ExistingFileError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", help="checkpoint folders, or one folder of a training run")
@@ -21,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
 
     output = Path(args.output)
     if output.exists() and any(output.iterdir()):
-        raise FileExistsError(f"{output} is not empty. Remedy: choose a new folder.")
+        raise ExistingFileError(f"{output} is not empty. Remedy: choose a new folder.")
     chosen = [Path(path) for path in args.inputs]
     if len(chosen) == 1 and not list(chosen[0].glob("*.safetensors")):
         chosen = choose_checkpoints(chosen[0], args.count, args.which, args.metric, not args.lower_is_better)

@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from ..models.user_errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     for path, hypotheses in systems.items():
         for name, stream in zip(args.references, references, strict=True):
             if len(stream) != len(hypotheses):
-                raise ValueError(
+                raise UserError(
                     f"{path} has {len(hypotheses)} lines, {name} has {len(stream)}. Remedy: score the translation of "
                     "the file that the references belong to."
                 )

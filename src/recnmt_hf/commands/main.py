@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ..models.user_errors import UserError
+
 
 # subcommand -> (module, one line of help)
 COMMANDS = {
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(build_parser(chosen), argv)
     try:
         args.run(args)
-    except (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError) as error:
+    except UserError as error:
         if os.environ.get("RECNMT_TRACEBACK"):
             raise
         print(f"recnmt {args.command}: {error}", file=sys.stderr)

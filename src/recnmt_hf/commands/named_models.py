@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..models.user_errors import UserError
+
 
 def parse_model(text: str) -> tuple[str, dict[str, object]]:
     """
@@ -19,7 +21,7 @@ def parse_model(text: str) -> tuple[str, dict[str, object]]:
     for pair in filter(None, fields.split(",")):
         field, equals, value = pair.partition("=")
         if not equals:
-            raise ValueError(f"{pair!r} in {text!r} has no value. Remedy: write field=value (null for none).")
+            raise UserError(f"{pair!r} in {text!r} has no value. Remedy: write field=value (null for none).")
         values[field] = yaml.safe_load(value)
     return name, values
 
@@ -55,5 +57,5 @@ def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, obje
         }
         return MarianMTModel(MarianConfig(**{**fields, "forced_eos_token_id": None, **overrides}))
     if name not in MODEL_TYPES:
-        raise ValueError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
+        raise UserError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
     return AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[name].from_preset(size, vocab_size=vocab_size, **overrides))

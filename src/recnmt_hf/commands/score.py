@@ -7,6 +7,7 @@ import json
 import math
 import sys
 
+from ..models.user_errors import UserError
 from .translate import add_decoding_arguments, load_translator
 
 
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
     from ..evaluation.translator import DecodingOptions
 
     if bool(args.jsonl) == bool(args.source or args.target) or bool(args.source) != bool(args.target):
-        raise ValueError("Give either --source with --target, or --jsonl.")
+        raise UserError("Give either --source with --target, or --jsonl.")
     if args.jsonl:
         records = [json.loads(line) for line in read_lines(args.jsonl)]
         records = [record for record in records if record["tokens"]]

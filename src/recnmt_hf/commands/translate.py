@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Iterator
 
+from ..models.user_errors import UserError
+
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that translation and scoring share."""
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     )
     style = args.format or ("n-best" if args.n_best > 1 else "text")
     if args.alignments and style != "jsonl":
-        raise ValueError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
+        raise UserError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
     translator = load_translator(args)
     translations = translator.translate(input_lines(args.input), options)
     with (

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch.utils.data import Sampler
 
+from ..models.user_errors import UserError
+
 
 class TokenBatchSampler(Sampler[list[int]]):
     """
@@ -52,15 +54,15 @@ class TokenBatchSampler(Sampler[list[int]]):
             self.source_lengths if target_lengths is None else np.asarray(target_lengths, dtype=np.int64)
         )
         if self.source_lengths.shape != self.target_lengths.shape:
-            raise ValueError(
+            raise UserError(
                 f"{len(self.source_lengths)} source lengths and {len(self.target_lengths)} target lengths: there must "
                 "be one of each for every sentence pair."
             )
         for name, value in (("max_tokens", max_tokens), ("num_processes", num_processes), ("multiple", multiple)):
             if value < 1:
-                raise ValueError(f"{name}={value} is not allowed; it must be at least 1.")
+                raise UserError(f"{name}={value} is not allowed; it must be at least 1.")
         if len(self.source_lengths) < num_processes:
-            raise ValueError(
+            raise UserError(
                 f"{len(self.source_lengths)} sentence pairs cannot keep {num_processes} processes busy. Remedy: give "
                 "more data (is the corpus empty, or did a length filter remove it?) or use fewer processes."
             )

@@ -15,6 +15,7 @@ from typing import Any
 from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
+from ..models.user_errors import UserError
 from .generated import generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
 
@@ -56,12 +57,12 @@ class Corpus:
     def __post_init__(self) -> None:
         kinds = [name for name in ("source", "tsv", "jsonl", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
-            raise ValueError(
+            raise UserError(
                 f"A corpus needs exactly one of source (with target), tsv, jsonl, dataset and generated, but this one "
                 f"has {', '.join(kinds) or 'none'}. Remedy: split it into several list entries, or name its files."
             )
         if (self.source is None) != (self.target is None):
-            raise ValueError("A corpus of text files needs both source and target. Remedy: name the missing file.")
+            raise UserError("A corpus of text files needs both source and target. Remedy: name the missing file.")
 
     @classmethod
     def from_any(cls, value: Corpus | Mapping[str, Any]) -> Corpus:
@@ -71,7 +72,7 @@ class Corpus:
         known = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping) or set(value) - known:
             wrong = sorted(set(value) - known) if isinstance(value, Mapping) else value
-            raise ValueError(f"A corpus has no fields {wrong}; it may have {', '.join(sorted(known))}.")
+            raise UserError(f"A corpus has no fields {wrong}; it may have {', '.join(sorted(known))}.")
         return cls(**value)
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
@@ -89,16 +90,14 @@ class Corpus:
 
     def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
         if {source_lang, target_lang} != {"en", "de"}:
-            raise ValueError(
+            raise UserError(
                 f"The generated corpus is English-German; {source_lang}-{target_lang} was asked for. Remedy: set "
                 "source_lang and target_lang to en and de (in either order), or name another corpus."
             )
         sizes = {self.generated: self.size} if self.size is not None else {}
         splits = ("train", "validation", "test", "test_deep")
         if self.generated not in splits:
-            raise ValueError(
-                f"The generated corpus has no split {self.generated!r}; choose one of {', '.join(splits)}."
-            )
+            raise UserError(f"The generated corpus has no split {self.generated!r}; choose one of {', '.join(splits)}.")
         for pair in generate_corpus(seed=self.seed, **sizes)[self.generated]:
             yield SentencePair(getattr(pair, source_lang), getattr(pair, target_lang))
 
@@ -107,7 +106,7 @@ class Corpus:
             data = load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
         except Exception as error:  # datasets raises many kinds; the user needs one sentence
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ValueError(
+            raise UserError(
                 f"The dataset {self.dataset!r} (config {self.config!r}, split {self.split!r}) could not be loaded: "
                 f"{first}. Remedy: check name, config and split, and the connection to the Hub."
             ) from error
@@ -121,7 +120,7 @@ class Corpus:
         )
         for name in (left, right):
             if name not in names:
-                raise ValueError(
+                raise UserError(
                     f"The dataset {self.dataset!r} has no {name!r}, only {', '.join(map(str, names))}. Remedy: correct "
                     "source_lang and target_lang, or name source_column and target_column."
                 )
@@ -131,7 +130,7 @@ class Corpus:
             if all(pair):
                 yield pair
             elif on_empty == "error":
-                raise ValueError(
+                raise UserError(
                     f"The dataset {self.dataset!r}, split {self.split!r}, row {number}: an empty sentence. Remedy: set "
                     "on_empty: skip to leave such pairs out."
                 )
@@ -266,7 +265,7 @@ def prepare_dataset(
             max_length_ratio,
         )
         if not any(kept):
-            raise ValueError(
+            raise UserError(
                 f"None of {total} sentence pairs is left after the length filters (at most {max_source_length} source "
                 f"and {max_target_length} target tokens). Remedy: allow longer sentences, or check the corpus."
             )
@@ -298,7 +297,7 @@ def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_em
     writer.finalize()
     writer.close()
     if not count:
-        raise ValueError("The corpus holds no sentence pair. Remedy: name files that do, or check on_empty.")
+        raise UserError("The corpus holds no sentence pair. Remedy: name files that do, or check on_empty.")
     return Dataset.from_file(str(path))
 
 

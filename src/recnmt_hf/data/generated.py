@@ -13,6 +13,8 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..models.user_errors import UserError
+
 
 class Noun(NamedTuple):
     """`gender` is m, f or n; `kind` is "person", "animal" or "thing"; `weak` nouns take -n outside the nominative."""
@@ -586,7 +588,7 @@ def generate_corpus(
         ValueError: `deep_depth` is not above `max_depth`, or the grammar is too small for the sizes asked for.
     """
     if deep_depth <= max_depth or max_depth < 0:
-        raise ValueError(
+        raise UserError(
             f"deep_depth={deep_depth} must be above max_depth={max_depth}, and max_depth at least 0: the deep test "
             "holds sentences deeper than any in training."
         )
@@ -599,7 +601,7 @@ def generate_corpus(
         while len(pairs) < count:
             tries += 1
             if tries > 200 * count + 10000:
-                raise ValueError(
+                raise UserError(
                     f"The grammar gave only {len(pairs)} new sentences of depth {above + 1} to {depth} in {tries} "
                     f"tries, {count} were asked for. Remedy: ask for fewer, or allow more depth."
                 )

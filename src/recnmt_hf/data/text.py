@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from ..models.user_errors import MissingFileError, UserError
+
 
 class SentencePair(NamedTuple):
     """A source sentence and its translation."""
@@ -29,7 +31,7 @@ def open_text(path: str | Path) -> IO[str]:
     if not path.is_file():
         near = sorted(other.name for other in path.parent.glob("*"))[:8] if path.parent.is_dir() else []
         hint = f" {path.parent} holds: {', '.join(near)}." if near else f" The folder {path.parent} does not exist."
-        raise FileNotFoundError(f"There is no file {path}.{hint} Remedy: correct the path.")
+        raise MissingFileError(f"There is no file {path}.{hint} Remedy: correct the path.")
     binary = path.open("rb")
     compressed = binary.read(2) == b"\x1f\x8b"
     binary.seek(0)
@@ -50,12 +52,12 @@ def read_lines(path: str | Path, strip: str | None = None) -> Iterator[str]:
                 number += 1
                 yield line.strip(strip)
         except UnicodeDecodeError as error:
-            raise ValueError(
+            raise UserError(
                 f"{path}, near line {number + 1}: not UTF-8 ({error.reason}). Remedy: convert the file, e.g. with "
                 "`iconv -f LATIN1 -t UTF-8`."
             ) from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the compressed file ends early or is damaged, after line {number}. Remedy: copy or compress "
                 "it again."
             ) from error
@@ -86,7 +88,7 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
         if left is end or right is end:
             shorter, longer = (source, target) if left is end else (target, source)
             rest = 1 + sum(1 for _ in lines_of[1 if left is end else 0])
-            raise ValueError(
+            raise UserError(
                 f"{shorter} has {count - 1} lines, {longer} has {count - 1 + rest}. Remedy: the files must be aligned "
                 "line by line; look for the first pair that does not match."
             )
@@ -95,16 +97,16 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
         elif on_empty == "error":
             raise empty_line(source if not left else target, count)
     if count == 0:
-        raise ValueError(f"{source} and {target} are empty. Remedy: give files with at least one sentence pair.")
+        raise UserError(f"{source} and {target} are empty. Remedy: give files with at least one sentence pair.")
 
 
 def check_empty_choice(on_empty: str) -> None:
     if on_empty not in ("error", "skip"):
-        raise ValueError(f'on_empty={on_empty!r} is not allowed; it must be "error" or "skip".')
+        raise UserError(f'on_empty={on_empty!r} is not allowed; it must be "error" or "skip".')
 
 
 def empty_line(path: str | Path, number: int) -> ValueError:
-    return ValueError(
+    return UserError(
         f"{path}, line {number}: an empty sentence. Remedy: remove the pair from both files, or allow it to be left "
         'out with on_empty: skip (recipe) or on_empty="skip".'
     )
@@ -122,7 +124,7 @@ def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair
     for count, line in enumerate(read_lines(path, "\r\n"), start=1):
         fields = [part.strip() for part in line.split("\t")]
         if len(fields) != 2 and line:
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {count}: {len(fields)} tab-separated fields, 2 are needed (source, target). Remedy: "
                 "correct the line; text must not hold tabs."
             )
@@ -131,7 +133,7 @@ def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair
         elif on_empty == "error":
             raise empty_line(path, count)
     if count == 0:
-        raise ValueError(f"{path} is empty. Remedy: give a file with at least one sentence pair.")
+        raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence pair.")
 
 
 def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
@@ -149,7 +151,7 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
             record = record.get("translation", record)
             pair = SentencePair(record[source_lang].strip(), record[target_lang].strip())
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {count}: no JSON object with {source_lang!r} and {target_lang!r} ({error}). Remedy: "
                 f'write lines like {{"{source_lang}": "..", "{target_lang}": ".."}}.'
             ) from error
@@ -158,7 +160,7 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
         elif on_empty == "error":
             raise empty_line(path, count)
     if count == 0:
-        raise ValueError(f"{path} is empty. Remedy: give a file with at least one sentence pair.")
+        raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence pair.")
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:

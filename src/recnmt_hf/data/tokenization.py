@@ -18,6 +18,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from ..models.user_errors import UserError
+
 
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = [PAD, START, END, UNKNOWN]
@@ -59,9 +61,9 @@ def train_tokenizer(
         ValueError: There is no such kind, the vocabulary is too small, or there is no text.
     """
     if kind not in TOKENIZER_TYPES:
-        raise ValueError(f"There is no tokenizer {kind!r}; choose one of {', '.join(TOKENIZER_TYPES)}.")
+        raise UserError(f"There is no tokenizer {kind!r}; choose one of {', '.join(TOKENIZER_TYPES)}.")
     if vocab_size <= len(SPECIAL_TOKENS):
-        raise ValueError(
+        raise UserError(
             f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_TOKENS)} special tokens. Remedy: use some "
             "thousands for BPE, at least the alphabet's size for characters."
         )
@@ -77,7 +79,7 @@ def train_tokenizer(
         trainer = trainers.WordLevelTrainer(**common, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
-        raise ValueError("The tokenizer found no text to learn from. Remedy: give at least one sentence.")
+        raise UserError("The tokenizer found no text to learn from. Remedy: give at least one sentence.")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, SPECIAL_TOKENS.index(END))]
     )
@@ -124,13 +126,13 @@ def load_tokenizer(path: str | Path, **kwargs) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(str(path), **kwargs)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        raise ValueError(
+        raise UserError(
             f"No tokenizer could be loaded from {path} ({first}). Remedy: give a folder that holds tokenizer.json, "
             "e.g. one written by training or `recnmt tokenizer`."
         ) from error
     for name in ("pad_token_id", "eos_token_id"):
         if getattr(tokenizer, name) is None:
-            raise ValueError(
+            raise UserError(
                 f"The tokenizer in {path} has no {name.removesuffix('_id')}. Remedy: set it "
                 f"(tokenizer.{name.removesuffix('_id')} = ...) and save the tokenizer again."
             )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..models.user_errors import UserError
 from .translator import Translator, batches_by_tokens
 
 
@@ -52,10 +53,10 @@ def parse_links(line: str, place: str = "the alignment", one_based: bool = False
     for word in line.split():
         found = re.fullmatch(r"(\d+)([-p?])(\d+)", word)
         if found is None:
-            raise ValueError(f"{place}: {word!r} is no link. Remedy: write source-target, e.g. 0-1, or 0p1 (possible).")
+            raise UserError(f"{place}: {word!r} is no link. Remedy: write source-target, e.g. 0-1, or 0p1 (possible).")
         link = (int(found[1]) - one_based, int(found[3]) - one_based)
         if min(link) < 0:
-            raise ValueError(f"{place}: {word!r} has a position below 1. Remedy: positions count from 0 here.")
+            raise UserError(f"{place}: {word!r} has a position below 1. Remedy: positions count from 0 here.")
         possible.add(link)
         if found[2] == "-":
             sure.add(link)
@@ -105,7 +106,7 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
         ValueError: Their numbers differ, or there is neither a link nor a sure one.
     """
     if len(predictions) != len(references):
-        raise ValueError(
+        raise UserError(
             f"{len(predictions)} alignments and {len(references)} gold alignments: there must be one for each. Remedy: "
             "compare files of the same sentences."
         )
@@ -118,7 +119,7 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
         in_sure += len(links & gold.sure)
         in_possible += len(links & gold.possible)
     if found + sure == 0:
-        raise ValueError("There is nothing to compare: neither the alignments nor the gold ones have a link.")
+        raise UserError("There is nothing to compare: neither the alignments nor the gold ones have a link.")
     return AlignmentScore(
         aer=1 - (in_sure + in_possible) / (found + sure),
         precision=in_possible / found if found else 0.0,
@@ -189,7 +190,7 @@ def words_of_tokens(
         ValueError: The tokenizer does not tell where its tokens stand in the text.
     """
     if not tokenizer.is_fast:
-        raise ValueError(
+        raise UserError(
             f"{type(tokenizer).__name__} does not tell where its tokens stand in the text, so that sub-words cannot be "
             "mapped to words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
         )
@@ -266,7 +267,7 @@ def choose_attention(
     else:
         place = max(len(attentions) - 2, 0) if layer is None else layer
         if not isinstance(place, int) or not 0 <= place < len(attentions):
-            raise ValueError(
+            raise UserError(
                 f"There is no decoder layer {layer!r}; the model has layers 0 to {len(attentions) - 1}. Remedy: choose "
                 'one, or "mean".'
             )
@@ -274,9 +275,7 @@ def choose_attention(
     if head is None:
         return chosen.mean(dim=1)
     if not 0 <= head < chosen.shape[1]:
-        raise ValueError(
-            f"There is no head {head}; the layer has heads 0 to {chosen.shape[1] - 1}. Remedy: choose one."
-        )
+        raise UserError(f"There is no head {head}; the layer has heads 0 to {chosen.shape[1] - 1}. Remedy: choose one.")
     return chosen[:, head]
 
 
@@ -304,11 +303,11 @@ def align_pairs(
             source words.
     """
     if len(sources) != len(targets):
-        raise ValueError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
+        raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
     pairs = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
         if not source.strip() or not target.strip():
-            raise ValueError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
+            raise UserError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
         pairs.append(
             (words_of_tokens(translator.tokenizer, source), words_of_tokens(translator.target_tokenizer, target, True))
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import StoppingCriteria
 
+from ..models.user_errors import UserError
+
 
 LENGTH_PENALTY_TYPES = ("vaswani", "hf")
 
@@ -43,7 +45,7 @@ def length_penalty(kind: str, alpha: float) -> float:
         ValueError: There is no such kind.
     """
     if kind not in LENGTH_PENALTY_TYPES:
-        raise ValueError(f"There is no length penalty {kind!r}; choose one of {', '.join(LENGTH_PENALTY_TYPES)}.")
+        raise UserError(f"There is no length penalty {kind!r}; choose one of {', '.join(LENGTH_PENALTY_TYPES)}.")
     return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)
 
 

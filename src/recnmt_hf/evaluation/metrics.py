@@ -11,6 +11,8 @@ import evaluate
 import sacrebleu
 from sacrebleu.metrics.base import Metric as SacreMetric
 
+from ..models.user_errors import UserError
+
 
 @dataclass
 class MetricScore:
@@ -27,12 +29,12 @@ class MetricScore:
 def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     for number, stream in enumerate(references, start=1):
         if len(stream) != len(hypotheses):
-            raise ValueError(
+            raise UserError(
                 f"{len(hypotheses)} translations and {len(stream)} sentences in reference {number}: there must be one "
                 "for each. Remedy: score the file that was translated."
             )
     if not hypotheses:
-        raise ValueError("There is nothing to score: the list of translations is empty.")
+        raise UserError("There is nothing to score: the list of translations is empty.")
 
 
 def reference_streams(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
@@ -133,7 +135,7 @@ def scores_by_length(
     """
     edges = list(edges)
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:
-        raise ValueError(f"Length edges {edges} must rise and start at 1 or more, e.g. 15 30 45.")
+        raise UserError(f"Length edges {edges} must rise and start at 1 or more, e.g. 15 30 45.")
     streams = reference_streams(references)
     check_lengths(hypotheses, streams)
     check_lengths(hypotheses, [sources])
@@ -167,7 +169,7 @@ class _TextMetric(evaluate.Metric):
         if references and not isinstance(references[0], str):
             counts = {len(each) for each in references}
             if len(counts) != 1:
-                raise ValueError(f"Every translation needs as many references, but there are {sorted(counts)}.")
+                raise UserError(f"Every translation needs as many references, but there are {sorted(counts)}.")
             references = [list(stream) for stream in zip(*references, strict=True)]
         result = self.score(predictions, references, **options)
         return {"score": result.score, "signature": result.signature}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sacrebleu.significance import PairedTest
 
+from ..models.user_errors import UserError
 from .metrics import bleu_metric, check_lengths, reference_streams
 
 
@@ -65,9 +66,9 @@ def compare_systems(
         ValueError: There are fewer than two systems, no such method, or lengths differ.
     """
     if method not in METHODS:
-        raise ValueError(f"There is no test {method!r}; choose one of {', '.join(METHODS)}.")
+        raise UserError(f"There is no test {method!r}; choose one of {', '.join(METHODS)}.")
     if len(systems) < 2:
-        raise ValueError("A comparison needs a baseline and at least one other system.")
+        raise UserError("A comparison needs a baseline and at least one other system.")
     streams = reference_streams(references)
     for hypotheses in systems.values():
         check_lengths(hypotheses, streams)

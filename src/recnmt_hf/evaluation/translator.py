@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import has_file
 
+from ..models.user_errors import MissingFileError, UserError
 from .decoding import MaxLengthPerSentence, length_penalty
 
 
@@ -119,25 +120,25 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         for name, least in (("beams", 1), ("num_hypotheses", 1), ("max_tokens", 1), ("buffer", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} is not allowed; it must be at least {least}.")
+                raise UserError(f"{name}={getattr(self, name)} is not allowed; it must be at least {least}.")
         if self.num_hypotheses > self.beams:
-            raise ValueError(
+            raise UserError(
                 f"num_hypotheses={self.num_hypotheses} is more than beams={self.beams}. Remedy: use as many beams as "
                 "hypotheses, or more."
             )
         if self.on_long not in ("error", "split"):
-            raise ValueError(f'on_long={self.on_long!r} is not allowed; it must be "error" or "split".')
+            raise UserError(f'on_long={self.on_long!r} is not allowed; it must be "error" or "split".')
         if (
             self.max_length_factor < 0
             or self.max_length_extra < 0
             or self.max_length_factor + self.max_length_extra <= 0
         ):
-            raise ValueError(
+            raise UserError(
                 f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
                 "allowed; neither may be negative, and one must be above 0."
             )
         if self.alignments and self.on_long == "split":
-            raise ValueError(
+            raise UserError(
                 'alignments=True and on_long="split" exclude each other: the parts of a split sentence have '
                 'positions of their own. Remedy: use on_long="error", or split the sentences yourself.'
             )
@@ -198,7 +199,7 @@ class Translator:
         """
         path = str(path)
         if looks_local(path) and not (Path(path) / "config.json").is_file():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{path} holds no model (config.json is missing). Remedy: give the folder that training or "
                 "save_pretrained wrote, or a model id of the Hub."
             )
@@ -208,7 +209,7 @@ class Translator:
         except Exception as error:
             if type(error).__name__ != "SafetensorError":
                 raise
-            raise ValueError(
+            raise UserError(
                 f"The weights in {path} cannot be read ({error}). The file is cut short or damaged. Remedy: copy it "
                 "again, or use an earlier checkpoint."
             ) from error
@@ -256,7 +257,7 @@ class Translator:
             elif options.on_long == "split":
                 pieces += [(i, part) for part in self.split_source(sentence, limit)]
             else:
-                raise ValueError(
+                raise UserError(
                     f"Sentence {first + i} has {len(ids)} tokens, the model takes {limit}: {sentence[:60]!r}... "
                     'Remedy: shorten it, or have it split with on_long="split" (--on-long split).'
                 )
@@ -336,11 +337,11 @@ class Translator:
         """
         options = replace(options, **changes) if options else DecodingOptions(**changes)
         if len(sources) != len(targets):
-            raise ValueError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
+            raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
         source_ids = []
         for number, source in enumerate(sources, start=1):
             if not source.strip():
-                raise ValueError(f"Source {number} is empty and has no probability. Remedy: remove the pair.")
+                raise UserError(f"Source {number} is empty and has no probability. Remedy: remove the pair.")
             source_ids.append(self.encode_source(source))
         target_ids = [self.encode_target(target) if isinstance(target, str) else list(target) for target in targets]
         penalty = options.penalty()
@@ -408,7 +409,7 @@ class Translator:
             output_attentions=True,
         ).cross_attentions
         if not attentions or attentions[0] is None:
-            raise ValueError(
+            raise UserError(
                 "The model gives no attention to source words to align by. Remedy: load it with "
                 "attn_implementation='eager', and not with decoder_memory='recurrence'."
             )
@@ -523,7 +524,7 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
         # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
         return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"The target tokenizer of {path} cannot be loaded ({str(error).strip().splitlines()[0]}). Remedy: see that "
             f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
             "target_tokenizer."
@@ -533,7 +534,7 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
     """Raises `ValueError` when the tokenizer has ids that the model's embedding has not."""
     if len(tokenizer) > rows:
-        raise ValueError(
+        raise UserError(
             f"The {side} tokenizer has {len(tokenizer)} symbols, the model's {side} embedding only {rows} rows. "
             "Remedy: use the tokenizer the model was trained with, or resize the embeddings."
         )

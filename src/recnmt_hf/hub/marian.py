@@ -9,6 +9,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
+from ..models.user_errors import UserError
 
 
 # Fields that both configurations have under the same name.
@@ -78,7 +79,7 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTrans
     foreign = sorted(set(source) - set(own))
     empty = sorted(set(own) - set(source))
     if foreign or empty:
-        raise ValueError(
+        raise UserError(
             f"This MarianMT model does not fit: {', '.join(foreign) or 'nothing'} has no place, "
             f"{', '.join(empty) or 'nothing'} stays empty. Remedy: use a model of the plain MarianMT architecture."
         )

@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from .user_errors import UserError
+
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "marian", "learned", "none")
 
@@ -169,7 +171,7 @@ class Seq2SeqConfig(PreTrainedConfig):
             ValueError: No preset has that name.
         """
         if name not in cls.presets:
-            raise ValueError(
+            raise UserError(
                 f"{cls.__name__} has no preset {name!r}; choose one of {', '.join(sorted(cls.presets))}, or pass the "
                 f"fields to {cls.__name__}(...) yourself."
             )
@@ -259,7 +261,7 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     def refuse(self, field: str, allowed: str, remedy: str) -> None:
         """Raises the `ValueError` of one field: name, value, what is allowed, remedy."""
-        raise ValueError(
+        raise UserError(
             f"{type(self).__name__}: {field}={getattr(self, field)!r} is not allowed; it must be {allowed}. "
             f"Remedy: {remedy}."
         )

@@ -32,6 +32,7 @@ from .seq2seq_base import (
     holds_masks,
 )
 from .transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer, TransformerSublayers
+from .user_errors import UserError
 
 
 CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
@@ -696,7 +697,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
     ) -> BiARNTransformerEncoderOutput:
         recurrent = self.multi_column is not None or self.recurrence_encoder is not None
         if recurrent and attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
+            raise UserError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}, but recurrence needs to know which tokens "
                 "are real. Remedy: give a mask of shape (batch_size, source_length), 1 for tokens and 0 for padding."
             )
@@ -825,7 +826,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
 
     def memories(self, encoder_outputs: BiARNTransformerEncoderOutput) -> tuple[torch.Tensor | None, ...]:
         if self.config.recurrence_encoder_type is not None and encoder_outputs.recurrence_hidden_state is None:
-            raise ValueError(
+            raise UserError(
                 "encoder_outputs lacks recurrence_hidden_state, which the decoder attends. Remedy: pass the output of "
                 "this model's own get_encoder() as it came."
             )

@@ -18,6 +18,7 @@ from .seq2seq_base import (
     TransformerEncoderStack,
 )
 from .transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+from .user_errors import UserError
 
 
 def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs: Any) -> MultiHeadAttention:
@@ -40,7 +41,7 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
         super().__init__(config, *args, **kwargs)
         kind = config.self_attention_type
         if kind != "absolute" and self.config._attn_implementation not in ("sdpa", "eager"):
-            raise ValueError(
+            raise UserError(
                 f"self_attention_type={kind!r} cannot be computed with attn_implementation="
                 f"{self.config._attn_implementation!r}. Remedy: use 'sdpa' or 'eager'."
             )

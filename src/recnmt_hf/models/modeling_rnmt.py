@@ -43,6 +43,7 @@ from .seq2seq_base import (
     embed,
     holds_masks,
 )
+from .user_errors import UserError
 
 
 SLOPE = 0.1  # of the leaky ReLU
@@ -560,7 +561,7 @@ class RNMTEncoder(RNMTPreTrainedModel):
         """
         embeddings = embed(self.embed_tokens, input_ids, inputs_embeds)
         if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
+            raise UserError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}, but recurrence needs to know which tokens "
                 "are real. Remedy: give a mask of shape (batch_size, source_length), 1 for tokens and 0 for padding."
             )
@@ -1173,7 +1174,7 @@ class RNMTDecoder(RNMTPreTrainedModel):
         use_source_memory(past_key_values)
         layer = recurrent_layer(past_key_values)
         if past_key_values is not None and layer is None:
-            raise ValueError(
+            raise UserError(
                 f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Remedy: leave "
                 "past_key_values out, or make its caches with config=model.config.get_text_config(decoder=True)."
             )

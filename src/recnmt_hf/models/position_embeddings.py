@@ -5,6 +5,8 @@ import math
 import torch
 from torch import nn
 
+from .user_errors import UserError
+
 
 def sinusoid_table(num_positions: int, dim: int, interleaved: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """
@@ -94,7 +96,7 @@ def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, positi
 def check_length(length: int, limit: int) -> None:
     """Raises `ValueError` when `length` tokens do not fit a table of `limit` positions."""
     if length > limit:
-        raise ValueError(
+        raise UserError(
             f"A sequence of {length} tokens does not fit the position table of {limit} rows. Remedy: shorten or split "
             f"the input, or build the model with max_position_embeddings >= {length}."
         )

@@ -33,6 +33,7 @@ from .position_embeddings import (
 )
 from .recurrent_cache import use_source_memory
 from .seq2seq_loss import IGNORE_INDEX, chunked_cross_entropy, smoothed_cross_entropy
+from .user_errors import UserError
 
 
 logger = logging.get_logger(__name__)
@@ -191,7 +192,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         own.update({name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()})
         copied = [name for name, tensor in own.items() if name in source and source[name].shape == tensor.shape]
         if not copied:
-            raise ValueError(
+            raise UserError(
                 f"No parameter of {type(self).__name__} has the name and shape of one in {baseline}. Remedy: give a "
                 "checkpoint trained with the same sizes and vocabulary, e.g. an NMTTransformerForConditionalGeneration."
             )
@@ -216,7 +217,7 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
     if Path(folder).is_dir():
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
-            raise ValueError(
+            raise UserError(
                 f"{folder} holds no .safetensors file. Remedy: give a folder written by save_pretrained; pickled "
                 "checkpoints (.bin, .pt) are not read: load them where they come from and save them again."
             )
@@ -288,13 +289,13 @@ class TokenAndPositionInput(nn.Module):
 def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None):
     """Rows of the embedding, with readable errors for missing inputs and ids outside the vocabulary."""
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
+        raise UserError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
     if inputs_embeds is not None:
         return inputs_embeds
     try:
         return embed_tokens(input_ids)
     except IndexError as error:
-        raise ValueError(
+        raise UserError(
             f"Token ids from {int(input_ids.min())} to {int(input_ids.max())} do not fit an embedding of "
             f"{embed_tokens.num_embeddings} rows (ids 0 to {embed_tokens.num_embeddings - 1}). Remedy: use the "
             "tokenizer the model was trained with, or resize the embeddings."
@@ -666,7 +667,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             ValueError: The vocabulary is shared; `resize_token_embeddings` resizes both sides.
         """
         if self.config.share_encoder_decoder_embeddings:
-            raise ValueError(
+            raise UserError(
                 "share_encoder_decoder_embeddings=True: source and target are one matrix. Remedy: call "
                 "resize_token_embeddings, which resizes both."
             )

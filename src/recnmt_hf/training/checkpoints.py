@@ -13,6 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..models.user_errors import MissingFileError, UserError
+
 
 MANIFEST = "complete.json"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
@@ -88,15 +90,15 @@ def choose_checkpoints(
     """
     found = checkpoints_in(run)
     if not found:
-        raise ValueError(f"{run} has no complete checkpoint. Remedy: train first, or name the right folder.")
+        raise UserError(f"{run} has no complete checkpoint. Remedy: train first, or name the right folder.")
     if which == "last":
         return [folder for _, folder in found[-count:]]
     if which != "best":
-        raise ValueError(f'which={which!r} is not allowed; it must be "last" or "best".')
+        raise UserError(f'which={which!r} is not allowed; it must be "last" or "best".')
     values = metric_of_steps(run, metric)
     ranked = [(values[step], step, folder) for step, folder in found if step in values]
     if not ranked:
-        raise ValueError(
+        raise UserError(
             f"No checkpoint in {run} has a value of {metric}. Remedy: name a metric that was evaluated, or average the "
             "last ones."
         )
@@ -131,7 +133,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         ValueError: No folder is given, the models differ in parameters, or a file is damaged.
     """
     if not folders:
-        raise ValueError("There is nothing to average. Remedy: name at least one checkpoint.")
+        raise UserError("There is nothing to average. Remedy: name at least one checkpoint.")
     shards = [weight_files(folder) for folder in folders]
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
     for folder, files in zip(folders[1:], shards[1:], strict=True):
         if index_of(files).keys() != reference.keys():
             different = sorted(index_of(files).keys() ^ reference.keys())
-            raise ValueError(
+            raise UserError(
                 f"{folder} and {folders[0]} hold different parameters ({', '.join(different[:3])} ...). Remedy: "
                 "average checkpoints of one run only."
             )
@@ -150,7 +152,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         tensors = [handles[place[name]].get_tensor(name) for handles, place in zip(opened, places, strict=True)]
         first = tensors[0]
         if any(tensor.shape != first.shape for tensor in tensors):
-            raise ValueError(f"{name} has different shapes in the checkpoints. Remedy: average one run's only.")
+            raise UserError(f"{name} has different shapes in the checkpoints. Remedy: average one run's only.")
         if not first.is_floating_point():
             mean[name] = tensors[-1]
             continue
@@ -183,7 +185,7 @@ def weight_files(folder: str | Path) -> list[Path]:
     """A checkpoint's safetensors files."""
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} has no .safetensors weights. Remedy: name a checkpoint folder; pickled weights (.bin, .pt) are "
             "not read."
         )
@@ -198,7 +200,7 @@ def index_of(files: Sequence[Path]) -> dict[str, Path]:
             with safe_open(file, framework="pt") as handle:
                 index.update(dict.fromkeys(handle.keys(), file))
         except SafetensorError as error:
-            raise ValueError(
+            raise UserError(
                 f"{file} cannot be read ({error}): it is cut short or damaged. Remedy: use another checkpoint."
             ) from error
     return index

@@ -15,6 +15,7 @@ import yaml
 from ..data.corpora import Corpus
 from ..data.tokenization import TOKENIZER_TYPES
 from ..evaluation.translator import DecodingOptions
+from ..models.user_errors import MissingFileError, UserError
 from .trainer import TranslationTrainingArguments
 
 
@@ -191,15 +192,15 @@ class Recipe:
         DecodingOptions(**self.decoding)
         for kind in (self.tokenizer.kind, self.tokenizer.target_kind or self.tokenizer.kind):
             if kind not in TOKENIZER_TYPES:
-                raise ValueError(f"tokenizer.kind={kind!r} is not allowed; choose one of {', '.join(TOKENIZER_TYPES)}.")
+                raise UserError(f"tokenizer.kind={kind!r} is not allowed; choose one of {', '.join(TOKENIZER_TYPES)}.")
         separate = self.tokenizer.target_kind or self.tokenizer.target_vocab_size or self.tokenizer.target
         if self.tokenizer.joint and separate:
-            raise ValueError(
+            raise UserError(
                 "tokenizer.joint=true leaves no place for a target tokenizer of its own. Remedy: set tokenizer.joint: "
                 "false, or remove target, target_kind and target_vocab_size."
             )
         if self.average.which not in ("last", "best") or self.average.count < 1:
-            raise ValueError(
+            raise UserError(
                 f"average: count={self.average.count}, which={self.average.which!r} is not allowed; count must be at "
                 'least 1 and which "last" or "best".'
             )
@@ -208,7 +209,7 @@ class Recipe:
                 try:
                     Corpus.from_any(corpus)
                 except ValueError as error:
-                    raise ValueError(f"data, {name}: {error}") from error
+                    raise UserError(f"data, {name}: {error}") from error
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -231,13 +232,13 @@ class Recipe:
         for override in overrides:
             name, equals, value = override.partition("=")
             if not equals:
-                raise ValueError(f"{override!r} is no override. Remedy: write section.field=value.")
+                raise UserError(f"{override!r} is no override. Remedy: write section.field=value.")
             place = content
             *parents, last = name.split(".")
             for parent in parents:
                 place = place.setdefault(parent, {})
                 if not isinstance(place, dict):
-                    raise ValueError(f"{name} cannot be set: {parent} is not a section of {path}.")
+                    raise UserError(f"{name} cannot be set: {parent} is not a section of {path}.")
             place[last] = load_yaml(value)
         check_names(content, {f.name for f in fields(cls)}, "the recipe")
         return cls(**content)
@@ -254,19 +255,19 @@ def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any
     """The content of a recipe's file, on top of the one it extends."""
     if not path.is_file():
         near = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml"))) or "no YAML file"
-        raise FileNotFoundError(f"There is no recipe {path}; {path.parent} holds {near}. Remedy: correct the path.")
+        raise MissingFileError(f"There is no recipe {path}; {path.parent} holds {near}. Remedy: correct the path.")
     if path.resolve() in extended_by:
-        raise ValueError(f"{path} extends itself. Remedy: correct its line `extends`.")
+        raise UserError(f"{path} extends itself. Remedy: correct its line `extends`.")
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML ({' '.join(str(error).split())}). Remedy: correct it.") from error
+        raise UserError(f"{path} is no valid YAML ({' '.join(str(error).split())}). Remedy: correct it.") from error
     content = mapping(content if content is not None else {}, str(path))
     extended = content.pop("extends", None)
     if extended is None:
         return content
     if not isinstance(extended, str):
-        raise ValueError(f"{path}: extends must be the name of one file, not {extended!r}.")
+        raise UserError(f"{path}: extends must be the name of one file, not {extended!r}.")
     return merged(read_recipe(path.parent / extended, (*extended_by, path.resolve())), content)
 
 
@@ -295,7 +296,7 @@ def load_yaml(text: str) -> Any:
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} must be a mapping of names to values, not {value!r}.")
+        raise UserError(f"{name} must be a mapping of names to values, not {value!r}.")
     return dict(value)
 
 
@@ -310,4 +311,4 @@ def check_names(value: Mapping[str, Any], known: set[str], place: str) -> None:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(sorted(known)[:12])} ..."
-            raise ValueError(f"{place} has no field {name!r}; {hint}")
+            raise UserError(f"{place} has no field {name!r}; {hint}")

@@ -32,6 +32,7 @@ from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer, looks_local
+from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
 from .recipe import Recipe
 from .trainer import TranslationTrainer, TranslationTrainingArguments
@@ -138,7 +139,7 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
     """Makes sure the run may write into its folder."""
     traces = [path for path in output_dir.glob("*") if path.name != "data"] if output_dir.is_dir() else []
     if traces and not resume and not overwrite:
-        raise FileExistsError(
+        raise ExistingFileError(
             f"{output_dir} is not empty ({', '.join(sorted(path.name for path in traces)[:4])}). Remedy: go on with "
             "--resume, delete it with --overwrite, or choose another folder."
         )
@@ -149,7 +150,7 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
         )
         foreign = [path.name for path in traces if not known.fullmatch(path.name)]
         if foreign:
-            raise FileExistsError(
+            raise ExistingFileError(
                 f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
                 "Remedy: choose another folder."
             )
@@ -175,7 +176,7 @@ def training_arguments(recipe: Recipe, output_dir: Path) -> tuple[TranslationTra
     try:
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
     except (TypeError, ValueError) as error:
-        raise ValueError(f"training: {error}") from error
+        raise UserError(f"training: {error}") from error
 
 
 def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
@@ -226,7 +227,7 @@ def tokenizers_of(baseline: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTok
     """The tokenizers of a trained model; with one vocabulary they are the same object."""
     folder = Path(baseline)
     if looks_local(baseline) and not (folder / "config.json").is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"model.init_from={baseline} holds no model (config.json is missing). Remedy: train the baseline first, or "
             "name its folder."
         )
@@ -267,7 +268,7 @@ def build_model(
     """A fresh model whose vocabulary is that of the tokenizers."""
     section = recipe.model
     if section.type not in MODEL_TYPES:
-        raise ValueError(f"model.type={section.type!r} is not allowed; choose one of {', '.join(MODEL_TYPES)}.")
+        raise UserError(f"model.type={section.type!r} is not allowed; choose one of {', '.join(MODEL_TYPES)}.")
     config_class = CONFIG_MAPPING[section.type]
     joint = target_tokenizer is source_tokenizer
     vocabulary = {
@@ -281,11 +282,11 @@ def build_model(
     }
     unknown = set(section.fields) - {field.name for field in fields(config_class)}
     if unknown:
-        raise ValueError(f"model.fields: {config_class.__name__} has no {', '.join(sorted(unknown))}.")
+        raise UserError(f"model.fields: {config_class.__name__} has no {', '.join(sorted(unknown))}.")
     merged = {**vocabulary, **section.fields}
     for name in ("vocab_size", "decoder_vocab_size"):
         if merged[name] < vocabulary[name]:
-            raise ValueError(
+            raise UserError(
                 f"model.fields.{name}={merged[name]} is smaller than the tokenizer's {vocabulary[name]} "
                 "symbols. Remedy: leave it out, or train a smaller tokenizer."
             )

@@ -25,6 +25,7 @@ from ..data.batching import TokenBatchSampler
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
 from ..models.seq2seq_base import read_safetensors
+from ..models.user_errors import UserError
 from .checkpoints import MANIFEST, checkpoints_in, choose_checkpoints, mark_complete, remove_superfluous
 
 
@@ -68,7 +69,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.optimizer not in (None, "adadelta"):
-            raise ValueError(
+            raise UserError(
                 f"optimizer={self.optimizer!r} is not allowed; it must be adadelta. Remedy: leave it out and name "
                 "transformers' optimizers in optim, e.g. optim=adamw_torch."
             )
