@@ -107,7 +107,7 @@ class GRUToyDecoder(Seq2SeqPreTrainedModel):
         if past_key_values is None and use_cache:
             config = self.config.get_text_config(decoder=True)
             past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        use_source_memory(past_key_values)
+        use_source_memory(past_key_values, 1)
         layer = recurrent_layer(past_key_values)
         state = layer.get_state() if layer is not None else None
         if state is None:

@@ -555,9 +555,12 @@ def test_norms_are_saved(tmp_path):
         assert torch.equal(loaded[name], buffer), name
 
 
-@pytest.mark.parametrize("cache", [DynamicCache(), EncoderDecoderCache(DynamicCache(), DynamicCache())])
-def test_caches_without_a_place_for_the_state_are_refused(cache):
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in-a-pair"])
+def test_caches_without_a_place_for_the_state_are_refused(inside):
+    """One that holds keys and values in its place, as prefix tuning makes it."""
     model = scattered({})
+    cache = DynamicCache([(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))])
+    cache = EncoderDecoderCache(cache, DynamicCache()) if inside else cache
     with pytest.raises(ValueError, match="no place for the decoder's recurrent state"):
         model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]), past_key_values=cache)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,6 +23,7 @@ def eager_attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    query_offset: int | torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
@@ -33,28 +34,54 @@ def eager_attention_forward(
         key, value (`torch.Tensor` of shape `(batch_size, num_heads, key_length, head_dim)`).
         attention_mask (`torch.Tensor`, *optional*, broadcastable to the weights):
             Boolean (`True` keeps) or additive (0 keeps, the dtype's minimum or `-inf` hides).
+        query_offset (`int` or `torch.Tensor`, *optional*): As in [`visible_positions`].
 
     Returns:
         Contexts `(batch_size, query_length, num_heads, head_dim)` and weights `(batch_size, num_heads, query_length,
         key_length)`. A query without any allowed key has weights and context zero.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    weights = masked_softmax(scores, visible_positions(module, attention_mask, scores), query.dtype)
+    weights = masked_softmax(scores, visible_positions(module, attention_mask, scores, query_offset), query.dtype)
     weights = random_dropout(weights, dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+def key_positions(
+    scores: torch.Tensor, query_offset: int | torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Where keys and queries of `scores` `(.., query_length, key_length)` stand in their sequence.
+
+    Args:
+        query_offset (`int` or `torch.Tensor`, *optional*): Place of the first query. `None`: the queries are the last
+            of the keys, which is so wherever keys are no longer than what has been seen (not in a static cache).
+
+    Returns:
+        `torch.LongTensor` of shape `(key_length,)` and `(query_length, 1)`.
+    """
+    query_length, key_length = scores.shape[-2:]
+    offset = key_length - query_length if query_offset is None else query_offset
+    queries = torch.arange(query_length, device=scores.device)[:, None] + offset
+    return torch.arange(key_length, device=scores.device), queries
+
+
 def visible_positions(
-    module: nn.Module, attention_mask: torch.Tensor | None, scores: torch.Tensor
+    module: nn.Module,
+    attention_mask: torch.Tensor | None,
+    scores: torch.Tensor,
+    query_offset: int | torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """The mask as booleans; without one, causal attention makes its own (as scaled_dot_product_attention does)."""
+    """
+    The mask as booleans; without one, causal attention makes its own (as scaled_dot_product_attention does).
+
+    Args:
+        query_offset (`int` or `torch.Tensor`, *optional*): As in [`key_positions`].
+    """
     if attention_mask is None:
-        query_length, key_length = scores.shape[-2:]
-        if not getattr(module, "is_causal", False) or query_length == 1:
+        if not getattr(module, "is_causal", False) or scores.shape[-2] == 1:
             return None
-        return torch.ones(query_length, key_length, dtype=torch.bool, device=scores.device).tril(
-            key_length - query_length
-        )
+        keys, queries = key_positions(scores, query_offset)
+        return keys <= queries
     if attention_mask.dtype == torch.bool:
         return attention_mask
     return attention_mask > torch.finfo(attention_mask.dtype).min / 2
@@ -163,11 +190,14 @@ class MultiHeadAttention(nn.Module):
         """Contexts `(batch_size, query_length, num_heads, head_dim)` and weights through the attention interface."""
         dropout = self.dropout if self.training else 0.0
         implementation = self.config._attn_implementation
+        if implementation == "flex_attention" and self.memory is not None:
+            implementation = "sdpa"  # beams are more queries than a block mask of the memory would have rows
         if implementation == "sdpa" and (kwargs.get("output_attentions") or self.config.output_attentions):
             implementation = "eager"  # sdpa has no weights to give
         elif implementation == "sdpa" and prefers_plain_products(query, key, dropout):
             implementation = "eager"
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        own = {"is_causal", "output_attentions"} | ({"query_offset"} if implementation != "eager" else set())
         return interface(
             self,
             query,
@@ -177,7 +207,7 @@ class MultiHeadAttention(nn.Module):
             dropout=dropout,
             scaling=self.scaling,
             is_causal=self.is_causal and query.shape[2] > 1,
-            **{name: value for name, value in kwargs.items() if name not in ("is_causal", "output_attentions")},
+            **{name: value for name, value in kwargs.items() if name not in own},
         )
 
     def project_all(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -333,6 +363,9 @@ def read_source_memory(
     key, value = project_memory(key_value_states)
     if group > 1:
         key, value = key.repeat_interleave(group, dim=0), value.repeat_interleave(group, dim=0)
+    if isinstance(layer, StaticLayer) and layer.max_cache_len != key.shape[2]:
+        # Places behind the memory would be attended too. A cache is sized by the source, or filled for the second time.
+        layer.max_cache_len, layer.is_initialized = key.shape[2], False
     key, value = cache.update(key, value, layer_idx)
     past_key_values.is_updated[layer_idx] = True
     return key, value, attention_mask
@@ -381,17 +414,14 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query_length, key_length, clip = query.shape[2], key.shape[2], self.max_relative_positions
-        # Queries are the last positions of the keys; a static cache tells the offset itself.
-        offset = kwargs.get("query_offset")
-        offset = key_length - query_length if offset is None else offset
-        positions = torch.arange(query_length, device=query.device) + offset
-        distances = torch.arange(key_length, device=query.device)[None, :] - positions[:, None]
-        buckets = distances.clamp(-clip, clip) + clip  # (query_length, key_length), 0 .. 2k
+        products, query_offset = torch.matmul(query, key.transpose(-1, -2)), kwargs.get("query_offset")
+        key_places, query_places = key_positions(products, query_offset)
+        buckets = (key_places - query_places).clamp(-clip, clip) + clip  # (query_length, key_length), 0 .. 2k
         buckets = buckets.expand(*query.shape[:2], query_length, key_length)
 
         by_distance = torch.matmul(query, self.relative_keys.transpose(-1, -2))  # (B, H, query_length, 2k + 1)
-        scores = torch.matmul(query, key.transpose(-1, -2)) + by_distance.gather(-1, buckets)
-        visible = visible_positions(self, attention_mask, scores)
+        scores = products + by_distance.gather(-1, buckets)
+        visible = visible_positions(self, attention_mask, scores, query_offset)
         weights = masked_softmax(scores * self.scaling, visible, query.dtype)
         kept = random_dropout(weights, self.dropout, self.training)
         summed = kept.new_zeros(by_distance.shape).scatter_add(-1, buckets, kept)
@@ -432,10 +462,22 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
         return None
     if attention_mask.dim() == 2:
         attention_mask = attention_mask[:: max(attention_mask.shape[0] // states.shape[0], 1)]
+        if config._attn_implementation == "flex_attention":  # memories are read by sdpa then
+            return attention_mask[:, None, None, :].bool()
     # One query stands for all: what a source hides, it hides from every query.
     return create_bidirectional_mask(
         config=config, inputs_embeds=states[:, :1], attention_mask=attention_mask, encoder_hidden_states=states
     )
+
+
+def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None):
+    """
+    The mask of an encoder's self-attention over `states` `(batch_size, length, d)`; `attention_mask` `(batch_size,
+    length)`, 1 keeps.
+    """
+    if config._attn_implementation != "flex_attention":
+        return source_mask(config, states, attention_mask)
+    return create_bidirectional_mask(config=config, inputs_embeds=states, attention_mask=attention_mask)
 
 
 def causal_mask(

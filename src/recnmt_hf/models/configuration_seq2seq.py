@@ -177,6 +177,18 @@ class Seq2SeqConfig(PreTrainedConfig):
             )
         return cls(**{**cls.presets[name], **overrides})
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """
+        As in transformers; the code that travels with the folder is that of the nearest class registered for
+        `AutoConfig`: a user's subclass stands in a file that the Hub need not have.
+        """
+        given = type(self)
+        self.__class__ = next((c for c in given.__mro__ if vars(c).get("_auto_class")), given)
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            self.__class__ = given
+
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """
         As in transformers, and two things more: the decoder's view names the kinds of its cache layers

@@ -22,14 +22,15 @@ def enabled() -> bool:
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
-    Whether a module is exactly of a kind, unobserved and unchanged (hooks, offloading, a `forward` of its own), so that
-    reading its parameters equals calling it.
+    Whether a module is exactly of a kind, unobserved and unchanged (hooks, offloading, a `forward` of its own, quantized
+    or sharded weights), so that reading its parameters equals calling it.
     """
     return (
         type(module) is kind
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
         and "forward" not in module.__dict__
+        and all(type(each) is nn.Parameter for each in module._parameters.values() if each is not None)
     )
 
 

@@ -1171,7 +1171,7 @@ class RNMTDecoder(RNMTPreTrainedModel):
         if past_key_values is None and use_cache:
             config = self.config.get_text_config(decoder=True)
             past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        use_source_memory(past_key_values)
+        use_source_memory(past_key_values, 1)
         layer = recurrent_layer(past_key_values)
         if past_key_values is not None and layer is None:
             raise UserError(

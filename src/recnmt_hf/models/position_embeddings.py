@@ -54,7 +54,9 @@ class SinusoidalPositionEmbedding(nn.Module):
     def __init__(self, num_positions: int, dim: int, interleaved: bool = True):
         super().__init__()
         self.interleaved = interleaved
-        self.register_buffer("table", sinusoid_table(num_positions, dim, interleaved), persistent=False)
+        # In the type that the weights get: `from_pretrained(dtype=...)` makes it the default type while it builds.
+        table = sinusoid_table(num_positions, dim, interleaved, torch.get_default_dtype())
+        self.register_buffer("table", table, persistent=False)
 
     def compute_table(self) -> torch.Tensor:
         return sinusoid_table(self.table.shape[0], self.table.shape[1], self.interleaved, self.table.dtype)

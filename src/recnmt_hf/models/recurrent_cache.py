@@ -4,10 +4,36 @@ Cache layers for what transformers' own do not hold: encoder memories that all b
 Both stand in an ordinary `EncoderDecoderCache` under the name `past_key_values`.
 """
 
-import weakref
-
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
+
+
+class BeamMoves:
+    """
+    Whether a reordering keeps every decoder row with its source. All layers of a cache ask it one after the other with
+    the same rows; the first one looks, and each may take over another's look once, so that what is told is never older
+    than one reordering of the cache.
+    """
+
+    def __init__(self) -> None:
+        self.rows: torch.Tensor | None = None
+        self.group = 0
+        self.stay = False
+        self.told: set[int] = set()
+
+    def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.LongTensor, group: int) -> bool:
+        """
+        Args:
+            layer ([`SourceMemoryLayer`]): Who asks.
+            rows (`torch.LongTensor` of shape `(decoder_rows,)`): Row `i` becomes what row `rows[i]` was.
+            group (`int`): Consecutive rows of one source.
+        """
+        if self.rows is not rows or self.group != group or id(layer) in self.told:
+            own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
+            self.stay = torch.equal(rows.div(group, rounding_mode="floor"), own)
+            self.rows, self.group, self.told = rows, group, set()
+        self.told.add(id(layer))
+        return self.stay
 
 
 class SourceMemoryLayer(DynamicLayer):
@@ -18,12 +44,14 @@ class SourceMemoryLayer(DynamicLayer):
     memories stand under their names in `memories`. The decoder has `num_sources * g` rows, `g` consecutive rows for
     each source (as generation expands them); attention folds the `g` rows into the queries of their source. Since
     beams move only within their source, reordering them touches nothing here.
+
+    Args:
+        moves ([`BeamMoves`], *optional*): Shared by the layers of a cache.
     """
 
-    _last_look: tuple | None = None
-
-    def __init__(self, **kwargs):
+    def __init__(self, moves: BeamMoves | None = None, **kwargs):
         super().__init__(**kwargs)
+        self.moves = moves or BeamMoves()
         self.memories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.masks: dict[str, torch.Tensor | None] = {}
         self.decoder_rows = 0
@@ -73,9 +101,9 @@ class SourceMemoryLayer(DynamicLayer):
         """Makes decoder row `i` read the memory that row `rows[i]` has read."""
         num_sources = self.keys.shape[0]
         group = max(self.decoder_rows // num_sources, 1)
-        source_of_row = torch.div(rows, group, rounding_mode="floor")
-        if rows.shape[0] == self.decoder_rows and self.stay_within_sources(rows, source_of_row, group):
+        if rows.shape[0] == self.decoder_rows and self.moves.stay_within_sources(self, rows, group):
             return
+        source_of_row = torch.div(rows, group, rounding_mode="floor")
         for name, (keys, values) in self.memories.items():
             self.memories[name] = (keys.index_select(0, source_of_row), values.index_select(0, source_of_row))
             mask = self.masks[name]
@@ -83,16 +111,6 @@ class SourceMemoryLayer(DynamicLayer):
                 self.masks[name] = mask.index_select(0, source_of_row)
         self.keys, self.values = self.memories["encoder"]
         self.decoder_rows = rows.shape[0]
-
-    def stay_within_sources(self, rows: torch.LongTensor, source_of_row: torch.LongTensor, group: int) -> bool:
-        """Whether every row stays with its source; all layers of a step ask with the same `rows`, one looks."""
-        last = SourceMemoryLayer._last_look
-        if last is not None and last[0]() is rows and last[1] == (rows._version, group):
-            return last[2]
-        own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
-        stay = torch.equal(source_of_row, own)
-        SourceMemoryLayer._last_look = (weakref.ref(rows), (rows._version, group), stay)
-        return stay
 
     def offload(self) -> None:
         self._move("cpu")
@@ -108,17 +126,27 @@ class SourceMemoryLayer(DynamicLayer):
             self.keys, self.values = self.memories["encoder"]
 
 
-def use_source_memory(past_key_values: Cache | None) -> None:
-    """Replaces empty, growing cross-attention layers by [`SourceMemoryLayer`]; other layers stay as they are."""
+def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
+    """
+    Replaces empty, growing cross-attention layers by [`SourceMemoryLayer`], and makes those that a cache without a
+    configuration lacks; other layers stay as they are.
+
+    Args:
+        num_layers (`int`): Layers of the decoder that keep a memory.
+    """
     if not isinstance(past_key_values, EncoderDecoderCache):
         return
-    layers = past_key_values.cross_attention_cache.layers
+    cache = past_key_values.cross_attention_cache
+    layers = cache.layers
     if layers and (isinstance(layers[0], SourceMemoryLayer) or layers[0].is_initialized):
         return
+    moves = BeamMoves()
     for i, layer in enumerate(layers):
         # Exactly the growing layers (recurrent ones included): static ones have fixed addresses to keep.
         if isinstance(layer, DynamicLayer) and not layer.is_initialized:
-            layers[i] = SourceMemoryLayer()
+            layers[i] = SourceMemoryLayer(moves)
+    if isinstance(cache, DynamicCache):
+        layers += [SourceMemoryLayer(moves) for _ in range(num_layers - len(layers))]
 
 
 class RecurrentStates:
@@ -138,6 +166,7 @@ class RecurrentStates:
         self.states, self.history = {}, {}
         self.steps_seen = 0
         self.recording = False
+        self.first_recorded = 0  # steps seen when recording began
 
     def get_state(self, name: str = "state") -> torch.Tensor | None:
         """The state `name` after the last step seen, or `None` before the first."""
@@ -158,17 +187,21 @@ class RecurrentStates:
     def activate_past_recording(self) -> None:
         if not self.recording:
             self.recording = True
+            self.first_recorded = self.steps_seen
             self.history = {name: state[:, None].clone() for name, state in self.states.items()}
 
     def roll_back(self, steps: int) -> None:
-        """Forgets the last `steps` steps."""
+        """Forgets the last `steps` steps; all of them, where recording began before the first one."""
         if steps == 0 or not self.states:
             return
-        if not self.recording or any(past.shape[1] <= steps for past in self.history.values()):
+        if not self.recording or self.steps_seen - self.first_recorded < steps:
             raise ValueError(
                 f"Recurrent states cannot be rolled back by {steps} steps: their past was not recorded. Remedy: call "
                 "activate_past_recording() on the cache before the steps that may be undone."
             )
+        if steps == self.steps_seen:
+            self.states, self.history, self.steps_seen = {}, {}, 0
+            return
         for name, past in self.history.items():
             self.history[name] = past[:, :-steps]
             self.keep(name, self.history[name][:, -1])
@@ -282,11 +315,18 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
 
 
 def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> RecurrentStates | None:
-    """The recurrent layer of a decoder's own cache, or `None` where there is none."""
+    """
+    The recurrent layer of a decoder's own cache; `None` where there is no cache, or one with no place for it. A growing
+    cache that was made without a configuration gets its layer here.
+    """
     if past_key_values is None:
         return None
     cache = past_key_values
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
-    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    layers = cache.layers
+    if isinstance(cache, DynamicCache) and len(layers) <= layer_idx:
+        layers += [DynamicLayer() for _ in range(layer_idx - len(layers))]
+        layers.append(RecurrentStateLayer())
+    layer = layers[layer_idx] if layer_idx < len(layers) else None
     return layer if hasattr(layer, "update_states") else None

@@ -21,9 +21,9 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import RelativeMultiHeadAttention, causal_mask, source_mask
+from .attention import RelativeMultiHeadAttention, causal_mask, self_mask, source_mask
 from .configuration_seq2seq import Seq2SeqConfig
-from .fast_paths import dropout, project
+from .fast_paths import dropout, is_plain, project
 from .position_embeddings import (
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
@@ -32,7 +32,12 @@ from .position_embeddings import (
     positions_from_mask,
 )
 from .recurrent_cache import use_source_memory
-from .seq2seq_loss import IGNORE_INDEX, chunked_cross_entropy, smoothed_cross_entropy
+from .seq2seq_loss import (
+    IGNORE_INDEX,
+    chunked_cross_entropy,
+    chunked_cross_entropy_of_layer,
+    smoothed_cross_entropy,
+)
 from .user_errors import UserError
 
 
@@ -153,10 +158,14 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; every saved folder also names all Auto classes that can load it as remote code."""
-        # FSDP gives a model a class of its own, made by torch: code and names are those of the class below it.
-        wrapped, own = type(self), next(c for c in type(self).__mro__ if not c.__module__.startswith("torch."))
-        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}
-        self.__class__ = own
+        # Code and names are those of the nearest class that was registered for the Auto classes: FSDP gives a model a
+        # class of its own, and a user's subclass stands in a file that the Hub need not have.
+        wrapped = type(self)
+        own = next((c for c in wrapped.__mro__ if vars(c).get("_auto_class")), None)
+        if own is not None:
+            if own.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
+                self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}
+            self.__class__ = own
         try:
             super().save_pretrained(*args, **kwargs)
         finally:
@@ -171,6 +180,32 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             "AutoModel": f"{module}.{prefix}Model",
             "AutoModelForSeq2SeqLM": f"{module}.{prefix}ForConditionalGeneration",
         }
+
+    def mark_tied_weights_as_initialized(self, loading_info: Any, *args: Any, **kwargs: Any) -> None:
+        # transformers marks a tied matrix by any of its names, and takes what is marked for loaded where the class is
+        # not its own: a checkpoint without the matrix would leave it without values, unreported.
+        missing = set(loading_info.missing_keys)
+        super().mark_tied_weights_as_initialized(loading_info, *args, **kwargs)
+        for source in set(self.all_tied_weights_keys.values()):
+            names = {source, *(target for target, tied_to in self.all_tied_weights_keys.items() if tied_to == source)}
+            if names <= missing:
+                loading_info.missing_keys = {*loading_info.missing_keys, source}
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resizes the source embedding, and with a shared vocabulary the target side too."""
+        if self.config.share_encoder_decoder_embeddings:
+            embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+            self.config.decoder_vocab_size = embeddings.num_embeddings
+            return embeddings
+        # Of separate vocabularies transformers would resize the output matrix with the source.
+        embeddings = self._get_resized_embeddings(
+            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self.set_input_embeddings(embeddings)
+        self.config.vocab_size = embeddings.num_embeddings
+        return embeddings
 
     def init_from_baseline(self, baseline: str | Path | PreTrainedModel) -> WarmStartReport:
         """
@@ -282,7 +317,7 @@ class TokenAndPositionInput(nn.Module):
             if attention_mask is not None and attention_mask.dim() == 2:
                 check_length(attention_mask.shape[1], self.max_positions)
                 position_ids = positions_from_mask(attention_mask)[:, -length:]
-            states = states + self.embed_positions(length, offset, position_ids)
+            states = states + self.embed_positions(length, offset, position_ids).to(states.dtype)
         return dropout(states, self.dropout, self.training)
 
 
@@ -326,7 +361,7 @@ class TransformerEncoderStack(Seq2SeqPreTrainedModel):
 
     def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None):
         """The layers' attention mask for states `(batch_size, source_length, d_model)`."""
-        return source_mask(self.config, states, attention_mask)
+        return self_mask(self.config, states, attention_mask)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -417,11 +452,13 @@ class TransformerDecoderStack(Seq2SeqPreTrainedModel):
         embeddings = embed(self.embed_tokens, input_ids, inputs_embeds)
         past_key_values = self.prepare_cache(past_key_values, use_cache)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if isinstance(seen, torch.Tensor):
+            seen = seen.clone()  # a static layer counts up in place
         hidden_states = self.embed_input(embeddings, attention_mask, seen)
         layer_mask = causal_mask(self.config, hidden_states, attention_mask, past_key_values)
         memory_mask = self.memory_mask(encoder_hidden_states, encoder_attention_mask, past_key_values)
         memories = self.prepare_memories(memories, past_key_values)
-        if isinstance(seen, torch.Tensor):
+        if past_key_values is not None:
             kwargs["query_offset"] = seen
         for layer in self.layers:
             hidden_states = layer(
@@ -446,7 +483,7 @@ class TransformerDecoderStack(Seq2SeqPreTrainedModel):
             past_key_values = EncoderDecoderCache(
                 DynamicCache(config=decoder_config), DynamicCache(config=decoder_config)
             )
-        use_source_memory(past_key_values)
+        use_source_memory(past_key_values, len(self.layers))
         return past_key_values
 
     def memory_mask(
@@ -511,12 +548,6 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The states that the decoder's cross-attention reads, and their mask of real positions (1 keeps)."""
         return encoder_outputs.last_hidden_state, attention_mask
-
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        return self.encoder
-
-    def get_decoder(self) -> nn.Module:
-        return self.decoder
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
@@ -631,12 +662,6 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     # -- embeddings --------------------------------------------------------------------------------------------------
 
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        return self.model.get_encoder()
-
-    def get_decoder(self) -> nn.Module:
-        return self.model.get_decoder()
-
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head
 
@@ -647,16 +672,9 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """Resizes the source embedding, and with a shared vocabulary the target side too."""
-        if not self.config.share_encoder_decoder_embeddings:
-            embeddings = self._get_resized_embeddings(
-                self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
-            )
-            self.model.set_input_embeddings(embeddings)
-            self.config.vocab_size = embeddings.num_embeddings
-            return embeddings
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self.config.decoder_vocab_size = embeddings.num_embeddings
-        self._resize_bias(embeddings.num_embeddings)
+        if self.config.share_encoder_decoder_embeddings:
+            self._resize_bias(embeddings.num_embeddings)
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int, mean_resizing: bool = True) -> nn.Embedding:
@@ -703,7 +721,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        label_smoothing: float = 0.0,
+        smoothing: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool = True,
         **kwargs: Unpack[TransformersKwargs],
@@ -721,7 +739,9 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
                 Unscaled embeddings in place of token ids.
             labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): -100 is ignored.
             use_cache (`bool`, *optional*): Whether to return `past_key_values`; off while `labels` are given.
-            label_smoothing (`float`, *optional*, defaults to 0): Share of the target mass spread over the vocabulary.
+            smoothing (`float`, *optional*, defaults to 0):
+                Share of the target mass spread over the vocabulary (label smoothing). Its older name `label_smoothing`
+                is taken too; as a parameter of `forward`, transformers' Trainer would wait for it among the labels.
             num_items_in_batch (`int` or `torch.Tensor`, *optional*):
                 Real labels of all micro-batches of a step; the loss is then their sum divided by this number.
             return_logits (`bool`, *optional*, defaults to `True`):
@@ -732,6 +752,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             [`~transformers.modeling_outputs.Seq2SeqLMOutput`] with `logits` of shape `(batch_size, target_length,
             decoder_vocab_size)`.
         """
+        smoothing = kwargs.pop("label_smoothing", smoothing)
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -752,19 +773,30 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         features = self.features(outputs)
         loss = logits = None
         if labels is not None and not return_logits:
-            if hasattr(self.lm_head, "unshard"):
-                self.lm_head.unshard()  # FSDP gathers a layer's weight when it is called; here it is read
-            bias = self.final_logits_bias[0] if self.final_logits_bias is not None else None
-            loss = chunked_cross_entropy(
-                features, self.lm_head.weight, labels, bias, label_smoothing, num_items_in_batch
-            )
+            loss = self.loss_without_logits(features, labels, smoothing, num_items_in_batch)
         else:
             logits = project(self.lm_head, features)
             if self.final_logits_bias is not None:
                 logits = logits + self.final_logits_bias
             if labels is not None:
-                loss = smoothed_cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
+                loss = smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
         return self.lm_output(loss, logits, outputs)
+
+    def loss_without_logits(
+        self,
+        features: torch.Tensor,
+        labels: torch.LongTensor,
+        smoothing: float,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """The loss of `features` `(batch_size, target_length, d_model)`, a chunk of tokens at a time."""
+        head, bias = self.lm_head, self.final_logits_bias[0] if self.final_logits_bias is not None else None
+        is_sharded = hasattr(head, "unshard")
+        if is_sharded and nn.Linear in type(head).__bases__:
+            head.unshard()  # FSDP gathers a layer's weight when it is called; here it is read
+        elif not is_plain(head, nn.Linear):
+            return chunked_cross_entropy_of_layer(head, features, labels, bias, smoothing, num_items_in_batch)
+        return chunked_cross_entropy(features, head.weight, labels, bias, smoothing, num_items_in_batch)
 
     def features(self, outputs: Seq2SeqModelOutput) -> torch.Tensor:
         """What the output layer reads, `(batch_size, target_length, d_model)`; a read-out or gate goes here."""

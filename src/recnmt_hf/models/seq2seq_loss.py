@@ -1,12 +1,31 @@
 """Label-smoothed cross-entropy without a smoothed-target matrix, and without the logits of the whole batch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from .user_errors import UserError
 
 
 IGNORE_INDEX = -100
+
+
+def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
+    """
+    Raises `UserError` for labels that are neither ids of the vocabulary nor -100. On the CPU alone, where looking costs
+    nothing: elsewhere it would wait for the device, whose own check stops the program.
+    """
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or type(labels) is not torch.Tensor:
+        return
+    wrong = labels[((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)]
+    if wrong.numel():
+        raise UserError(
+            f"The label {int(wrong[0])} is no id from 0 to {vocab_size - 1}. Remedy: mark what is to be ignored by "
+            f"{IGNORE_INDEX}, and use the tokenizer the model was made for."
+        )
 
 
 def smoothed_cross_entropy(
@@ -30,16 +49,19 @@ def smoothed_cross_entropy(
         A scalar in float32 (float64 for float64 logits).
     """
     logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).to(logits.device)
+    check_labels(labels, logits.shape[-1])
+    return summed_cross_entropy(logits, labels, label_smoothing) / divisor(labels, num_items_in_batch)
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """The sum of [`smoothed_cross_entropy`] over logits `(tokens, vocab_size)` and labels `(tokens,)`."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if label_smoothing == 0.0:
-        total = nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    else:
-        real = labels != IGNORE_INDEX
-        lse = wide.logsumexp(dim=-1)
-        picked = wide.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
-        losses = lse - (1 - label_smoothing) * picked - label_smoothing * wide.mean(dim=-1)
-        total = losses.masked_fill(~real, 0.0).sum()
-    return total / divisor(labels, num_items_in_batch)
+        return nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    ignored = labels == IGNORE_INDEX
+    picked = wide.gather(-1, labels.masked_fill(ignored, 0)[:, None])[:, 0]
+    losses = wide.logsumexp(dim=-1) - (1 - label_smoothing) * picked - label_smoothing * wide.mean(dim=-1)
+    return losses.masked_fill(ignored, 0.0).sum()
 
 
 def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
@@ -52,11 +74,13 @@ def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None)
 
 class ChunkedCrossEntropy(torch.autograd.Function):
     """
-    Smoothed cross-entropy of a linear output layer, summed and divided, a chunk of tokens at a time.
+    Smoothed cross-entropy of a linear output layer, summed and divided, a chunk of tokens at a time, so that no more
+    than `chunk_size x vocab_size` logits exist at any moment. Products run in the states' dtype (that of autocast where
+    it is on), softmax and sums in float32 (float64 for float64 states).
 
-    The gradients of states and matrix are formed in the forward pass while a chunk's logits are at hand, so no more
-    than `chunk_size x vocab_size` logits exist at any moment. Products run in the states' dtype (bf16 under autocast),
-    softmax and sums in float32 (float64 for float64 states).
+    The gradients of states and matrix are formed in the forward pass while a chunk's logits are at hand. In float16
+    they would be too small for their type without the factor of a gradient scaler, which the backward pass knows: there
+    the logits are made again.
     """
 
     @staticmethod
@@ -72,58 +96,100 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         compute_dtype: torch.dtype,
         wants_grad: bool,
     ) -> torch.Tensor:
-        real = labels != IGNORE_INDEX
-        vocab_size = weight.shape[0]
-        sum_dtype = torch.float64 if compute_dtype == torch.float64 else torch.float32
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
-        needs_grad = wants_grad and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
-        grad_states = torch.empty_like(states) if needs_grad else None
-        grad_matrix = None
-        total = torch.zeros((), dtype=sum_dtype, device=states.device)
-        targets = labels.clamp(min=0)
-        for start in range(0, states.shape[0], chunk_size):
-            part = slice(start, start + chunk_size)
-            logits = torch.mm(states[part], matrix.t()).to(sum_dtype)
-            if bias is not None:
-                logits += bias
-            kept = real[part].to(sum_dtype)
-            picked = logits.gather(-1, targets[part, None])[:, 0]
-            mean = logits.mean(dim=-1) if label_smoothing else 0.0
-            peak = logits.amax(dim=-1)
-            # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
-            exponentials = logits.sub_(peak[:, None]).exp_()
-            sums = exponentials.sum(dim=-1)
-            losses = sums.log() + peak - (1 - label_smoothing) * picked - label_smoothing * mean
-            total += (losses * kept).sum()
-            if needs_grad:
-                # d loss / d logits = softmax - (1 - e) one-hot - e / V, zero for ignored labels
-                share = kept / divisor
-                grad = exponentials.mul_((share / sums)[:, None])
-                if label_smoothing:
-                    grad.sub_((share * (label_smoothing / vocab_size))[:, None])
-                grad.scatter_add_(-1, targets[part, None], ((label_smoothing - 1.0) * share)[:, None])
-                grad = grad.to(compute_dtype)
-                torch.mm(grad, matrix, out=grad_states[part])
-                if grad_matrix is None:
-                    grad_matrix = torch.mm(grad.t(), states[part]).to(sum_dtype)
-                elif grad_matrix.dtype == grad.dtype:
-                    grad_matrix.addmm_(grad.t(), states[part])
-                else:
-                    grad_matrix += torch.mm(grad.t(), states[part])
+        ctx.settings = label_smoothing, chunk_size
         ctx.dtypes = hidden_states.dtype, weight.dtype
-        ctx.save_for_backward(grad_states, grad_matrix)
+        ctx.is_late = compute_dtype == torch.float16
+        needs_grad = wants_grad and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
+        sum_dtype = torch.promote_types(compute_dtype, torch.float32)
+        one = torch.ones((), dtype=sum_dtype, device=states.device)
+        factor = one / divisor if needs_grad and not ctx.is_late else None
+        total, *made = chunked_losses(states, matrix, bias, labels, label_smoothing, chunk_size, factor)
+        if ctx.is_late:
+            ctx.divisor = divisor
+            ctx.save_for_backward(states, matrix, bias, labels)
+        else:
+            ctx.save_for_backward(*made)
         return total / divisor
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor):
-        grad_states, grad_matrix = ctx.saved_tensors
         states_dtype, weight_dtype = ctx.dtypes
-        # Usually the loss is what backward starts from. Looking costs nothing on the CPU, a product of the matrix's
-        # size does; elsewhere looking would wait for the device.
-        if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
-            grad_states = grad_states * grad_output.to(grad_states.dtype)
-            grad_matrix = grad_matrix * grad_output
+        if ctx.is_late:
+            states, matrix, bias, labels = ctx.saved_tensors
+            with torch.autocast(states.device.type, enabled=False):
+                factor = grad_output / ctx.divisor
+                _, grad_states, grad_matrix = chunked_losses(states, matrix, bias, labels, *ctx.settings, factor)
+        else:
+            grad_states, grad_matrix = ctx.saved_tensors
+            # Usually the loss is what backward starts from. Looking costs nothing on the CPU, a product of the
+            # matrix's size does; elsewhere looking would wait for the device.
+            if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
+                grad_states = grad_states * grad_output.to(grad_states.dtype)
+                grad_matrix = grad_matrix * grad_output
         return grad_states.to(states_dtype), grad_matrix.to(weight_dtype), None, None, None, None, None, None, None
+
+
+def chunked_losses(
+    states: torch.Tensor,
+    matrix: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    label_smoothing: float,
+    chunk_size: int,
+    factor: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """
+    The summed losses of `states @ matrix.T + bias`, and their gradients.
+
+    Args:
+        states (`torch.Tensor` of shape `(tokens, d_model)`), matrix (`torch.Tensor` of shape `(vocab_size, d_model)`):
+            Of one dtype, that of the products.
+        labels (`torch.LongTensor` of shape `(tokens,)`): -100 is ignored.
+        factor (`torch.Tensor`, *optional*): A scalar: what the gradients of the sum are multiplied by, before they
+            are rounded to the dtype of the products. `None`: no gradients are made.
+
+    Returns:
+        The sum, the gradient of `states` in their dtype, and that of `matrix` in the dtype of the sum.
+    """
+    ignored = labels == IGNORE_INDEX
+    targets = labels.masked_fill(ignored, 0)
+    vocab_size, dtype = matrix.shape[0], states.dtype
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    total = torch.zeros((), dtype=sum_dtype, device=states.device)
+    grad_states = torch.empty_like(states) if factor is not None else None
+    grad_matrix = None
+    for start in range(0, states.shape[0], chunk_size):
+        part = slice(start, start + chunk_size)
+        logits = torch.mm(states[part], matrix.t()).to(sum_dtype)
+        if bias is not None:
+            logits += bias
+        kept = (~ignored[part]).to(sum_dtype)
+        picked = logits.gather(-1, targets[part, None])[:, 0]
+        mean = logits.mean(dim=-1) if label_smoothing else 0.0
+        peak = logits.amax(dim=-1)
+        # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
+        exponentials = logits.sub_(peak[:, None]).exp_()
+        sums = exponentials.sum(dim=-1)
+        losses = sums.log() + peak - (1 - label_smoothing) * picked - label_smoothing * mean
+        total += (losses * kept).sum()
+        if factor is None:
+            continue
+        # d loss / d logits = softmax - (1 - e) one-hot - e / V, zero for ignored labels
+        share = kept * factor
+        grad = exponentials.mul_((share / sums)[:, None])
+        if label_smoothing:
+            grad.sub_((share * (label_smoothing / vocab_size))[:, None])
+        grad.scatter_add_(-1, targets[part, None], ((label_smoothing - 1.0) * share)[:, None])
+        grad = grad.to(dtype)
+        torch.mm(grad, matrix, out=grad_states[part])
+        if grad_matrix is None:
+            grad_matrix = torch.mm(grad.t(), states[part]).to(sum_dtype)
+        elif grad_matrix.dtype == grad.dtype:
+            grad_matrix.addmm_(grad.t(), states[part])
+        else:
+            grad_matrix += torch.mm(grad.t(), states[part])
+    return total, grad_states, grad_matrix
 
 
 def chunked_cross_entropy(
@@ -147,8 +213,12 @@ def chunked_cross_entropy(
 
     Returns:
         A scalar in float32 (float64 for float64 states).
+
+    Raises:
+        UserError: A label is neither in the vocabulary nor -100.
     """
     labels = labels.reshape(-1).to(hidden_states.device)
+    check_labels(labels, weight.shape[0])
     device_type = hidden_states.device.type
     compute_dtype = hidden_states.dtype
     if torch.is_autocast_enabled(device_type):
@@ -165,3 +235,36 @@ def chunked_cross_entropy(
             compute_dtype,
             torch.is_grad_enabled(),
         )
+
+
+def chunked_cross_entropy_of_layer(
+    layer: Callable[[torch.Tensor], torch.Tensor],
+    hidden_states: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    chunk_size: int = 1024,
+) -> torch.Tensor:
+    """
+    [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks): the backward pass
+    makes the logits of each chunk again.
+
+    Args:
+        layer: From states `(tokens, d_model)` to logits `(tokens, vocab_size)`.
+    """
+    labels = labels.reshape(-1).to(hidden_states.device)
+    states = hidden_states.reshape(-1, hidden_states.shape[-1])
+
+    def part_loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = layer(states)
+        logits = logits if bias is None else logits + bias
+        check_labels(labels, logits.shape[-1])
+        return summed_cross_entropy(logits, labels, label_smoothing)
+
+    parts = zip(states.split(chunk_size), labels.split(chunk_size), strict=True)
+    if torch.is_grad_enabled():
+        total = sum(checkpoint(part_loss, *part, use_reentrant=False) for part in parts)
+    else:
+        total = sum(part_loss(*part) for part in parts)
+    return total / divisor(labels, num_items_in_batch)
