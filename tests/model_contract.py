@@ -11,15 +11,18 @@ A file of the suite says which model:
 import copy
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
 import recnmt_hf
@@ -141,15 +144,59 @@ class ModelContract:
     # -- cache and generation --------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("mode", GENERATION)
-    def test_cached_generation_equals_uncached(self, variant, mode):
+    @pytest.mark.parametrize("prompt", [1, 4])
+    def test_every_cache_gives_the_same_logits(self, variant, mode, prompt):
+        """
+        Logits of every step without a cache, with a growing or a static one, made by `generate` or handed in, made with
+        a configuration or without; with a prompt of several tokens; without gradients and in inference mode.
+        """
         model = self.model(variant)
         batch = ragged_batch()
         del batch["labels"]
-        outputs = []
-        for use_cache in (True, False):
+        generator = torch.Generator().manual_seed(8)
+        start = torch.randint(4, VOCABULARY, (3, prompt), generator=generator)
+        settings = {"decoder_input_ids": start, "max_new_tokens": 5, "min_new_tokens": 5, **GENERATION[mode]}
+
+        def logits(**cache):
             torch.manual_seed(2)
-            outputs.append(model.generate(**batch, max_new_tokens=9, use_cache=use_cache, **GENERATION[mode]))
-        assert torch.equal(*outputs)
+            found = model.generate(
+                **batch, **settings, **cache, output_logits=True, return_dict_in_generate=True, disable_compile=True
+            )
+            return found.sequences, torch.stack(found.logits)
+
+        tokens, expected = logits(use_cache=False)
+        decoder = model.config.get_text_config(decoder=True)
+        caches = {
+            "growing": dict,
+            "static": lambda: {"cache_implementation": "static"},
+            "without a configuration": lambda: {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())},
+            "static, larger than needed": lambda: {
+                "past_key_values": EncoderDecoderCache(
+                    StaticCache(config=decoder, max_cache_len=20), StaticCache(config=decoder, max_cache_len=20)
+                )
+            },
+        }
+        for name, make in caches.items():
+            found = logits(**make())
+            assert torch.equal(found[0], tokens), name
+            torch.testing.assert_close(found[1], expected, atol=1e-9, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+        with torch.inference_mode():
+            assert torch.equal(logits()[0], tokens)
+
+    def test_a_cache_serves_a_second_source(self, variant):
+        """A handed-in cache that is reset holds nothing of the source before, whatever its length."""
+        model = self.model(variant)
+        decoder = model.config.get_text_config(decoder=True)
+        for kind in ({}, {"max_cache_len": 12}):
+            make = StaticCache if kind else DynamicCache
+            cache = EncoderDecoderCache(make(config=decoder, **kind), make(config=decoder, **kind))
+            for length in (6, 3, 9):
+                source = torch.randint(4, VOCABULARY, (2, length))
+                cache.reset()
+                settings = {"max_new_tokens": 4, "output_logits": True, "return_dict_in_generate": True}
+                found = model.generate(source, past_key_values=cache, disable_compile=True, **settings)
+                expected = model.generate(source, use_cache=False, **settings)
+                torch.testing.assert_close(found.logits, expected.logits, atol=1e-9, rtol=0)
 
     def test_steps_equal_teacher_forcing(self, variant):
         model = self.model(variant)
@@ -258,24 +305,29 @@ class ModelContract:
         # Before 5.20 transformers' own growing layers were zeroed and kept their length.
         assert cache.get_seq_length() == 0 or upstream.get_seq_length() > 0
 
-    def test_static_cache_equals_dynamic(self, variant):
-        model = self.model(variant, torch.float32)
-        batch = ragged_batch()
-        settings = {"attention_mask": batch["attention_mask"], "max_new_tokens": 6, "disable_compile": True}
-        for beams in (1, 3):
-            dynamic = model.generate(batch["input_ids"], num_beams=beams, **settings)
-            static = model.generate(batch["input_ids"], num_beams=beams, cache_implementation="static", **settings)
-            assert torch.equal(dynamic, static)
-
-    def test_assisted_decoding_equals_greedy(self, variant):
-        model, assistant = self.model(variant), self.model(variant)
-        with torch.no_grad():  # an assistant that is right now and then
-            for parameter in assistant.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        source = torch.randint(4, VOCABULARY, (1, 6))
-        greedy = model.generate(source, max_new_tokens=12)
-        assert torch.equal(model.generate(source, max_new_tokens=12, assistant_model=assistant), greedy)
-        assert torch.equal(model.generate(source, max_new_tokens=12, prompt_lookup_num_tokens=2), greedy)
+    @pytest.mark.parametrize("role", ["main", "assistant"])
+    @pytest.mark.parametrize("agreement", [0.02, 1.0], ids=["right-now-and-then", "wrong"])
+    def test_assisted_decoding_equals_greedy(self, variant, role, agreement):
+        """With a base Transformer as the other model, and one of its own kind; drafts rejected from the first token."""
+        model = self.model(variant)
+        base = recnmt_hf.NMTTransformerForConditionalGeneration(recnmt_hf.NMTTransformerConfig(**TINY)).double().eval()
+        base = scatter_parameters(base)
+        twin = self.model(variant)
+        generator = torch.Generator().manual_seed(6)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.copy_((1 - agreement) * parameter + agreement * noise)
+        source = torch.randint(4, VOCABULARY, (1, 6), generator=generator)
+        settings = {"max_new_tokens": 10, "output_logits": True, "return_dict_in_generate": True}
+        for main, other in ((model, twin), (model, base)) if role == "main" else ((twin, model), (base, model)):
+            greedy = main.generate(source, **settings)
+            found = main.generate(source, assistant_model=other, **settings)
+            assert torch.equal(found.sequences, greedy.sequences)
+            torch.testing.assert_close(found.logits, greedy.logits, atol=1e-9, rtol=0)
+        found = model.generate(source, prompt_lookup_num_tokens=2, output_attentions=True, **settings)
+        greedy = model.generate(source, **settings)
+        torch.testing.assert_close(found.logits, greedy.logits, atol=1e-9, rtol=0)
 
     # -- attention implementations and evidence ----------------------------------------------------------------------
 
@@ -286,6 +338,32 @@ class ModelContract:
         expected = model(**batch).logits
         model.set_attn_implementation("eager")
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-10, rtol=0)
+
+    def test_attention_implementation_can_be_set(self, variant, caplog):
+        model = self.model(variant)
+        with caplog.at_level("WARNING", "transformers"):
+            logging.getLogger("transformers").addHandler(caplog.handler)
+            try:
+                model.set_attn_implementation("eager")
+            finally:
+                logging.getLogger("transformers").removeHandler(caplog.handler)
+        assert model.config._attn_implementation == "eager" and caplog.text == ""
+
+    def test_encoder_and_decoder_are_found(self, variant):
+        """As by transformers' own lookup: a text model has no encoder of images."""
+        model = self.model(variant)
+        assert model.get_encoder() is model.model.get_encoder() is model.model.encoder
+        assert model.get_decoder() is model.model.get_decoder() is model.model.decoder
+        assert model.get_encoder(modality="image") is model
+
+    def test_gradients_of_hidden_states_can_be_kept(self, variant):
+        model = self.model(variant)
+        outputs = model(**ragged_batch(), output_hidden_states=True)
+        kept = [*outputs.encoder_hidden_states, *outputs.decoder_hidden_states]
+        for states in kept:
+            states.retain_grad()
+        outputs.loss.backward()
+        assert all(states.grad is not None and states.grad.abs().sum() > 0 for states in kept)
 
     def test_attentions_come_on_request(self, variant):
         model = self.model(variant)
@@ -310,7 +388,7 @@ class ModelContract:
         losses, gradients = [], []
         for return_logits in (True, False):
             model.zero_grad()
-            outputs = model(**batch, label_smoothing=smoothing, return_logits=return_logits)
+            outputs = model(**batch, smoothing=smoothing, return_logits=return_logits)
             assert (outputs.logits is not None) == return_logits
             outputs.loss.backward()
             losses.append(outputs.loss.detach())
@@ -371,6 +449,141 @@ class ModelContract:
             low = model(**batch, return_logits=False).loss
         torch.testing.assert_close(low, model(**batch).loss, atol=0.05, rtol=0.05)
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=["fp16", "bf16", "fp64"])
+    def test_any_dtype_loaded_in_any_way_runs(self, variant, dtype, tmp_path):
+        """`dtype=`, saved in that type, `.to()`: loss, gradients, greedy search and beams, and near float32."""
+        model = self.model(variant, torch.float32, scattered=False)
+        batch = ragged_batch()
+        expected = model(**batch).loss
+        model.save_pretrained(tmp_path / "single")
+        self.model(variant, dtype, scattered=False).save_pretrained(tmp_path / "own")
+        ways = {
+            "dtype=": self.model_class.from_pretrained(tmp_path / "single", dtype=dtype),
+            "saved": self.model_class.from_pretrained(tmp_path / "own", dtype="auto"),
+            "to": copy.deepcopy(model).to(dtype),
+        }
+        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        tolerance = 1e-5 if dtype == torch.float64 else 0.05
+        for name, each in ways.items():
+            kinds = {p.dtype for p in each.parameters()} | {b.dtype for b in each.buffers() if b.is_floating_point()}
+            assert kinds == {dtype}, name
+            for settings in ({}, {"return_logits": False}):
+                loss = each.train()(**batch, **settings).loss
+                loss.backward()
+                assert all(torch.isfinite(p.grad).all() for p in each.parameters() if p.grad is not None), name
+            each.eval()
+            torch.testing.assert_close(each(**batch).loss.float(), expected, atol=tolerance, rtol=tolerance)
+            for beams in (1, 3):
+                assert each.generate(**source, num_beams=beams, max_new_tokens=4).shape[0] == 3
+        table = {n: b for n, b in model.double().named_buffers() if n.endswith("table")}
+        for name, loaded in ways["dtype="].double().named_buffers():
+            if name in table and dtype == torch.float64:
+                assert torch.equal(loaded, table[name]), "sinusoids have all digits of their type"
+
+    def test_gradients_of_float16_under_a_scaler(self, variant):
+        """The loss without logits gets the scaler's factor before anything is rounded to float16."""
+        model = self.model({**variant, "vocab_size": 4000, "decoder_vocab_size": None}, torch.float32, False)
+        batch = ragged_batch()
+
+        def gradients(**settings):
+            model.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(**batch, num_items_in_batch=1000, **settings).loss
+            (loss * 2.0**16).backward()
+            return {n: p.grad / 2.0**16 for n, p in model.named_parameters() if p.grad is not None}
+
+        plain, chunked = gradients(), gradients(return_logits=False)
+        for name, gradient in plain.items():
+            scale = gradient.abs().max()
+            torch.testing.assert_close(chunked[name], gradient, atol=2e-2 * scale.item(), rtol=0.05)
+        head = chunked["model.shared.weight" if "model.shared.weight" in chunked else "lm_head.weight"]
+        assert (head == 0).float().mean() < 0.05
+
+    def test_labels_outside_the_vocabulary_are_refused(self, variant):
+        model = self.model(variant)
+        for wrong in (-1, -99, VOCABULARY):
+            batch = ragged_batch()
+            batch["labels"][0, 1] = wrong
+            target = torch.ones_like(batch["labels"])
+            for settings in ({}, {"return_logits": False}, {"return_logits": False, "smoothing": 0.1}):
+                with pytest.raises(recnmt_hf.UserError, match=rf"label {wrong} is no id from 0 to {VOCABULARY - 1}"):
+                    model(**batch, decoder_input_ids=target, **settings)
+
+    # -- adapters and quantization -----------------------------------------------------------------------------------
+
+    def losses_agree(self, model):
+        """With and without logits, and in generation every layer is called."""
+        batch = ragged_batch()
+        expected = model(**batch).loss
+        torch.testing.assert_close(model(**batch, return_logits=False).loss, expected, atol=1e-5, rtol=1e-4)
+        for beams in (1, 3):
+            tokens = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                num_beams=beams,
+                max_new_tokens=4,
+            )
+            assert tokens.shape[0] == 3
+        return expected
+
+    def test_adapters_on_every_linear_layer(self, variant):
+        """LoRA on all projections and the output matrix counts in every loss and gets the same gradients from each."""
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        model = self.model(variant)
+        before = model(**ragged_batch()).loss.detach()
+        linears = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m) is torch.nn.Linear})
+        settings = peft.LoraConfig(r=2, target_modules=linears, init_lora_weights=False, task_type="SEQ_2_SEQ_LM")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of adapters on tied matrices
+            adapted = peft.get_peft_model(copy.deepcopy(model), settings).eval()
+        after = self.losses_agree(adapted)
+        assert abs(after - before) > 1e-3
+        found = []
+        for settings in ({}, {"return_logits": False}):
+            adapted.zero_grad()
+            adapted(**ragged_batch(), **settings).loss.backward()
+            found.append({n: p.grad.clone() for n, p in adapted.named_parameters() if p.grad is not None})
+        assert found[0].keys() == found[1].keys() and any("lm_head" in name for name in found[0])
+        for name in found[0]:
+            torch.testing.assert_close(found[1][name], found[0][name], atol=1e-9, rtol=1e-7)
+        with adapted.disable_adapter():
+            torch.testing.assert_close(self.losses_agree(adapted), before)
+
+    def test_learned_prefix(self, variant):
+        """PEFT's prefix tuning hands in a cache that holds keys and values already."""
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        model = self.model(variant, torch.float32, scattered=False)
+        if model.config.cache_layer_types() is not None:
+            pytest.skip("a recurrent decoder has no keys and values that a prefix could stand among")
+        settings = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
+        tuned = peft.get_peft_model(model, settings)
+        batch = ragged_batch()
+        loss = tuned(**batch).loss
+        loss.backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in tuned.parameters() if p.requires_grad)
+        torch.testing.assert_close(tuned(**batch, return_logits=False).loss, loss)
+        tuned.eval()
+        tokens = tuned.generate(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=4, num_beams=2
+        )
+        assert tokens.shape[0] == 3
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_dynamic_quantization(self, variant):
+        """torch's own 8-bit linear layers, whose weight is no tensor."""
+        model = self.model(variant, torch.float32, scattered=False)
+        expected = model(**ragged_batch()).loss
+        quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
+        torch.testing.assert_close(self.losses_agree(quantized), expected, atol=0.1, rtol=0.05)
+
+    def test_weight_only_quantization(self, variant):
+        quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+        model = self.model(variant, torch.float32, scattered=False)
+        expected = model(**ragged_batch()).loss
+        model.requires_grad_(False)
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+        torch.testing.assert_close(self.losses_agree(model), expected, atol=0.1, rtol=0.05)
+
     # -- saving and loading -----------------------------------------------------------------------------------------
 
     def test_saved_model_loads_bit_equal(self, variant, tmp_path):
@@ -396,6 +609,50 @@ class ModelContract:
         model.save_pretrained(tmp_path)
         _, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+
+    def test_a_missing_embedding_is_reported_and_initialised(self, variant, tmp_path):
+        model = self.model({**variant, "share_encoder_decoder_embeddings": True}, torch.float32)
+        model.save_pretrained(tmp_path)
+        tensors = load_file(tmp_path / "model.safetensors")
+        missing = [name for name in tensors if name.endswith(("shared.weight", "embed_tokens.weight"))]
+        for name in missing:
+            tensors.pop(name)
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        for model_class in (self.model_class, type(model.model)):
+            loaded, report = model_class.from_pretrained(tmp_path, output_loading_info=True)
+            assert any("shared.weight" in name for name in report["missing_keys"])
+            assert not any(parameter.is_meta for parameter in loaded.parameters())
+            embedding = loaded.get_input_embeddings().weight
+            assert torch.isfinite(embedding).all() and 0 < embedding.std() < 1
+
+    @pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+    def test_the_bare_model_resizes(self, variant, share, tmp_path):
+        model = self.model({**variant, "share_encoder_decoder_embeddings": share}, torch.float32).model
+        model.resize_token_embeddings(VOCABULARY + 5)
+        assert model.config.vocab_size == model.encoder.embed_tokens.num_embeddings == VOCABULARY + 5
+        assert model.config.decoder_vocab_size == model.decoder.embed_tokens.num_embeddings
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path)
+        assert torch.equal(loaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+    def test_a_subclass_is_saved_with_code_that_loads(self, variant, tmp_path):
+        """A user's own classes stand in no file that the Hub would have: the folder names those of the zoo."""
+
+        class OwnConfig(self.config_class):
+            pass
+
+        class Own(self.model_class):
+            config: OwnConfig
+
+        model = Own(OwnConfig(**self.config(**variant).to_diff_dict()))
+        model.save_pretrained(tmp_path)
+        names = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+        assert set(names) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
+        for name in names.values():
+            module, wanted = name.split(".")
+            assert f"class {wanted}(" in (tmp_path / f"{module}.py").read_text()
+        assert type(Own.from_pretrained(tmp_path)) is Own
+        assert type(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)) is self.model_class
 
     @pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
     @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])

@@ -36,6 +36,7 @@ class TestBiARNTransformer(ModelContract):
             "recurrence_encoder_layers": 2,
             "normalize_before": True,
         },
+        "recurrence-memory": {"decoder_memory": "recurrence", "recurrence_steps": 5},
         "multi-column": {
             "recurrence_encoder_type": None,
             "encoder_type": "multi_column",

@@ -46,9 +46,7 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-def key_positions(
-    scores: torch.Tensor, query_offset: int | torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def key_positions(scores: torch.Tensor, query_offset: int | torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Where keys and queries of `scores` `(.., query_length, key_length)` stand in their sequence.
 

@@ -845,8 +845,11 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
             evidence[name] = getattr(decoder_outputs, name, None) or None  # nothing recorded: not an empty tuple
         joined = dict(super().join(encoder_outputs, decoder_outputs))
         if self.config.decoder_memory == "recurrence":
-            # The decoder attends states of the recurrence: its weights are no links to words.
+            # The decoder attends states of the recurrence: its weights are no links to words. Of those there are none,
+            # but a tuple without any, because generation goes through the tuple wherever attentions are asked for.
             evidence["recurrence_cross_attentions"] = joined.pop("cross_attentions", None)
+            if evidence["recurrence_cross_attentions"] is not None:
+                joined["cross_attentions"] = ()
         return BiARNTransformerModelOutput(**joined, **evidence)
 
 

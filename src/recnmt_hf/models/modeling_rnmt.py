@@ -29,6 +29,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .additive_attention import AdditiveAttention
 from .attention import masked_softmax, read_source_memory
 from .configuration_rnmt import RNMTConfig
 from .fast_paths import allowed, dropout, is_plain, project
@@ -464,6 +465,36 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
         return take(self.rnn(take(states, mirror), attention_mask), mirror)
 
 
+class InputOrder:
+    """
+    The way between the tokens as they were given and the left-aligned sentences that the encoder runs over.
+
+    Args:
+        order (`torch.LongTensor` of shape `(batch_size, length)`, *optional*): Real tokens first ([`left_aligned`]).
+            `None`: all tokens are real.
+        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): Of the left-aligned tokens.
+    """
+
+    def __init__(self, order: torch.LongTensor | None, attention_mask: torch.Tensor | None):
+        self.order = order
+        self.back = None if order is None else torch.argsort(order, dim=1)
+        self.padding = None if attention_mask is None else attention_mask[:, :, None] == 0
+
+    def align(self, states: torch.Tensor) -> torch.Tensor:
+        """States `(batch_size, length, d)` as given, left-aligned."""
+        return states if self.order is None else take(states, self.order)
+
+    def restore(self, states: torch.Tensor) -> torch.Tensor:
+        """Left-aligned states `(batch_size, length, d)` in the order given, zero at padding."""
+        return states if self.back is None else take(states.masked_fill(self.padding, 0.0), self.back)
+
+    def restore_pairs(self, scores: torch.Tensor) -> torch.Tensor:
+        """Both axes of `(batch_size, length, length)` in the order given."""
+        if self.back is None:
+            return scores
+        return take(take(scores, self.back).transpose(1, 2), self.back).transpose(1, 2)
+
+
 class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     config: RNMTConfig
     # Not the whole relation layer: what sharding wraps it may also checkpoint, and norms must see a batch once.
@@ -572,44 +603,56 @@ class RNMTEncoder(RNMTPreTrainedModel):
             order = left_aligned(attention_mask)
             attention_mask = attention_mask.gather(1, order)
             states = take(states, order).masked_fill(attention_mask[:, :, None] == 0, 0.0)
+        view = InputOrder(order, attention_mask)
         wanted = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        hidden_states, scores = self.run(states, attention_mask, wanted)
-        if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
-            hidden_states = hidden_states[-1:]
-        if attention_mask is not None:
-            back = torch.argsort(order, dim=1)
-            padding = attention_mask[:, :, None] == 0
-            hidden_states = [take(each.masked_fill(padding, 0.0), back) for each in hidden_states]
-            scores = [take(take(score, back).transpose(1, 2), back).transpose(1, 2) for score in scores]
+        kept = [] if kwargs.get("output_hidden_states", self.config.output_hidden_states) else None
+        states, scores = self.run(states, attention_mask, view, wanted, kept)
         return RNMTEncoderOutput(
-            last_hidden_state=hidden_states[-1],
-            hidden_states=tuple(hidden_states) if len(hidden_states) > 1 else None,
-            relation_scores=tuple(scores) or None,
+            last_hidden_state=view.restore(states) if kept is None else kept[-1],
+            hidden_states=None if kept is None else tuple(kept),
+            relation_scores=tuple(view.restore_pairs(score) for score in scores) or None,
         )
 
     def run(
-        self, states: torch.Tensor, attention_mask: torch.Tensor | None, output_scores: bool
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        self,
+        states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        view: "InputOrder",
+        output_scores: bool,
+        kept: list[torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """
         All layers over left-aligned embeddings `(batch_size, source_length, d_model)`.
 
+        Args:
+            view ([`InputOrder`]): Of the tokens as they were given.
+            output_scores (`bool`): Whether to return the relation layers' scores.
+            kept (`list`, *optional*): Filled with e and the inputs h_in of the following layers, the annotations last,
+                each in the order of the tokens given; the layers then go on from these.
+
         Returns:
-            e and the inputs h_in of the following layers, the annotations last; the relation layers' scores, if wanted.
+            The annotations, left-aligned, and the scores.
         """
+
+        def show(states: torch.Tensor) -> torch.Tensor:
+            if kept is None:
+                return states
+            kept.append(view.restore(states))
+            return view.align(kept[-1])
+
+        states = show(states)
         below = [states] if self.config.relation_dense_include_embeddings else []
-        hidden_states = [states]
         scores: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
             output = layer(states, attention_mask)
             states = self.connect(states, output, below)
             if index < len(self.relation_layers):
-                hidden_states.append(states)
+                states = show(states)
                 output, score = self.relation_layers[index](states, attention_mask, output_scores)
                 states = self.connect(states, output, below)
                 scores += [] if score is None else [score]
-            states = dropout(states, self.config.dropout, self.training)
-            hidden_states.append(states)
-        return hidden_states, scores
+            states = show(dropout(states, self.config.dropout, self.training))
+        return states, scores
 
     def connect(self, inputs: torch.Tensor, output: torch.Tensor, below: list[torch.Tensor]) -> torch.Tensor:
         """The next layer's input from a layer's input and output; `below` grows by h^l."""
@@ -623,32 +666,6 @@ class RNMTEncoder(RNMTPreTrainedModel):
 
 
 # -- decoder (Eqs. 2-5, 13) --------------------------------------------------------------------------------------------
-
-
-class AdditiveAttention(nn.Module):
-    """Additive attention (Bahdanau et al., 2015): `e_i = v^T tanh(W s + U h_i + b)`, `softmax` over real words."""
-
-    def __init__(self, query_size: int, annotation_size: int, attention_size: int):
-        super().__init__()
-        self.q_proj = nn.Linear(query_size, attention_size, bias=False)
-        self.k_proj = nn.Linear(annotation_size, attention_size)
-        self.score = nn.Linear(attention_size, 1, bias=False)
-
-    def forward(
-        self, state: torch.Tensor, annotations: torch.Tensor, visible: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Args:
-            state (`torch.Tensor` of shape `(batch_size, query_size)`).
-            annotations (`torch.Tensor` of shape `(batch_size, source_length, annotation_size)`).
-            visible (`torch.BoolTensor` of shape `(batch_size, source_length)`, *optional*): `True` keeps.
-
-        Returns:
-            The context `(batch_size, annotation_size)` and the weights `(batch_size, source_length)`.
-        """
-        energies = torch.tanh(self.q_proj(state)[:, None] + self.k_proj(annotations))
-        weights = masked_softmax(self.score(energies)[:, :, 0], visible, energies.dtype)
-        return torch.matmul(weights[:, None].to(annotations.dtype), annotations)[:, 0], weights
 
 
 class ReadOut(nn.Module):
