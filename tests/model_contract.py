@@ -371,6 +371,8 @@ class ModelContract:
         expected = model(**batch).logits
         outputs = model(**batch, output_attentions=True, output_hidden_states=True)
         torch.testing.assert_close(outputs.logits, expected, atol=1e-10, rtol=0)
+        if outputs.cross_attentions == ():
+            pytest.skip("this variant attends no source words")
         assert len(outputs.cross_attentions) == model.config.decoder_layers
         weights = outputs.cross_attentions[-1]
         assert weights.shape[0] == 3 and weights.shape[-2:] == (5, 7)
@@ -467,14 +469,13 @@ class ModelContract:
         for name, each in ways.items():
             kinds = {p.dtype for p in each.parameters()} | {b.dtype for b in each.buffers() if b.is_floating_point()}
             assert kinds == {dtype}, name
-            for settings in ({}, {"return_logits": False}):
-                loss = each.train()(**batch, **settings).loss
-                loss.backward()
-                assert all(torch.isfinite(p.grad).all() for p in each.parameters() if p.grad is not None), name
             each.eval()
             torch.testing.assert_close(each(**batch).loss.float(), expected, atol=tolerance, rtol=tolerance)
             for beams in (1, 3):
                 assert each.generate(**source, num_beams=beams, max_new_tokens=4).shape[0] == 3
+            for settings in ({}, {"return_logits": False}):
+                each.train()(**batch, **settings).loss.backward()
+                assert all(torch.isfinite(p.grad).all() for p in each.parameters() if p.grad is not None), name
         table = {n: b for n, b in model.double().named_buffers() if n.endswith("table")}
         for name, loaded in ways["dtype="].double().named_buffers():
             if name in table and dtype == torch.float64:
@@ -493,9 +494,10 @@ class ModelContract:
             return {n: p.grad / 2.0**16 for n, p in model.named_parameters() if p.grad is not None}
 
         plain, chunked = gradients(), gradients(return_logits=False)
+        largest = max(gradient.abs().max().item() for gradient in plain.values())
         for name, gradient in plain.items():
-            scale = gradient.abs().max()
-            torch.testing.assert_close(chunked[name], gradient, atol=2e-2 * scale.item(), rtol=0.05)
+            tolerance = 2e-2 * gradient.abs().max().item() + 1e-4 * largest
+            torch.testing.assert_close(chunked[name], gradient, atol=tolerance, rtol=0.05)
         head = chunked["model.shared.weight" if "model.shared.weight" in chunked else "lm_head.weight"]
         assert (head == 0).float().mean() < 0.05
 
@@ -531,7 +533,7 @@ class ModelContract:
         peft = pytest.importorskip("peft", reason="peft is not installed")
         model = self.model(variant)
         before = model(**ragged_batch()).loss.detach()
-        linears = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if type(m) is torch.nn.Linear})
+        linears = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
         settings = peft.LoraConfig(r=2, target_modules=linears, init_lora_weights=False, task_type="SEQ_2_SEQ_LM")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of adapters on tied matrices
@@ -795,17 +797,23 @@ class ModelContract:
         torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
     @pytest.mark.slow
-    def test_export_gives_the_same_logits(self, variant):
-        model = self.model(variant, torch.float32)
-        batch = ragged_batch()
-        inputs = {
-            "input_ids": batch["input_ids"],
-            "attention_mask": batch["attention_mask"],
-            "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"]),
-            "use_cache": False,
-        }
-        program = torch.export.export(model, (), inputs, strict=False)
-        torch.testing.assert_close(program.module()(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+    def test_an_exported_graph_is_free_of_batch_and_source_length(self, variant):
+        """Other numbers and lengths of sentences than those it was made with give the same logits."""
+        model = self.model(variant)
+        free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+
+        def inputs(*lengths):
+            batch = ragged_batch(lengths, [5] * len(lengths))
+            target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
+            return {**batch, "decoder_input_ids": target, "use_cache": False}
+
+        shapes = {"input_ids": free, "attention_mask": free, "use_cache": None}
+        shapes["decoder_input_ids"] = {0: torch.export.Dim.DYNAMIC}
+        with torch.no_grad():
+            program = torch.export.export(model, (), inputs(7, 4, 1), dynamic_shapes=shapes, strict=False).module()
+            for lengths in ((7, 4, 1), (12, 3), (2, 3, 1, 3, 2)):
+                given = inputs(*lengths)
+                torch.testing.assert_close(program(**given).logits, model(**given).logits, atol=1e-9, rtol=0)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("task", ["copy", "reverse"])

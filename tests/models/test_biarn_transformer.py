@@ -61,6 +61,7 @@ class TestBiARNTransformer(ModelContract):
             MultiHeadAttention.project_memory = project
         config = model.config
         fused = 0 if config.recurrence_encoder_type is None else 2 if config.fusion_layers == "all" else 1
+        fused = 0 if config.decoder_memory == "recurrence" else fused  # its one memory is H_r
         assert sorted(seen) == [("encoder", 2)] * 2 + [("recurrence", 2)] * fused
 
     def test_steps_of_the_encoder_run_once_per_source(self, variant):
@@ -565,7 +566,7 @@ def test_words_are_not_aligned_by_attention_to_steps():
     """A decoder that reads the recurrence alone has no cross-attentions to words; its weights have their own name."""
     model = TestBiARNTransformer().model({"decoder_memory": "recurrence"})
     outputs = model(**ragged_batch(), output_attentions=True)
-    assert outputs.cross_attentions is None
+    assert outputs.cross_attentions == ()
     assert [weights.shape for weights in outputs.recurrence_cross_attentions] == [(3, 4, 5, 8)] * 2
 
 

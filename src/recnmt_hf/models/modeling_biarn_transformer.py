@@ -22,7 +22,15 @@ from .attention import AbsorbingAttention, MultiHeadAttention, eager_attention_f
 from .configuration_biarn_transformer import BiARNTransformerConfig
 from .fast_paths import allowed, dropout, is_plain
 from .modeling_nmt_transformer import NMTTransformerEncoder, NMTTransformerPreTrainedModel, build_self_attention
-from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, masked_mean, reversed_order, take
+from .recurrent_layers import (
+    MaskedRNN,
+    RecurrentEncoderLayer,
+    is_exporting,
+    masked_mean,
+    reversed_order,
+    scan_steps,
+    take,
+)
 from .seq2seq_base import (
     Seq2SeqConditionalGeneration,
     Seq2SeqEncoderOutput,
@@ -274,6 +282,7 @@ class AttentiveRecurrence(Recurrence):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         steps = inputs.shape[1] if self.steps is None else self.steps
         fast = allowed() and all(direction.is_plain() for direction in self.directions)
+        fast = fast and not (self.steps is None and is_exporting())  # its loop has a number of turns
         run_steps = attentive_steps if fast else attentive_steps_reference
         states, attentions = run_steps(self.directions, inputs, attention_mask, initial_states, steps)
         # T = length: the steps beyond a sentence's own number are left out, and its numbering begins at its own end.
@@ -290,7 +299,7 @@ class AttentiveRecurrence(Recurrence):
             together = together.masked_fill(mask[:, :, None] == 0, 0.0)
         if not output_attentions:
             return together, mask, None
-        weights = torch.stack(attentions, dim=3)  # (D, B, H, T, J)
+        weights = attentions.movedim(0, 3)  # (D, B, H, T, J)
         if len(weights) == 2:
             if order is None:
                 backward = weights[1].flip(2)
@@ -306,7 +315,7 @@ def attentive_steps_reference(
     attention_mask: torch.Tensor | None,
     initial_states: Sequence[torch.Tensor],
     steps: int,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The steps of an ARN, one direction after the other, as the equations have them.
 
@@ -317,21 +326,22 @@ def attentive_steps_reference(
         steps (`int`): T.
 
     Returns:
-        States `(directions, batch_size, T, hidden_size)` and the attentions of each step `(directions, batch_size,
-        num_heads, length)`, in the order in which they were made.
+        States `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads,
+        length)`, in the order in which they were made.
     """
     mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
     all_states, all_attentions = [], []
     for direction, initial in zip(directions, initial_states, strict=True):
+
+        def step(state: Sequence[torch.Tensor], _: torch.Tensor, direction: AttentiveRecurrentDirection = direction):
+            state, weights = direction(tuple(state), inputs, mask)
+            return state, (state[0], weights)
+
         state = (initial, torch.zeros_like(initial)) if direction.is_lstm else (initial,)
-        states, attentions = [], []
-        for _ in range(steps):
-            state, weights = direction(state, inputs, mask)
-            states.append(state[0])
-            attentions.append(weights)
-        all_states.append(torch.stack(states, dim=1))
+        states, attentions = scan_steps(step, state, inputs.new_zeros(steps))
+        all_states.append(states.transpose(0, 1))
         all_attentions.append(attentions)
-    return torch.stack(all_states), [torch.stack(step) for step in zip(*all_attentions, strict=True)]
+    return torch.stack(all_states), torch.stack(all_attentions, dim=1)
 
 
 class SharedStepWeights(torch.autograd.Function):
@@ -509,7 +519,7 @@ def attentive_steps(
     attention_mask: torch.Tensor | None,
     initial_states: Sequence[torch.Tensor],
     steps: int,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The same as [`attentive_steps_reference`] in fewer and larger operations: what the steps read of the inputs is
     prepared before them, once; a step makes both directions at once; the gradients of the weights are formed once,
@@ -520,7 +530,9 @@ def attentive_steps(
     heads, head_dim, scale = attns[0].num_heads, attns[0].head_dim, attns[0].scaling
     width, is_lstm = cells[0].hidden_size, directions[0].is_lstm
 
-    reading = reads_words if few_steps(steps, inputs.shape[1], heads, attns[0].embed_dim) else reads_projected_words
+    # A graph is free of the length.
+    few = not torch.compiler.is_compiling() and few_steps(steps, inputs.shape[1], heads, attns[0].embed_dim)
+    reading = reads_words if few else reads_projected_words
     read = reading(attns, inputs, attention_mask, steps)
     query_of, context_of = (
         step_projection([(p.weight, p.bias) for p in linears], batch_size, steps)
@@ -548,7 +560,7 @@ def attentive_steps(
             new = torch.tanh(gates[..., 2 * width :] + reset * recurrent[..., 2 * width :])
             state = new + update * (state - new)
         states.append(state)
-    return torch.stack(states, dim=2), attentions
+    return torch.stack(states, dim=2), torch.stack(attentions)
 
 
 class RecurrenceEncoderLayer(TransformerSublayers):
@@ -662,12 +674,6 @@ class BiARNTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
         "RecurrenceEncoderLayer",
         "RecurrentEncoderLayer",
     ]
-
-    def __init__(self, config: BiARNTransformerConfig, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)
-        # torch's recurrent layers break a compiled graph.
-        over_words = config.recurrence_encoder_type in ("birnn", "rnn") or config.encoder_type == "multi_column"
-        self._can_compile_fullgraph = not over_words
 
 
 class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEncoder):
@@ -845,11 +851,9 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
             evidence[name] = getattr(decoder_outputs, name, None) or None  # nothing recorded: not an empty tuple
         joined = dict(super().join(encoder_outputs, decoder_outputs))
         if self.config.decoder_memory == "recurrence":
-            # The decoder attends states of the recurrence: its weights are no links to words. Of those there are none,
-            # but a tuple without any, because generation goes through the tuple wherever attentions are asked for.
+            # The decoder attends states of the recurrence: its weights are no links to words.
             evidence["recurrence_cross_attentions"] = joined.pop("cross_attentions", None)
-            if evidence["recurrence_cross_attentions"] is not None:
-                joined["cross_attentions"] = ()
+            joined["cross_attentions"] = () if decoder_outputs.cross_attentions is not None else None
         return BiARNTransformerModelOutput(**joined, **evidence)
 
 

@@ -34,7 +34,7 @@ from .attention import masked_softmax, read_source_memory
 from .configuration_rnmt import RNMTConfig
 from .fast_paths import allowed, dropout, is_plain, project
 from .recurrent_cache import recurrent_layer, use_source_memory
-from .recurrent_layers import MaskedRNN, left_aligned, masked_mean, reversed_order, take
+from .recurrent_layers import MaskedRNN, RecurrentLayer, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import (
     Seq2SeqConditionalGeneration,
     Seq2SeqEncoderOutput,
@@ -272,7 +272,9 @@ def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: tor
         pooled = PairTiles.apply(left, right, kept, lengths, *parameters)
     else:
         pooled = torch.zeros_like(left)
-        for tile in pair_tiles(left, lengths):
+        # A graph is free of the batch's size and length, and cuts its loops itself.
+        whole = Tile(slice(None), slice(None), left.shape[1])
+        for tile in [whole] if torch.compiler.is_compiling() else pair_tiles(left, lengths):
             pooled[tile.rows, tile.words] = pool(tile_states(tile, left, right, parameters)[-1], tile, kept)
     pooled = pooled / count.to(pooled.dtype)
     if attention_mask is not None:
@@ -502,8 +504,6 @@ class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     # Additive attention has no dot products for these kernels.
     _supports_flash_attn = False
     _supports_flex_attn = False
-    # torch's recurrent layers break a compiled graph.
-    _can_compile_fullgraph = False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -524,7 +524,7 @@ class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
                 init.zeros_(module.bias)
             else:
                 super()._init_weights(module)
-        elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding, nn.RNNBase, nn.RNNCellBase)):
+        elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding, RecurrentLayer, nn.RNNCellBase)):
             for parameter in module.parameters(recurse=False):
                 if parameter.dim() > 1:
                     init.uniform_(parameter, -bound, bound)

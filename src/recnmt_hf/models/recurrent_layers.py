@@ -1,5 +1,9 @@
 """Recurrent layers over padded batches whose results do not depend on the padding."""
 
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -7,7 +11,124 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .fast_paths import dropout
 
 
-CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+# Gates of each cell, in torch's order.
+CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
+
+
+def scan_steps(
+    step: Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]],
+    carry: Sequence[torch.Tensor],
+    inputs: torch.Tensor,
+) -> list[torch.Tensor]:
+    """
+    A recurrence, as a loop; in an exported graph as one operator, so that the number of steps stays free.
+
+    Args:
+        step: From what the recurrence carries, and one of `inputs`, to what it carries on, and the step's outputs.
+        carry (sequence of `torch.Tensor`): Before the first step.
+        inputs (`torch.Tensor` of shape `(steps, ..)`).
+
+    Returns:
+        The outputs of all steps, each of shape `(steps, ..)`.
+    """
+    if is_exporting():
+        from torch._higher_order_ops.scan import scan
+
+        def traced(carry: list[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            carry, outputs = step(carry, each)
+            # What is carried on and what is put out may not be one tensor.
+            return list(carry), [output.clone() for output in outputs]
+
+        return scan(traced, list(carry), inputs)[1]
+    rows = []
+    for each in inputs.unbind(0):
+        carry, outputs = step(carry, each)
+        rows.append(outputs)
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is at work; releases before 2.7 cannot be asked."""
+    return getattr(torch.compiler, "is_exporting", lambda: False)()
+
+
+class RecurrentLayer(nn.Module):
+    """
+    A recurrent layer in one direction: the parameters of `nn.RNN` (tanh), `nn.GRU` or `nn.LSTM` under their names, and
+    what these compute. Those classes themselves have no place in a compiled graph, and none of free length in an
+    exported one.
+
+    Args:
+        cell (`str`): `"rnn"`, `"gru"` or `"lstm"`.
+        input_size, hidden_size (`int`): Widths of input and state.
+    """
+
+    def __init__(self, cell: str, input_size: int, hidden_size: int):
+        super().__init__()
+        self.cell = cell
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.gates = CELLS[cell]
+        rows = self.gates * hidden_size
+        self.weight_ih_l0 = nn.Parameter(torch.empty(rows, input_size))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(rows, hidden_size))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(rows))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(rows))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch's layers are made; models of the zoo initialise theirs anew."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"{self.cell}, {self.input_size}, {self.hidden_size}"
+
+    def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
+        """
+        Args:
+            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
+            initial_state (`torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*): `None`: zeros.
+
+        Returns:
+            The states `(batch_size, length, hidden_size)`.
+        """
+        state = initial_state
+        if state is None:
+            state = inputs.new_zeros(inputs.shape[0], self.hidden_size)
+        if is_exporting():
+            return self.scan(inputs, state)
+        state = state[None].contiguous()
+        weights = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        settings = (weights, True, 1, 0.0, self.training, False, True)  # biases, layers, dropout, .., batch first
+        if self.cell == "lstm":
+            return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
+        return (torch.gru if self.cell == "gru" else torch.rnn_tanh)(inputs, state, *settings)[0]
+
+    def scan(self, inputs: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """The same as `forward`, step by step as the cells' equations have it."""
+        gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
+        weight, bias = self.weight_hh_l0, self.bias_hh_l0
+
+        def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[Any], list[Any]]:
+            recurrent = nn.functional.linear(carry[0], weight, bias)
+            if self.cell == "rnn":
+                state = torch.tanh(gate + recurrent)
+                return [state], [state]
+            if self.cell == "gru":
+                (reset, update, new), (of_reset, of_update, of_new) = gate.chunk(3, -1), recurrent.chunk(3, -1)
+                update = torch.sigmoid(update + of_update)
+                new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+                state = (1 - update) * new + update * carry[0]
+                return [state], [state]
+            into, forget, cell, out = (gate + recurrent).chunk(4, -1)
+            memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(cell)
+            state = torch.sigmoid(out) * torch.tanh(memory)
+            return [state, memory], [state]
+
+        carry = [state, torch.zeros_like(state)] if self.cell == "lstm" else [state]
+        return scan_steps(step, carry, gates)[0].transpose(0, 1)
 
 
 def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -80,8 +201,8 @@ class MaskedRNN(nn.Module):
         if cell not in CELLS:
             raise ValueError(f"There is no recurrent cell {cell!r}; choose one of {', '.join(sorted(CELLS))}.")
         self.hidden_size = hidden_size
-        self.forward_rnn = CELLS[cell](input_size, hidden_size, batch_first=True)
-        self.backward_rnn = CELLS[cell](input_size, hidden_size, batch_first=True) if bidirectional else None
+        self.forward_rnn = RecurrentLayer(cell, input_size, hidden_size)
+        self.backward_rnn = RecurrentLayer(cell, input_size, hidden_size) if bidirectional else None
 
     def forward(
         self,
@@ -100,9 +221,9 @@ class MaskedRNN(nn.Module):
             `torch.Tensor` of shape `(batch_size, length, hidden_size or 2 * hidden_size)`, forward states first.
         """
         if attention_mask is None:
-            outputs = [self.run(self.forward_rnn, inputs, initial_states[0])]
+            outputs = [self.forward_rnn(inputs, initial_states[0])]
             if self.backward_rnn is not None:
-                outputs.append(self.run(self.backward_rnn, inputs.flip(1), initial_states[1]).flip(1))
+                outputs.append(self.backward_rnn(inputs.flip(1), initial_states[1]).flip(1))
             return torch.cat(outputs, dim=-1)
         order = left_aligned(attention_mask)
         lengths = (attention_mask != 0).sum(dim=1)
@@ -110,21 +231,12 @@ class MaskedRNN(nn.Module):
         # Zeroed padding: whatever stands there (NaN included) must not reach the products of real rows' gradients.
         real = torch.arange(inputs.shape[1], device=inputs.device)[None, :] < lengths[:, None]
         aligned = aligned.masked_fill(~real[:, :, None], 0.0)
-        outputs = [self.run(self.forward_rnn, aligned, initial_states[0])]
+        outputs = [self.forward_rnn(aligned, initial_states[0])]
         if self.backward_rnn is not None:
             mirror = reversed_order(lengths, inputs.shape[1])
-            outputs.append(take(self.run(self.backward_rnn, take(aligned, mirror), initial_states[1]), mirror))
+            outputs.append(take(self.backward_rnn(take(aligned, mirror), initial_states[1]), mirror))
         states = torch.cat(outputs, dim=-1).masked_fill(~real[:, :, None], 0.0)
         return take(states, torch.argsort(order, dim=1))
-
-    @staticmethod
-    def run(rnn: nn.RNNBase, inputs: torch.Tensor, initial_state: torch.Tensor | None) -> torch.Tensor:
-        if initial_state is None:
-            return rnn(inputs)[0]
-        state = initial_state[None].contiguous()
-        if isinstance(rnn, nn.LSTM):
-            return rnn(inputs, (state, torch.zeros_like(state)))[0]
-        return rnn(inputs, state)[0]
 
 
 class RecurrentEncoderLayer(GradientCheckpointingLayer):

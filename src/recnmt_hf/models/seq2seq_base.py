@@ -32,6 +32,7 @@ from .position_embeddings import (
     positions_from_mask,
 )
 from .recurrent_cache import use_source_memory
+from .recurrent_layers import RecurrentLayer
 from .seq2seq_loss import (
     IGNORE_INDEX,
     chunked_cross_entropy,
@@ -128,7 +129,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
                 init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        elif isinstance(module, (RecurrentLayer, nn.RNNCellBase)):
             init_recurrent(module)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
@@ -264,10 +265,11 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def init_recurrent(module: nn.RNNBase | nn.RNNCellBase) -> None:
+def init_recurrent(module: RecurrentLayer | nn.RNNCellBase) -> None:
     """Xavier-uniform input matrices, orthogonal recurrent matrices gate by gate, zero biases (LSTM forget gate: 1)."""
-    is_lstm = isinstance(module, (nn.LSTM, nn.LSTMCell))
-    gates = 4 if is_lstm else 3 if isinstance(module, (nn.GRU, nn.GRUCell)) else 1
+    gates = module.weight_hh_l0 if isinstance(module, RecurrentLayer) else module.weight_hh
+    gates = gates.shape[0] // gates.shape[1]
+    is_lstm = gates == 4
     for name, parameter in module.named_parameters():
         if "weight_hh" in name:
             if not getattr(parameter, "_is_hf_initialized", False):
@@ -586,7 +588,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         """
         encoder_outputs = self.run_encoder(encoder_outputs, input_ids, attention_mask, inputs_embeds, **kwargs)
         memory, memory_mask = self.main_memory(encoder_outputs, attention_mask)
-        if kwargs.get("output_attentions", self.config.output_attentions):
+        wants_attentions = kwargs.get("output_attentions", self.config.output_attentions)
+        if wants_attentions:
             kwargs.update({f"output_{name}": True for name in self.decoder_evidence})
         kwargs["return_dict"] = True
         decoder_outputs = self.decoder(
@@ -600,6 +603,10 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             memories=self.memories(encoder_outputs),
             **kwargs,
         )
+        if wants_attentions:
+            # Assisted decoding goes through them without looking whether a model has any.
+            decoder_outputs.attentions = decoder_outputs.attentions or ()
+            decoder_outputs.cross_attentions = decoder_outputs.cross_attentions or ()
         return self.join(encoder_outputs, decoder_outputs)
 
     def run_encoder(
