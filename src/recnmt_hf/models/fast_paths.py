@@ -61,15 +61,17 @@ def is_amd() -> bool:
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
-    Whether a module is exactly of a kind, unobserved and unchanged (hooks, offloading, a `forward` of its own,
+    Whether a module is exactly of a kind, unobserved and unchanged (no hooks, offloading, `forward` of its own, nor
     quantized or sharded weights), so that reading its parameters equals calling it.
     """
     return (
-        type(module) is kind
+        # torch.export looks at modules through proxies of the same name.
+        (type(module) is kind or (torch.compiler.is_compiling() and type(module).__name__ == kind.__name__))
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
         and "forward" not in module.__dict__
-        and all(type(each) is nn.Parameter for each in module._parameters.values() if each is not None)
+        # Quantized and sharded tensors are wrappers, which say how to take them apart.
+        and not any(hasattr(each, "__tensor_flatten__") for each in module._parameters.values())
     )
 
 
