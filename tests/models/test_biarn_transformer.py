@@ -323,6 +323,20 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
         torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-9)
 
 
+def test_words_are_read_without_projection_where_that_is_less_work():
+    """Few steps for the length; and on the CPU so many words that products, not reading weights, take the time."""
+    for batch_size, length, steps, expected in ((16, 27, 8, True), (1, 27, 8, False), (16, 4, 8, False)):
+        assert modeling.few_steps(steps, 8, torch.empty(batch_size, length, 512)) is expected
+    assert modeling.few_steps(8, 8, torch.empty(1, 27, 512, device="meta"))
+
+
+def test_memories_are_absorbed_where_that_is_less_work():
+    """Short memories: always when they are kept for more steps, otherwise for many queries."""
+    for queries, expected in ((None, True), (64, True), (27, False)):
+        assert attention.few_positions(8, 8, 512, queries) is expected
+    assert not attention.few_positions(9, 8, 512, None)
+
+
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_have_right_gradients(few, monkeypatch):
     monkeypatch.setattr(modeling, "few_steps", lambda *sizes: few)

@@ -16,9 +16,12 @@ def paths(request, monkeypatch):
 
 
 def test_the_switch(monkeypatch):
-    for value, expected in (("0", False), ("1", True)):
+    for value, expected in (("0", False), ("1", True), ("auto", True), ("yes", True)):
         monkeypatch.setenv("RECNMT_FAST_PATHS", value)
         assert fast_paths.enabled() is expected
+        assert fast_paths.setting() == (value if value in ("0", "1") else "auto")
+    monkeypatch.delenv("RECNMT_FAST_PATHS")
+    assert fast_paths.setting() == "auto"
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
@@ -37,7 +40,7 @@ def test_dropout_has_its_rate_and_scale(paths, p):
 
 
 def test_dropout_follows_the_seed():
-    states = torch.ones(7, 11)
+    states = torch.ones(128, 99)
     draws = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -45,16 +48,195 @@ def test_dropout_follows_the_seed():
     assert torch.equal(*draws) and not torch.equal(draws[0], fast_paths.dropout(states, 0.5, True))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 6, 64])
-@pytest.mark.parametrize("shape", [(32, 32), (32, 100), (100, 32)])
+@pytest.mark.parametrize("rows", [fast_paths.SMALLEST_DROPOUT // 64 - 1, fast_paths.SMALLEST_DROPOUT // 64])
+def test_few_elements_are_dropped_by_torch(rows):
+    states = torch.ones(rows, 64)
+    torch.manual_seed(3)
+    own = fast_paths.dropout(states, 0.5, True)
+    torch.manual_seed(3)
+    assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < fast_paths.SMALLEST_DROPOUT)
+
+
+# -- products of a decoding step ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """
+    A process in which nothing was measured yet, weights of any size count, and measuring gives the seconds put into
+    `seconds` (with none, it is an error). Lists the kinds of shape that were measured.
+    """
+
+    class Measured(list):
+        seconds: dict[str, float] | None = None
+
+        def __call__(self, candidates, rounds):
+            assert self.seconds is not None, "measured where nothing may be measured"
+            self.append(tuple(candidates))
+            return {name: [self.seconds.get(name, 9.0)] * rounds for name in candidates}
+
+    calls = Measured()
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+    monkeypatch.setattr(fast_paths, "time_in_turns", calls)
+    monkeypatch.setattr(fast_paths, "_products", {})
+    monkeypatch.setattr(fast_paths, "_choices", [])
+    monkeypatch.setattr(fast_paths, "SMALLEST_WEIGHT", 1)
+    monkeypatch.setattr(fast_paths, "SMALLEST_WIDTH", 1)
+    monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", 1)
+    return calls
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Names of the products that were computed, in order (after measuring)."""
+    names = []
+
+    def noting(name, product):
+        return lambda *args: names.append(name) or product(*args)
+
+    products = {name: noting(name, product) for name, product in fast_paths.PRODUCTS.items() if name != "linear"}
+    monkeypatch.setattr(fast_paths, "PRODUCTS", {"linear": nn.functional.linear, **products})
+    return names
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 8, 15, 16, 64])
+@pytest.mark.parametrize("shape", [(32, 32), (32, 100), (100, 20), (8, 1000)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_projection_of_few_rows(rows, shape, bias):
+def test_projection_of_few_rows(rows, shape, bias, measured, monkeypatch):
+    """Each product, and what `project` makes of it: channels in whole blocks and not, fewer than one block."""
     linear = nn.Linear(*shape, bias=bias)
-    states = torch.randn(rows, 1, shape[0])
+    states = torch.randn(rows, shape[0], 2)[..., 0]
+    for name, product in fast_paths.PRODUCTS.items():
+        with torch.no_grad():
+            expected = linear(states)
+            torch.testing.assert_close(product(states, linear.weight, linear.bias), expected, atol=1e-5, rtol=1e-5)
+            monkeypatch.setattr(fast_paths, "_products", {})
+            measured.seconds = {name: 1.0}
+            found = fast_paths.project(linear, states[:, None])
+            torch.testing.assert_close(found[:, 0], expected, atol=1e-5, rtol=1e-5)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
     with torch.no_grad():
-        torch.testing.assert_close(fast_paths.project(linear, states), linear(states), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fast_paths.project(linear, states), expected, atol=1e-5, rtol=1e-5)
     states.requires_grad_()
     assert fast_paths.project(linear, states).requires_grad
+
+
+def test_a_path_is_taken_where_it_wins_clearly():
+    reference = [1.0, 1.0, 9.0, 1.0, 1.0]  # one round was disturbed
+    assert fast_paths.clear_winner({"reference": reference, "fast": [2.0] * 5}) == "reference"
+    assert fast_paths.clear_winner({"reference": reference, "fast": [0.9] * 5}) == "reference"
+    assert fast_paths.clear_winner({"reference": reference, "fast": [0.5] * 5}) == "fast"
+    assert fast_paths.clear_winner({"reference": reference, "fast": [0.5] * 5, "faster": [0.4] * 5}) == "faster"
+    assert fast_paths.clear_winner({"reference": reference}) == "reference"
+
+
+@pytest.mark.parametrize("winner", list(fast_paths.PRODUCTS))
+def test_the_winning_product_is_taken(winner, measured, taken):
+    """Measured once for a kind of shape and number of threads, and reported."""
+    measured.seconds = {name: 1.0 if name == winner else 2.0 for name in fast_paths.PRODUCTS}
+    linear = nn.Linear(64, 96)
+    with torch.inference_mode():
+        for _ in range(3):
+            fast_paths.project(linear, torch.randn(4, 1, 64))
+        fast_paths.project(nn.Linear(64, 128), torch.randn(5, 64))  # of the same kind
+    assert taken == [] if winner == "linear" else taken == [winner] * 4
+    assert len(measured) == 1
+    (choice,) = fast_paths.choices()
+    assert choice.taken == winner and list(choice.seconds) == list(fast_paths.PRODUCTS)
+    assert "4 rows" in choice.shape and choice.threads == torch.get_num_threads()
+    with torch.no_grad():
+        fast_paths.project(linear, torch.randn(12, 64))
+    assert len(measured) == 2
+
+
+def test_values_of_the_setting_measure_nothing(measured, taken, monkeypatch):
+    linear, states = nn.Linear(64, 96), torch.randn(4, 64)
+    with torch.no_grad():
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+        assert torch.equal(fast_paths.project(linear, states), linear(states))
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+        expected = fast_paths.by_blocks(states, linear.weight, linear.bias)
+        assert torch.equal(fast_paths.project(linear, states), expected)
+    assert not taken and not measured
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_nothing_is_measured_where_it_would_show(measured):
+    """Neither with gradients, nor on tensors without numbers, in graphs, or before watchers of operations."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Projection(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 96)
+
+        def forward(self, states):
+            return fast_paths.project(self.linear, states)
+
+    module, states = Projection(), torch.randn(4, 64)
+    assert module(states).requires_grad
+    with torch.no_grad():
+        assert module.to("meta")(states.to("meta")).shape == (4, 96)
+        module = Projection()
+        with FakeTensorMode() as mode:
+            fake = Projection()
+            assert fake(mode.from_tensor(states)).shape == (4, 96)
+        with FlopCounterMode(display=False) as counter:
+            module(states)
+        assert counter.get_total_flops() == 2 * 4 * 64 * 96
+        torch.testing.assert_close(torch.export.export(module, (states,)).module()(states), module.linear(states))
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(states), module.linear(states))
+        torch.testing.assert_close(torch.jit.trace(module, states, check_trace=False)(states), module.linear(states))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert module(states).dtype == torch.bfloat16
+        module.double()(states.double())
+    assert not measured and not fast_paths.choices()
+
+
+def test_training_and_small_models_measure_nothing(measured, monkeypatch):
+    """Bits of a training never hang on a clock: not with gradients; nor does anything of a small model."""
+    from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+
+    config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, dropout=0.1, attention_dropout=0.1)
+    torch.manual_seed(1)
+    model = NMTTransformerForConditionalGeneration(config).train()
+    batch = {"input_ids": torch.full((2, 3), 7), "labels": torch.full((2, 3), 8)}
+    gradients = []
+    for _ in range(2):
+        torch.manual_seed(2)
+        model.zero_grad()
+        model(**batch, return_logits=False).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    monkeypatch.undo()
+    monkeypatch.setattr(fast_paths, "time_in_turns", measured)
+    model.eval().generate(batch["input_ids"], num_beams=4, max_new_tokens=2)
+
+
+def test_measuring_leaves_random_numbers_alone(monkeypatch):
+    """The real thing, with less to read; also from several threads at once, of which one measures."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+    monkeypatch.setattr(fast_paths, "_products", {})
+    monkeypatch.setattr(fast_paths, "_choices", [])
+    monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", fast_paths.SMALLEST_WEIGHT)
+    linear, states = nn.Linear(512, 512), torch.randn(4, 512)
+    before = torch.get_rng_state()
+
+    def project(_):
+        with torch.no_grad():
+            return fast_paths.project(linear, states)
+
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(project, range(8)))
+    assert torch.equal(torch.get_rng_state(), before)
+    (choice,) = fast_paths.choices()
+    assert all(seconds > 0 for seconds in choice.seconds.values()) and choice.taken in choice.seconds
+    for output in outputs:
+        assert torch.equal(output, outputs[0])
 
 
 def test_projection_calls_what_is_not_a_plain_linear():
@@ -99,12 +281,20 @@ def test_attention_by_plain_products(causal, masked):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
 
-def test_choice_of_plain_products(monkeypatch):
-    query, key = torch.randn(2, 2, 5, 4, requires_grad=True), torch.randn(2, 2, 5, 4)
-    assert fast_paths.prefers_plain_products(query, key, 0.1)
+@pytest.mark.parametrize("amd", [False, True])
+def test_choice_of_plain_products(amd, monkeypatch):
+    """A rule of processor, type and size: with dropout in float32 where it has won; in bfloat16 everywhere."""
+    monkeypatch.setattr(fast_paths, "is_amd", lambda: amd)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+    query, key = torch.randn(4, 4, 32, 8, requires_grad=True), torch.randn(4, 4, 32, 8)
+    assert fast_paths.prefers_plain_products(query, key, 0.1) is amd
+    assert fast_paths.prefers_plain_products(query.bfloat16(), key.bfloat16(), 0.1)
+    assert not fast_paths.prefers_plain_products(query.bfloat16()[:1], key.bfloat16()[:1], 0.1)
     assert not fast_paths.prefers_plain_products(query, key, 0.0)
     assert fast_paths.prefers_plain_products(query.bfloat16(), key.bfloat16(), 0.0)
     assert not fast_paths.prefers_plain_products(query.detach().bfloat16(), key.bfloat16(), 0.0)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+    assert fast_paths.prefers_plain_products(query, key, 0.1)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     assert not fast_paths.prefers_plain_products(query, key, 0.1)
 

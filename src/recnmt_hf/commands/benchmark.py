@@ -15,7 +15,9 @@ import torch
 import transformers
 from torch.utils import flop_counter
 
+from ..models import fast_paths
 from .named_models import MODEL_HELP, build_model, parse_model
+from .path_timings import of_choice, time_paths
 
 
 @dataclass
@@ -175,6 +177,17 @@ def product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
     return 2 * size**3 / seconds.min()
 
 
+def processor_name() -> str:
+    """The processor's own name and the vector instructions that torch uses on it."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "models",
@@ -202,6 +215,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count the products of training too: the ratio if all were equally fast, and how fast they are",
     )
+    parser.add_argument(
+        "--fast-paths",
+        action="store_true",
+        help="time each fast path of the zoo against its reference on this processor, at --size, --train-batch-size, "
+        "the first --generate-batch-size and --mean-length, instead of whole models",
+    )
     parser.add_argument("--seed", type=int, default=1)
 
 
@@ -213,12 +232,25 @@ def run(args: argparse.Namespace) -> None:
     if device.type == "cpu":
         keep_freed_memory()  # as in a training run: what the kernel does with pages is not what is measured
     dtype = getattr(torch, args.dtype)
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {args.threads} thread(s)"
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     print(
-        f"{hardware} ({platform.machine()}), torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"{args.dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}",
+        f"{hardware}, {args.threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{args.dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}, "
+        f"RECNMT_FAST_PATHS={fast_paths.setting()}",
         flush=True,
     )
+    if args.fast_paths:
+        for timing in time_paths(
+            args.size,
+            args.vocab_size,
+            args.train_batch_size,
+            args.generate_batch_size[0],
+            args.mean_length,
+            args.beams,
+            args.repeats,
+        ):
+            print(timing, flush=True)
+        return
     models = []
     for text in args.models:
         torch.manual_seed(args.seed)
@@ -247,3 +279,5 @@ def run(args: argparse.Namespace) -> None:
                 args.models,
                 measure(steps, load.batches, args.repeats, device),
             )
+    for choice in fast_paths.choices():
+        print(of_choice(choice), flush=True)

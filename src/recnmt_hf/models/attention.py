@@ -242,12 +242,13 @@ class MultiHeadAttention(nn.Module):
         )
 
 
-def few_positions(length: int, num_heads: int, width: int) -> bool:
+def few_positions(length: int, num_heads: int, width: int, queries: int | None) -> bool:
     """
     Whether [`AbsorbingAttention`] carries a memory of this length to the queries: `2 num_heads length width` products
-    for each query and `2 length width^2` for each source, instead of `2 width^2` for each query.
+    for each query and `2 length width^2` for each source, instead of `2 width^2` for each query. `queries` is their
+    number for each source, or `None` where the memory is kept for further steps: to fewer it has been measured to lose.
     """
-    return 8 * num_heads * length <= width
+    return 8 * num_heads * length <= width and (queries is None or queries >= 5 * length)
 
 
 class AbsorbingAttention(MultiHeadAttention):
@@ -293,10 +294,12 @@ class AbsorbingAttention(MultiHeadAttention):
         self, hidden_states: torch.Tensor, key_value_states: torch.Tensor, past_key_values: Cache | None
     ) -> bool:
         """Whether the memory is so short, and kept so long, that it is cheaper to project it than the queries."""
+        if hidden_states.device.type != "cpu" or not enabled():
+            return False
+        sources, length = key_value_states.shape[:2]
+        queries = None if past_key_values is not None else hidden_states.shape[0] // sources * hidden_states.shape[1]
         return (
-            few_positions(key_value_states.shape[1], self.num_heads, self.embed_dim)
-            and hidden_states.device.type == "cpu"
-            and enabled()
+            few_positions(length, self.num_heads, self.embed_dim, queries)
             and self.config._attn_implementation in ("sdpa", "eager")
             and all(is_plain(linear, nn.Linear) for linear in (self.q_proj, self.out_proj))
             and (past_key_values is None or keeps_source_memories(past_key_values, self.layer_idx))

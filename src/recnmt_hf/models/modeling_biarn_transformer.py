@@ -445,12 +445,19 @@ def step_projection(
 Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def few_steps(steps: int, length: int, num_heads: int, width: int) -> bool:
+# Words of a batch below which, on the CPU, reading the weights anew at every step costs more than the products.
+FEWEST_WORDS = 384
+
+
+def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
     """
-    Whether carrying T queries to the words costs less than carrying the words to keys and values: 2 T d (d + length
-    num_heads) products for each direction against 2 length d^2.
+    Whether carrying T queries to the words `(batch_size, length, d_model)` costs less than carrying the words to keys
+    and values: 2 T d (d + length num_heads) products for each direction against 2 length d^2.
     """
-    return steps * (width + length * num_heads) < length * width
+    batch_size, length, width = inputs.shape
+    if steps * (width + length * num_heads) >= length * width:
+        return False
+    return inputs.device.type != "cpu" or torch.compiler.is_compiling() or batch_size * length >= FEWEST_WORDS
 
 
 def reads_projected_words(
@@ -531,7 +538,7 @@ def attentive_steps(
     width, is_lstm = cells[0].hidden_size, directions[0].is_lstm
 
     # A graph is free of the length.
-    few = not torch.compiler.is_compiling() and few_steps(steps, inputs.shape[1], heads, attns[0].embed_dim)
+    few = not torch.compiler.is_compiling() and few_steps(steps, heads, inputs)
     reading = reads_words if few else reads_projected_words
     read = reading(attns, inputs, attention_mask, steps)
     query_of, context_of = (

@@ -1,0 +1,330 @@
+"""Every fast path timed against its slow reference, in turns, at the shapes of a size and batch."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models import fast_paths
+
+
+@dataclass
+class PathTiming:
+    """
+    A fast path beside its reference.
+
+    Attributes:
+        path: What it computes.
+        shape: At which shape.
+        fast, reference: Median seconds.
+        gain: Median ratio `reference / fast` of the rounds.
+        taken: Whether a model takes it there, or which of several alternatives.
+    """
+
+    path: str
+    shape: str
+    fast: float
+    reference: float
+    gain: float
+    taken: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}, {self.shape}: fast {1000 * self.fast:.3f} ms, reference {1000 * self.reference:.3f} ms, "
+            f"{self.gain:.2f}x; taken: {self.taken}"
+        )
+
+
+@dataclass
+class Case:
+    """Two ways to one result, and whether a model takes the first one."""
+
+    path: str
+    shape: str
+    fast: Callable[[], Any]
+    reference: Callable[[], Any]
+    taken: bool
+    trains: bool
+
+
+def backwards(outputs: Any) -> None:
+    """The gradients of the sum of all outputs that have one."""
+    tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    torch.stack([each.float().sum() for each in tensors if each is not None and each.requires_grad]).sum().backward()
+
+
+def sentences(batch_size: int, length: int) -> torch.Tensor:
+    """A mask `(batch_size, length)` of sentences from half to the full length."""
+    lengths = torch.linspace(length, length / 2, batch_size).round().long()
+    return (torch.arange(length)[None, :] < lengths[:, None]).long()
+
+
+def dropout_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
+    states = torch.randn(batch_size * length, config.d_model, requires_grad=True)
+    yield Case(
+        "dropout",
+        f"{batch_size * length} x {config.d_model}",
+        lambda: fast_paths.dropout(states, 0.1, True),
+        lambda: nn.functional.dropout(states, 0.1, True),
+        fast_paths.enabled() and states.numel() >= fast_paths.SMALLEST_DROPOUT,
+        True,
+    )
+
+
+def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
+    from ..models.attention import eager_attention_forward
+
+    module = nn.Module()
+    module.is_causal = False
+    heads = config.encoder_attention_heads
+    mask = sentences(batch_size, length)[:, None, None, :].bool()
+    for dtype, dropout in itertools.product((torch.float32, torch.bfloat16), (0.1, 0.0)):
+        shape = (batch_size, heads, length, config.d_model // heads)
+        query, key, value = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(3))
+
+        def plain(query=query, key=key, value=value, dropout=dropout) -> torch.Tensor:
+            return eager_attention_forward(module, query, key, value, mask, query.shape[3] ** -0.5, dropout)[0]
+
+        def fused(query=query, key=key, value=value, dropout=dropout) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout)
+
+        yield Case(
+            "plain products for sdpa",
+            f"{batch_size} x {length}, {str(dtype).removeprefix('torch.')}, dropout {dropout}",
+            plain,
+            fused,
+            fast_paths.prefers_plain_products(query, key, dropout),
+            True,
+        )
+
+
+def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
+    from ..models.seq2seq_loss import chunked_cross_entropy, smoothed_cross_entropy
+
+    states = torch.randn(batch_size * length, config.d_model, requires_grad=True)
+    weight = (torch.randn(config.vocab_size, config.d_model) / config.d_model**0.5).requires_grad_()
+    labels = torch.randint(config.vocab_size, (batch_size * length,))
+    yield Case(
+        "loss in chunks",
+        f"{batch_size * length} x {config.d_model}, {config.vocab_size} words",
+        lambda: chunked_cross_entropy(states, weight, labels, label_smoothing=0.1),
+        lambda: smoothed_cross_entropy(nn.functional.linear(states, weight), labels, 0.1),
+        True,
+        True,
+    )
+
+
+def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
+    from .. import BiARNTransformerConfig
+    from ..models import modeling_biarn_transformer as biarn
+    from ..models.attention import AbsorbingAttention, MultiHeadAttention
+
+    config = BiARNTransformerConfig.from_preset(size)
+    config._attn_implementation = "sdpa"
+    recurrence = biarn.AttentiveRecurrence(config)
+    inputs = torch.randn(batch_size, length, config.d_model, requires_grad=True)
+    mask = sentences(batch_size, length)
+    initial = [torch.zeros(batch_size, config.recurrence_hidden_size) for _ in recurrence.directions]
+    steps, heads = config.recurrence_steps, config.encoder_attention_heads
+    shape = f"{batch_size} x {length}, {steps} steps"
+
+    def run(steps_of: Callable) -> Callable[[], torch.Tensor]:
+        return lambda: steps_of(recurrence.directions, inputs, mask, initial, steps)[0]
+
+    def read(reading: Callable) -> Callable[[], torch.Tensor]:
+        attns = [direction.attn for direction in recurrence.directions]
+        query = torch.randn(len(attns), batch_size, heads, attns[0].head_dim)
+
+        def all_steps() -> torch.Tensor:
+            one = reading(attns, inputs, mask, steps)
+            return torch.stack([one(query)[1] for _ in range(steps)])
+
+        return all_steps
+
+    few = biarn.few_steps(steps, heads, inputs)
+    for trains in (True, False):
+        yield Case(
+            "steps of a BiARN",
+            shape,
+            run(biarn.attentive_steps),
+            run(biarn.attentive_steps_reference),
+            fast_paths.allowed(),
+            trains,
+        )
+        yield Case(
+            "BiARN reads words",
+            shape,
+            read(biarn.reads_words),
+            read(biarn.reads_projected_words),
+            few and fast_paths.allowed(),
+            trains,
+        )
+    attention = AbsorbingAttention(config, config.d_model, heads, config.attention_dropout, layer_idx=0, memory="r")
+    attention.train()
+    memory = torch.randn(batch_size, steps, config.d_model, requires_grad=True)
+    states = torch.randn(batch_size, length, config.d_model, requires_grad=True)
+    taken = attention.absorbs(states, memory, None)
+    yield Case(
+        "attention absorbed by its memory",
+        shape,
+        lambda: attention(states, memory)[0],
+        lambda: MultiHeadAttention.forward(attention, states, memory)[0],
+        taken,
+        True,
+    )
+
+
+def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case]:
+    """A decoding step of attention to recurrence states, projected before."""
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    from .. import BiARNTransformerConfig
+    from ..models.attention import AbsorbingAttention, MultiHeadAttention
+    from ..models.recurrent_cache import SourceMemoryLayer
+
+    config = BiARNTransformerConfig.from_preset(size)
+    config._attn_implementation = "sdpa"
+    heads = config.decoder_attention_heads
+    attention = AbsorbingAttention(config, config.d_model, heads, 0.0, layer_idx=0, memory="recurrence").eval()
+    memory = torch.randn(batch_size, config.recurrence_steps, config.d_model)
+    state = torch.randn(batch_size * beams, 1, config.d_model)
+    caches = []
+    for _ in range(2):
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        cache.cross_attention_cache.layers.append(SourceMemoryLayer())
+        caches.append(cache)
+    yield Case(
+        "attention absorbed by its memory",
+        f"step of {batch_size} x {beams} beams",
+        lambda: attention(state, memory, past_key_values=caches[0])[0],
+        lambda: MultiHeadAttention.forward(attention, state, memory, past_key_values=caches[1])[0],
+        attention.absorbs(state, memory, caches[0]),
+        False,
+    )
+
+
+def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
+    from .. import RNMTConfig
+    from ..models import modeling_rnmt as rnmt
+
+    config = RNMTConfig.from_preset(size)
+    width = rnmt.RelationConvolutions.width(config)
+    propagation = rnmt.RelationPropagation(config)
+    features = torch.randn(batch_size, length, width, requires_grad=True)
+    mask = sentences(batch_size, length)
+    decoder = rnmt.DecoderRecurrence(config)
+    words = torch.randn(batch_size, length, config.d_model, requires_grad=True)
+    annotations = torch.randn(batch_size, length, config.annotation_size, requires_grad=True)
+    visible = mask.bool()[:, None]
+    state = torch.zeros(batch_size, config.d_model)
+
+    def fast_steps() -> torch.Tensor:
+        keys, values = decoder.project_memory(annotations)
+        return decoder(words, keys, values, visible, state, None)[2]
+
+    for trains in (True, False):
+        yield Case(
+            "pairs in tiles (RNMT)",
+            f"{batch_size} x {length}, width {config.relation_hidden_size}",
+            lambda: rnmt.all_pairs(propagation.pair_layers, features, mask),
+            lambda: rnmt.all_pairs_reference(propagation.pair_layers, features, mask)[0],
+            fast_paths.allowed(),
+            trains,
+        )
+        yield Case(
+            "steps of the RNMT decoder",
+            f"{batch_size} x {length} steps",
+            fast_steps,
+            lambda: decoder(words, annotations, None, visible, state, None)[2],
+            fast_paths.allowed(),
+            trains,
+        )
+
+
+def product_timings(config: Any, rows: int) -> Iterator[PathTiming]:
+    """The measured choices for the products of a decoding step."""
+    width, inner = config.d_model, config.decoder_ffn_dim
+    with torch.no_grad():
+        for shape in dict.fromkeys([(width, width), (width, inner), (inner, width), (width, config.vocab_size)]):
+            fast_paths.project(nn.Linear(*shape), torch.zeros(rows, shape[0]))
+    yield from map(of_choice, fast_paths.choices())
+
+
+def of_choice(choice: fast_paths.Choice) -> PathTiming:
+    """A measured choice beside its reference: the fastest of its alternatives."""
+    reference, *others = choice.seconds
+    best = min(others, key=choice.seconds.__getitem__)
+    fast, slow = choice.seconds[best], choice.seconds[reference]
+    taken = choice.taken if choice.taken != reference else f"no ({reference}; next is {best})"
+    return PathTiming(choice.path, choice.shape, fast, slow, slow / fast, taken)
+
+
+def time_case(case: Case, rounds: int) -> PathTiming:
+    """Both ways in turns, each repeated until a round takes some milliseconds."""
+
+    def timed(run: Callable[[], Any]) -> Callable[[], Any]:
+        def once() -> None:
+            if case.trains:
+                backwards(run())
+            else:
+                with torch.no_grad():
+                    run()
+
+        return once
+
+    pair = {"reference": timed(case.reference), "fast": timed(case.fast)}
+    first = fast_paths.time_in_turns(pair, 1)
+    repeats = max(1, int(0.005 / max(min(*first["reference"], *first["fast"]), 1e-6)))
+
+    def repeated(run: Callable[[], None]) -> Callable[[], None]:
+        def many() -> None:
+            for _ in range(repeats):
+                run()
+
+        return many
+
+    seconds = fast_paths.time_in_turns({name: repeated(run) for name, run in pair.items()}, rounds)
+    return PathTiming(
+        case.path,
+        f"{case.shape}, {'training' if case.trains else 'inference'}",
+        statistics.median(seconds["fast"]) / repeats,
+        statistics.median(seconds["reference"]) / repeats,
+        statistics.median(a / b for a, b in zip(seconds["reference"], seconds["fast"], strict=True)),
+        "yes" if case.taken else "no",
+    )
+
+
+def time_paths(
+    size: str, vocab_size: int, batch_size: int, sources: int, length: int, beams: int, rounds: int
+) -> Iterator[PathTiming]:
+    """
+    All fast paths of the zoo on the CPU.
+
+    Args:
+        size: A preset of all models.
+        vocab_size: Words of the loss's output layer, and of the last product of a decoding step.
+        batch_size, length: Sentences of training and of encoding, and their words.
+        sources, beams: Sentences of a decoding step, and its rows for each of them.
+        rounds: Turns of each way.
+    """
+    from .. import NMTTransformerConfig
+
+    torch.manual_seed(1)
+    config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
+    yield from product_timings(config, sources * beams)
+    for cases in (
+        dropout_cases(config, batch_size, length),
+        attention_cases(config, batch_size, length),
+        loss_cases(config, batch_size, length),
+        biarn_cases(size, batch_size, length),
+        absorbed_step_cases(size, sources, beams),
+        rnmt_cases(size, batch_size, length),
+    ):
+        for case in cases:
+            yield time_case(case, rounds)
