@@ -11,6 +11,7 @@ import evaluate
 import sacrebleu
 from sacrebleu.metrics.base import Metric as SacreMetric
 
+from .._values import check_value
 from ..models.user_errors import UserError
 
 
@@ -27,6 +28,18 @@ class MetricScore:
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raises `ValueError` unless translations and references are lists of text of one length, and hold something."""
+    for name, lines in (
+        ("the translations", hypotheses),
+        *((f"reference {n}", r) for n, r in enumerate(references, 1)),
+    ):
+        if isinstance(lines, str):
+            raise UserError(f"One text was given as {name}. Remedy: give a list of sentences.")
+        for number, line in enumerate(lines, start=1):
+            if not isinstance(line, str):
+                raise UserError(f"Sentence {number} of {name} is no text but {line!r}. Remedy: give sentences.")
+    if not references:
+        raise UserError("There are no references. Remedy: give at least one list of them.")
     for number, stream in enumerate(references, start=1):
         if len(stream) != len(hypotheses):
             raise UserError(
@@ -50,7 +63,23 @@ def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], refere
 
 
 def bleu_metric(lowercase: bool = False, tokenize: str | None = None, references: Sequence | None = None):
-    """sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning."""
+    """
+    sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning.
+
+    Raises:
+        ValueError: sacrebleu has no such tokenizer, or that needs a package or a file that is not there.
+    """
+    known = sorted(sacrebleu.BLEU.TOKENIZERS)
+    if tokenize is not None and tokenize not in known:
+        raise UserError(f"sacrebleu has no tokenizer {tokenize!r}; choose one of {', '.join(known)}.")
+    try:
+        sacrebleu.BLEU(tokenize=tokenize)
+    except Exception as error:  # each tokenizer has its own way to say what it lacks
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise UserError(
+            f"sacrebleu's tokenizer {tokenize!r} cannot be used here ({reason}). Remedy: install what it needs, or "
+            "choose another one."
+        ) from error
     return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
 
 
@@ -65,6 +94,9 @@ def sacrebleu_score(
         references (sequence of `str`, or of such sequences): One reference set, or several.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+
+    Raises:
+        ValueError: There is no such tokenizer, or the lists do not belong together.
     """
     metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
@@ -131,9 +163,9 @@ def scores_by_length(
         Name, number of sentences and score of each bin that holds any sentence.
 
     Raises:
-        ValueError: The edges do not rise.
+        ValueError: The edges do not rise, or the lists do not belong together.
     """
-    edges = list(edges)
+    edges = [check_value("edges", edge, int) for edge in edges]
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:
         raise UserError(f"Length edges {edges} must rise and start at 1 or more, e.g. 15 30 45.")
     streams = reference_streams(references)
