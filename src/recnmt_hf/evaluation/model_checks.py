@@ -25,20 +25,21 @@ MADE_UP = 8
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def check_loading(place: str, info: Mapping[str, Iterable[Any]]) -> None:
+def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> None:
     """
     Refuses a model that `from_pretrained` filled up with random weights, or whose files hold the weights of another.
+    Called before the model moves to a device, which weights without values cannot.
 
     Args:
-        place (`str`): Names the model in the message.
+        model (`PreTrainedModel`): As loaded.
         info (mapping): What `from_pretrained(..., output_loading_info=True)` tells, where shapes may differ
             (`ignore_mismatched_sizes=True`). Parameters that are computed or tied are not among its keys.
 
     Raises:
-        UserError: A parameter is missing, has another shape, or has no place in the model.
+        UserError: A parameter is missing, has another shape or no values, or has no place in the model.
     """
     faults = []
-    if missing := sorted(info["missing_keys"]):
+    if missing := sorted({*info["missing_keys"], *without_values(model)}):
         faults.append(f"{named(missing)} missing")
     if wrong := sorted(info["mismatched_keys"]):
         shapes = [f"{name} {tuple(found)} for {tuple(needed)}" for name, found, needed in wrong]
@@ -48,9 +49,17 @@ def check_loading(place: str, info: Mapping[str, Iterable[Any]]) -> None:
     faults += [str(message).strip() for message in info.get("error_msgs") or []]
     if faults:
         raise UserError(
-            f"The weights in {place} are not those of the model in its config.json: {'; '.join(faults)}. Remedy: give "
-            "weights and config.json of the same model, whole."
+            f"The weights in {model.name_or_path} are not those of the model in its config.json: {'; '.join(faults)}. "
+            "Remedy: give weights and config.json of the same model, whole."
         )
+
+
+def without_values(model: PreTrainedModel) -> list[str]:
+    """Parameters on the meta device, unless they wait elsewhere until they are needed (offloading)."""
+    places = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
+    if places & {"cpu", "disk"}:
+        return []
+    return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
 def named(names: list[str], one: str = "is", several: str = "are") -> str:
@@ -62,33 +71,25 @@ def named(names: list[str], one: str = "is", several: str = "are") -> str:
 @torch.no_grad()
 def check_weights(model: PreTrainedModel) -> None:
     """
-    Refuses a model with parameters that were never filled or are not finite.
+    Refuses a model that cannot compute anything.
 
     Raises:
-        UserError: A parameter is on the meta device, NaN or infinite, or a buffer has NaN (an infinite bias forbids a
-            token).
+        UserError: A parameter has no values, or is NaN or infinite, or a saved buffer has NaN (an infinite bias forbids
+            a token).
     """
-    offloaded = {"cpu", "disk"} & set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
-    empty: list[str] = []
+    if empty := without_values(model):
+        raise UserError(f"{named(sorted(empty), 'has', 'have')} no values. Remedy: load the model's weights, whole.")
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    saved = {name: tensor for name, tensor in model.state_dict().items() if name in buffers}
     checks: dict[str, torch.Tensor] = {}
-    # Tied parameters come once; buffers that are computed are not in the state dict.
-    parameters = dict(model.named_parameters())
-    buffers = {name: tensor for name, tensor in model.state_dict().items() if name in dict(model.named_buffers())}
-    for name, tensor in {**parameters, **buffers}.items():
+    for name, tensor in {**parameters, **saved}.items():
         # Quantized and sharded weights are classes of their own that need not know these operations.
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel():
-            continue
-        if tensor.device.type == "meta":
-            if not offloaded:
-                empty.append(name)
-        elif tensor.is_floating_point() and tensor.element_size() > 1:
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+        if is_plain and tensor.numel() and tensor.is_floating_point() and tensor.element_size() > 1:
             low, high = torch.aminmax(tensor)  # both are NaN if any is
             checks[name] = low.isfinite() & high.isfinite() if name in parameters else ~low.isnan()
-    if empty:
-        raise UserError(f"{named(sorted(empty), 'has', 'have')} no values. Remedy: load the model's weights, whole.")
     found = torch.stack([check.to(model.device) for check in checks.values()]).tolist() if checks else []
-    bad = [name for name, right in zip(checks, found, strict=True) if not right]
-    if bad:
+    if bad := [name for name, right in zip(checks, found, strict=True) if not right]:
         raise UserError(
             f"{named(sorted(bad), 'holds', 'hold')} numbers that are not finite (NaN or infinite). Remedy: use an "
             "earlier checkpoint; training diverged, or the file is damaged."
@@ -148,7 +149,7 @@ def check_tokenizers(
         else:
             check_size(tokenizer, rows[side], side)
     if strict:
-        check_padding(source, target, config.pad_token_id)
+        check_padding(source, target, getattr(config, "pad_token_id", None))
         check_end(model, target)
 
 
@@ -177,7 +178,8 @@ def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any],
     if found["sha256"] != expected.get("sha256"):
         raise UserError(
             f"The {side} tokenizer is not the one that the model was trained with: its symbols are others. Remedy: use "
-            "the tokenizer from the folder that training wrote; check=False (in Python) translates all the same."
+            "the tokenizer from the folder that training wrote. If the model was trained anew with this one, say so by "
+            "stamp_tokenizers(model.config, ...) and save it; check=False (in Python) translates all the same."
         )
 
 

@@ -53,7 +53,7 @@ class TranslationPipeline(Pipeline):
         model = kwargs.get("model", args[0] if args else None)
         info = model.__dict__.pop(LOADING_INFO, None)
         if info is not None:  # of a model that was loaded for the pipeline
-            check_loading(model.name_or_path, info)
+            check_loading(model, info)
         super().__init__(*args, **kwargs)
         path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
         if target_tokenizer is None and path and not is_joint:

@@ -260,8 +260,7 @@ class Translator:
                 "again, or use an earlier checkpoint."
             ) from error
         if check:
-            check_loading(path, info)
-            check_weights(model)
+            check_loading(model, info)
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
         target = load_target_tokenizer(path, **kwargs)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
