@@ -52,7 +52,11 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 
 def reference_streams(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     """References as one list per reference set; a plain list of sentences is one set."""
-    return [list(references)] if references and isinstance(references[0], str) else [list(r) for r in references]
+    if isinstance(references, str):
+        raise UserError("One text was given as the references. Remedy: give a list of sentences.")
+    if references and (isinstance(references[0], str) or not hasattr(references[0], "__iter__")):
+        return [list(references)]
+    return [stream if isinstance(stream, str) else list(stream) for stream in references]
 
 
 def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: Sequence) -> MetricScore:
