@@ -123,6 +123,14 @@ def test_tokens_belong_to_the_words_they_are_parts_of(kind):
     assert words[0] == 0 and words[-2] == 1
 
 
+def test_bytes_belong_to_the_word_of_their_character():
+    tokenizer = train_tokenizer(["the dog"] * 3, "bpe", 300, byte_fallback=True)
+    ids, words = words_of_tokens(tokenizer, "the Ж世 dog 🙂")
+    assert len(ids) > 12 and words[-1] is None
+    known = [word for word in words if word is not None]
+    assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
+
+
 def test_matrix_of_words():
     weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
     matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])

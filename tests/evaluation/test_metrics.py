@@ -130,7 +130,7 @@ def test_significance_needs_two_systems():
         ({"samples": 10.5}, "samples=10.5 is not allowed"),
         ({"seed": -1}, "seed=-1 is not allowed"),
         ({"seed": "x"}, "seed='x' is not allowed"),
-        ({"tokenize": "klingon"}, "sacrebleu has no tokenizer 'klingon'; choose one of 13a, char"),
+        ({"tokenize": "klingon"}, "There is no tokenizer 'klingon' of sacrebleu; choose one of 13a, char"),
         ({"references": []}, "There are no references"),
         ({"systems": [("a", HYPOTHESES), ("a", SECOND)]}, "There is more than one system named a. Remedy"),
         ({"systems": {"a": HYPOTHESES, "b": [None] * 4}}, "Sentence 1 of the translations is no text but None"),
@@ -166,9 +166,9 @@ def test_references_that_are_none(references, message):
 def test_tokenizers_that_cannot_be_used(monkeypatch):
     import sacrebleu
 
-    with pytest.raises(ValueError, match="sacrebleu has no tokenizer 'mecab'; choose one of"):
+    with pytest.raises(ValueError, match="There is no tokenizer 'mecab' of sacrebleu; choose one of"):
         sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="mecab")
-    with pytest.raises(ValueError, match="sacrebleu has no tokenizer"):
+    with pytest.raises(ValueError, match="There is no tokenizer 'klingon'"):
         Bleu().compute(predictions=HYPOTHESES, references=REFERENCES, tokenize="klingon")
 
     def lacks(name):

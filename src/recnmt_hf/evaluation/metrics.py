@@ -73,17 +73,7 @@ def bleu_metric(lowercase: bool = False, tokenize: str | None = None, references
     Raises:
         ValueError: sacrebleu has no such tokenizer, or that needs a package or a file that is not there.
     """
-    known = sorted(sacrebleu.BLEU.TOKENIZERS)
-    if tokenize is not None and tokenize not in known:
-        raise UserError(f"sacrebleu has no tokenizer {tokenize!r}; choose one of {', '.join(known)}.")
-    try:
-        sacrebleu.BLEU(tokenize=tokenize)
-    except Exception as error:  # each tokenizer has its own way to say what it lacks
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise UserError(
-            f"sacrebleu's tokenizer {tokenize!r} cannot be used here ({reason}). Remedy: install what it needs, or "
-            "choose another one."
-        ) from error
+    check_tokenizer(tokenize)
     return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
 
 
@@ -104,6 +94,21 @@ def sacrebleu_score(
     """
     metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
+
+
+def check_tokenizer(tokenize: str | None) -> None:
+    """Raises `ValueError` for a tokenizer that sacrebleu has not, or that cannot be used on this machine."""
+    known = sorted(sacrebleu.BLEU.TOKENIZERS)
+    if tokenize is not None and tokenize not in known:
+        raise UserError(f"There is no tokenizer {tokenize!r} of sacrebleu; choose one of {', '.join(known)}.")
+    try:
+        sacrebleu.BLEU(tokenize=tokenize)
+    except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(
+            f"sacrebleu's tokenizer {tokenize!r} cannot be used here ({first}). Remedy: install what it needs, or "
+            "choose another one."
+        ) from error
 
 
 def chrf_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:

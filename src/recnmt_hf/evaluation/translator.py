@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -288,8 +289,9 @@ class Translator:
             ValueError: A sentence is no text, or too long for the model and `on_long="error"`; the message says which.
         """
         options = decoding_options(options, changes)
-        if isinstance(sentences, str):
-            raise UserError("translate takes several sentences, not one text. Remedy: put it into a list.")
+        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+            kind = "one text" if isinstance(sentences, str) else repr(sentences)
+            raise UserError(f"translate takes several sentences, not {kind}. Remedy: put them into a list.")
         sentences = iter(sentences)
         first = 1
         unknown = UnknownTokens(self.tokenizer)
@@ -509,10 +511,11 @@ class Translator:
             self.check_text(target, place)
             return self.encode_target(target)
         rows = getattr(self.model.config, "decoder_vocab_size", None) or self.model.config.vocab_size
-        for id in target:
-            if not isinstance(id, int) or not 0 <= id < rows:
+        ids = list(target) if isinstance(target, Iterable) else [target]
+        for id in ids:
+            if not hasattr(id, "__index__") or isinstance(id, float) or not 0 <= id < rows:
                 raise UserError(f"{place}: {id!r} is no token id of 0 to {rows - 1}. Remedy: give the model's own ids.")
-        return list(target)
+        return [operator.index(id) for id in ids]
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Whether a source's encoding holds nothing but control tokens."""
