@@ -224,7 +224,7 @@ def test_special_tokens_of_another_model(tokenizer, corpus):
         check_tokenizers(model, tokenizer, tokenizer)
     without = recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
     without.pad_token = None
-    with pytest.raises(ValueError, match=r"The source tokenizer has no pad_token.*Remedy"):
+    with pytest.raises(ValueError, match=r"The source tokenizer has no padding token.*Remedy"):
         check_tokenizers(model, without, tokenizer, strict=False)
 
 

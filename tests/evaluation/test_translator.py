@@ -175,6 +175,7 @@ def test_what_shows_nothing_translates_to_nothing(translator, sentences):
     found = translator([*NOTHING, sentences[0]])
     assert [each.text for each in found[:-1]] == [""] * len(NOTHING) and found[-1].text
     assert all(each.hypotheses[0].tokens == [] and each.score == 0.0 for each in found[:-1])
+    assert translator([NOTHING[0]], alignments=True)[0].hypotheses[0].alignment == []
     for text in NOTHING:
         with pytest.raises(ValueError, match="Source 2 is empty"):
             translator.score([sentences[0], text], ["a", "b"])
@@ -232,6 +233,8 @@ def test_unknown_tokens_are_told_once(translator, sentences, caplog):
     caplog.clear()
     translator(sentences[:2], beams=1, max_length_extra=1)
     assert "unknown" not in caplog.text
+    translator.score(["Ж Ж Ж"], ["a"])
+    assert "of the source tokens are unknown to the tokenizer" in caplog.text
 
 
 @pytest.mark.parametrize(

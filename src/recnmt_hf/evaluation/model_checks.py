@@ -125,8 +125,8 @@ def check_tokenizers(
     """
     Refuses tokenizers that are not the model's.
 
-    They must have ids for padding and the end of a sentence, no more symbols than the embeddings have rows, and on both
-    sides the padding id that the model has. A model that names its tokenizers ([`stamp_tokenizers`], as training does)
+    They must have a padding token, no more symbols than the embeddings have rows, and on both sides the padding id that
+    the model has. A model that names its tokenizers ([`stamp_tokenizers`], as training does)
     takes no others. For other models the end-of-sentence ids must agree, and the embeddings may have more rows than
     there are symbols only as far as that is usual: rounded up to a multiple of 8 to 256, or by a few rows.
 
@@ -140,7 +140,11 @@ def check_tokenizers(
     rows = {"source": config.vocab_size, "target": getattr(config, "decoder_vocab_size", None) or config.vocab_size}
     stamps = getattr(config, STAMPS, None)
     for side, tokenizer in (("source", source), ("target", target)):
-        check_special_tokens(tokenizer, side)
+        if tokenizer.pad_token_id is None:
+            raise UserError(
+                f"The {side} tokenizer has no padding token. Remedy: set it (tokenizer.pad_token = ...) to the one "
+                "that the model was trained with."
+            )
         check_vocabulary(tokenizer, rows[side], side)
         if not strict:
             continue
@@ -151,16 +155,6 @@ def check_tokenizers(
     if strict:
         check_padding(source, target, getattr(config, "pad_token_id", None))
         check_end(model, target)
-
-
-def check_special_tokens(tokenizer: PreTrainedTokenizerBase, side: str) -> None:
-    """Raises `UserError` when a tokenizer has no padding or no end-of-sentence token."""
-    for name in ("pad_token", "eos_token"):
-        if getattr(tokenizer, f"{name}_id") is None:
-            raise UserError(
-                f"The {side} tokenizer has no {name}. Remedy: set it (tokenizer.{name} = ...) to the token that the "
-                "model was trained with."
-            )
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
@@ -216,7 +210,7 @@ def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
     for settings in (model.config, getattr(model, "generation_config", None)):
         end = getattr(settings, "eos_token_id", None)
         ends |= set(end) if isinstance(end, (list, tuple)) else {end} - {None}
-    if ends and target.eos_token_id not in ends:
+    if ends and target.eos_token_id is not None and target.eos_token_id not in ends:
         raise UserError(
             f"The model ends sentences with token {min(ends)}, the target tokenizer with {target.eos_token_id}: it is "
             "not the one that the model was trained with. Remedy: use that one; check=False (in Python) translates all "

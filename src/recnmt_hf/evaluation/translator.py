@@ -336,7 +336,7 @@ class Translator:
             found = self._generate([pieces[k][1] for k in batch], options)
             for k, hypotheses in zip(batch, found, strict=True):
                 found_parts[k] = hypotheses
-        results = [[Hypothesis("", 0.0, 0.0)] for _ in sentences]
+        results = [[Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)] for _ in sentences]
         by_sentence: dict[int, list[list[Hypothesis]]] = {}
         for (i, _), hypotheses in zip(pieces, found_parts, strict=True):
             by_sentence.setdefault(i, []).append(hypotheses)
@@ -409,14 +409,17 @@ class Translator:
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
         source_ids, target_ids = [], []
+        unknown = UnknownTokens(self.tokenizer)
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             self.check_text(source, f"Source {number}")
             ids = [] if is_blank(source) else self.encode_source(source)
             if self.is_empty(ids):
                 raise UserError(f"Source {number} is empty and has no probability. Remedy: remove the pair.")
+            unknown.count(ids)
             source_ids.append(ids)
             target_ids.append(self.target_ids(target, f"Translation {number}"))
             self.check_lengths(len(ids), len(target_ids[-1]), f"Pair {number}")
+        unknown.warn()
         penalty = options.penalty()
         found = self.score_tokens(source_ids, target_ids, options.max_tokens)
         return [SentenceScore(sum(each) / max(len(each), 1) ** penalty, sum(each), each) for each in found]

@@ -160,7 +160,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
         self.source_tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer or tokenizer
-        check_padding(self.source_tokenizer, self.target_tokenizer, getattr(model.config, "pad_token_id", None))
+        check_padding(
+            self.source_tokenizer, self.target_tokenizer, getattr(getattr(model, "config", None), "pad_token_id", None)
+        )
         shifts_itself = hasattr(model, "init_from_baseline")
         kwargs.setdefault(
             "data_collator", TranslationCollator(tokenizer.pad_token_id, None if shifts_itself else model)
