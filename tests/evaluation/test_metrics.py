@@ -184,3 +184,9 @@ def test_tokenizers_that_cannot_be_used(monkeypatch):
 def test_edges_that_are_none(edges):
     with pytest.raises(ValueError, match="edges"):
         scores_by_length(["a"] * 4, HYPOTHESES, REFERENCES, edges)
+
+
+@pytest.mark.parametrize("language", ["german", "DE", "", 5])
+def test_languages_are_codes(language):
+    with pytest.raises(ValueError, match=f"language={language!r} is not allowed"):
+        tokenized_bleu_score(HYPOTHESES, REFERENCES, language=language)

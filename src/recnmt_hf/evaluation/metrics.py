@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -136,10 +137,16 @@ def tokenized_bleu_score(
 
     Args:
         lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
-        language (`str`, *optional*): Tokenises both sides as Moses does for this language (no escaping); `None`: they
-            are tokenised already, and words are what spaces part.
+        language (`str`, *optional*): Tokenises both sides as Moses does for the language of this code (no escaping; of
+            one that it does not know, as English); `None`: they are tokenised already, and words are what spaces part.
+
+    Raises:
+        ValueError: That is no code of a language, or the lists do not belong together.
     """
+    if language is not None and not (isinstance(language, str) and re.fullmatch("[a-z]{2,3}", language)):
+        raise UserError(f"language={language!r} is not allowed. Remedy: give a language's code, such as de.")
     streams = reference_streams(references)
+    check_lengths(hypotheses, streams)
     hypotheses = list(hypotheses)
     if language is not None:
         tokenizer = moses_tokenizer(language)
