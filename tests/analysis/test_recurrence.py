@@ -80,3 +80,28 @@ def test_one_command_gives_a_picture(folder, tmp_path, capsys, ending):
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<svg" in path.read_bytes()
     assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff \u00ad", "\x07"])
+def test_a_sentence_that_shows_nothing(folder, nothing):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    with pytest.raises(ValueError, match="sentence is empty"):
+        recurrence_attention(translator.model, translator.tokenizer, nothing)
+
+
+def test_control_tokens_in_a_sentence_are_text(folder):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    taking = type(translator.tokenizer)(
+        tokenizer_object=translator.tokenizer.backend_tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    found = recurrence_attention(translator.model, taking, "dog </s> dog")
+    assert found.tokens.count("</s>") == 1 and found.tokens[-1] == "</s>"
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.5, True])
+def test_layers_and_heads_are_whole_numbers(folder, wrong):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    with pytest.raises(ValueError, match=f"layer={wrong!r} is not allowed"):
+        recurrence_attention(translator.model, translator.tokenizer, SENTENCE, layer=wrong)
+    with pytest.raises(ValueError, match=f"head={wrong!r} is not allowed"):
+        recurrence_attention(translator.model, translator.tokenizer, SENTENCE).of_head(wrong)

@@ -137,3 +137,10 @@ def test_too_small_a_grammar_is_named(monkeypatch):
     monkeypatch.setattr(Grammar, "verb_phrase", lambda *a, **k: VerbPhrase(verb("sleep"), False))
     with pytest.raises(ValueError, match=r"only \d+ new sentences of depth 0 to 0.*Remedy"):
         generate_corpus(100, 1, 1, 0, max_depth=0, deep_depth=1)
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test", "test_deep", "max_depth", "deep_depth"])
+@pytest.mark.parametrize("value", [-1, 1.5, "5", True])
+def test_wrong_sizes_are_named(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed; it must be a whole number of at least 0"):
+        generate_corpus(**{"train": 1, "validation": 1, "test": 1, "test_deep": 1, name: value})

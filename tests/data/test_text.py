@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import os
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict, Features, Translation
 
 from recnmt_hf.data.corpora import Corpus, load_pairs, prepare_dataset
 from recnmt_hf.data.text import SentencePair, read_parallel
+from recnmt_hf.data.tokenization import train_tokenizer
 
 
 def write(path, text, encoding="utf-8"):
@@ -180,3 +183,168 @@ def test_real_corpus_is_read(real_data, tokenizer, tmp_path):
     corpus = Corpus(source=str(folder / "val.en.gz"), target=str(folder / "val.de.gz"))
     data = prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, tmp_path, num_proc=2)
     assert len(data) == 1014
+
+
+# -- text that shows nothing, or is none --
+
+
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u00ad", "\u2028", "\x07", "\u3164\ufe0f"])
+def test_lines_that_show_nothing_are_empty(tmp_path, nothing):
+    source = write(tmp_path / "a.en", f"One\n{nothing}\n")
+    target = write(tmp_path / "a.de", "Eins\nZwei\n")
+    with pytest.raises(ValueError, match=r"a\.en, line 2: an empty sentence"):
+        list(read_parallel(source, target))
+    assert len(list(read_parallel(source, target, "skip"))) == 1
+    tsv, jsonl = write(tmp_path / "a.tsv", f"One\t{nothing}\n"), tmp_path / "a.jsonl"
+    write(jsonl, json.dumps({"en": nothing, "de": "x"}) + "\n")
+    for corpus in (Corpus(tsv=tsv), Corpus(jsonl=str(jsonl))):
+        with pytest.raises(ValueError, match="line 1: an empty sentence"):
+            list(corpus.pairs("en", "de"))
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"en": "\\ud800", "de": "x"}', "[" * 100000, '{"translation": ["x"]}', '{"en": null}']
+)
+def test_jsonl_that_no_sentence_can_be_read_from(tmp_path, bad):
+    path = write(tmp_path / "a.jsonl", bad + "\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: no JSON object with 'en' and 'de'"):
+        list(Corpus(jsonl=path).pairs("en", "de"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"en": ["One", "Two"], "de": [1, 2]}, "row 0: 'de' is no text but '1'"),
+        ({"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]}, "row 0: 'en' is no text but"),
+        ({"en": ["One", None], "de": ["Eins", "Zwei"]}, "row 1: an empty sentence"),
+        ({"translation": [{"en": "One", "de": "Eins"}, None]}, "row 1: an empty sentence"),
+        ({"translation": [{"en": 1, "de": "Eins"}]}, "row 0: 'en' is no text but '1'"),
+    ],
+)
+def test_datasets_whose_columns_hold_something_else(tmp_path, rows, message):
+    (tmp_path / "set").mkdir()
+    Dataset.from_dict(rows).to_parquet(str(tmp_path / "set" / "train.parquet"))
+    with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+        list(Corpus(dataset=str(tmp_path / "set")).pairs("en", "de"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"generated": True}, "generated=True is not allowed; it must be text"),
+        ({"generated": "test", "size": 0}, "size=0 is not allowed"),
+        ({"generated": "test", "size": "many"}, "size='many' is not allowed"),
+        ({"generated": "test", "seed": 1.5}, "seed=1.5 is not allowed"),
+        ({"tsv": ["a", "b"]}, "tsv=.* is not allowed; it must be text"),
+        ({"dataset": "a", "split": None}, "split=None is not allowed"),
+    ],
+)
+def test_fields_of_a_corpus_have_types(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Corpus(**fields)
+
+
+# -- preparing --
+
+
+def prepared(tokenizer, folder, corpora=None, **settings):
+    if corpora is None:
+        corpora = {"tsv": write(Path(folder).parent / "pairs.tsv", "the dog sleeps\tder Hund schläft\n" * 30)}
+    return prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, folder, **settings)
+
+
+def test_control_tokens_in_training_text_are_text(tmp_path, tokenizer):
+    corpus = {"tsv": write(tmp_path / "a.tsv", "the <pad> dog </s>\tder <s> Hund </s>\n")}
+    plain = tokenizer.__class__(tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", pad_token="<pad>")
+    assert plain("</s>")["input_ids"][0] == 2  # saved before tokenizers took control tokens for text
+    row = prepared(plain, tmp_path / "cache", corpus)[0]
+    for ids in (row["input_ids"], row["labels"]):
+        assert ids[-1] == 2 and min(ids[:-1]) > 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "not-listed"])
+def test_damaged_prepared_data_is_made_anew(tmp_path, tokenizer, damage):
+    data = prepared(tokenizer, tmp_path / "cache")
+    expected = data["labels"][:]
+    del data
+    (folder,) = (tmp_path / "cache").iterdir()
+    (arrow,) = folder.glob("*.arrow")
+    content = bytearray(arrow.read_bytes())
+    if damage == "cut":
+        arrow.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        content[-len(content) // 3] ^= 255
+        arrow.write_bytes(content)
+    elif damage == "missing":
+        (folder / "state.json").unlink()
+    else:
+        (folder / "contents.json").write_text("{")
+    assert prepared(tokenizer, tmp_path / "cache")["labels"][:] == expected
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
+    assert prepared(tokenizer, tmp_path / "cache")["labels"][:] == expected
+
+
+def test_unknown_tokens_are_told(tmp_path, corpus, tokenizer, caplog):
+    """Once for a data set that is prepared, with the side; not for what the tokenizer knows."""
+    words = train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "word", 2000)
+    foreign = {"tsv": write(tmp_path / "a.tsv", "the dog sleeps\tсобака спит\n" * 20)}
+    prepared(words, tmp_path / "cache", foreign)
+    told = caplog.text
+    assert "66.7% of the target tokens are unknown to the target tokenizer" in told and "source tokens" not in told
+    caplog.clear()
+    prepared(words, tmp_path / "cache", foreign)
+    prepared(tokenizer, tmp_path / "cache")
+    assert "unknown" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_source_length": 0}, "max_source_length=0 is not allowed"),
+        ({"max_target_length": "many"}, "max_target_length='many' is not allowed"),
+        ({"max_length_ratio": 0.5}, "max_length_ratio=0.5 is not allowed"),
+        ({"max_length_ratio": float("nan")}, "max_length_ratio=nan is not allowed"),
+        ({"num_proc": -2}, "num_proc=-2 is not allowed"),
+        ({"on_empty": "drop"}, "on_empty='drop'"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_is_read(tmp_path, tokenizer, settings, message):
+    with pytest.raises(ValueError, match=message):
+        prepared(tokenizer, tmp_path / "cache", {"tsv": str(tmp_path / "none")}, **settings)
+    assert not (tmp_path / "cache").exists()
+
+
+class Dying:
+    """A tokenizer that takes its process with it."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.owner = tokenizer, os.getpid()
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name in ("tokenizer", "owner"):
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, *args, **kwargs):
+        if os.getpid() != self.owner:
+            os._exit(9)
+        return self.tokenizer(*args, **kwargs)
+
+
+def test_a_killed_process_of_many_is_told(tmp_path, tokenizer):
+    corpus = {"tsv": write(tmp_path / "a.tsv", "the dog sleeps\tder Hund schläft\n" * 2000)}
+    with pytest.raises(ValueError, match=r"One of 2 processes that tokenize was killed.*Remedy"):
+        prepared(Dying(tokenizer), tmp_path / "cache", corpus, num_proc=2)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_python_tokenizers_are_told_apart_by_what_they_do():
+    from transformers import ByT5Tokenizer
+
+    from recnmt_hf.data.corpora import tokenize_pairs, tokenizer_fingerprint
+
+    first, again, more = ByT5Tokenizer(), ByT5Tokenizer(), ByT5Tokenizer(extra_ids=120)
+    assert tokenizer_fingerprint(first) == tokenizer_fingerprint(again) != tokenizer_fingerprint(more)
+    batch = {"source": ["a </s>"], "target": ["<pad>"]}
+    row = tokenize_pairs(batch, first, first)
+    assert row["source_length"] == [7] and row["target_length"] == [6]

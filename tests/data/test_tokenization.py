@@ -1,5 +1,7 @@
 """Tokenizers: plain text comes back, AutoTokenizer loads them."""
 
+import random
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -59,6 +61,123 @@ def test_wrong_demands():
         train_tokenizer(["a"], "bpe", 4)
     with pytest.raises(ValueError, match="found no text"):
         train_tokenizer([], "bpe", 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocab_size": 300.5}, "vocab_size=300.5 is not allowed; it must be a whole number of at least 1"),
+        ({"vocab_size": "300"}, "vocab_size='300' is not allowed"),
+        ({"vocab_size": True}, "vocab_size=True is not allowed"),
+        ({"vocab_size": -1}, "vocab_size=-1 is not allowed"),
+        ({"min_frequency": 0}, "min_frequency=0 is not allowed"),
+        ({"min_frequency": -3}, "min_frequency=-3 is not allowed"),
+        ({"max_length": 0}, "max_length=0 is not allowed"),
+        ({"byte_fallback": "no"}, "byte_fallback='no' is not allowed"),
+        ({"byte_fallback": True, "kind": "word"}, "A 'word' tokenizer cannot fall back to bytes"),
+        (
+            {"byte_fallback": True, "vocab_size": 260},
+            "vocab_size=260 leaves no room beside the 4 special tokens and 256",
+        ),
+        ({"texts": "one text"}, "texts must be a list of sentences, not one text"),
+        ({"texts": ["a", None]}, "Text 2 to train the tokenizer on is no text but None"),
+        ({"texts": [], "byte_fallback": True, "vocab_size": 300}, "found no text"),
+    ],
+)
+def test_wrong_values_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(**{"texts": ["a b c"], **arguments})
+
+
+# -- control tokens that stand in a text --
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "space", "character"])
+def test_control_tokens_in_a_text_are_text(kind, tmp_path, corpus):
+    """For whoever loads the tokenizer, also where they were in the text that it was trained on."""
+    literal = "a <pad> b </s> c <s> d <unk>"
+    texts = [pair.en for pair in corpus["train"]] + [literal, "a</s>b </s>", "</s>"] * 3
+    train_tokenizer(texts, kind, 900).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(tokenizer).__module__.startswith("transformers.")  # nothing of this package is needed
+    for text in (literal, "</s>", "a</s>b"):
+        ids = tokenizer(text)["input_ids"]
+        controls = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
+        assert ids[-1] == tokenizer.eos_token_id and controls.isdisjoint(ids[:-1])
+        if kind != "space" or text == literal:
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+# -- bytes --
+
+
+@pytest.fixture(scope="module")
+def with_bytes(corpus, tmp_path_factory):
+    """A saved BPE tokenizer of the size from which bytes are among its symbols."""
+    folder = tmp_path_factory.mktemp("bytes")
+    train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "bpe", 1000).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_bpe_of_some_size_writes_what_it_does_not_know_in_bytes(with_bytes, corpus):
+    assert len(with_bytes) == 1000 and with_bytes.convert_tokens_to_ids("<0x41>") == 4 + 0x41
+    texts = ["你好，世界。", "Ж and ß", "🙂 <0x41>", "naïve\tcafé", "a\x00b\x7f", *(pair.de for pair in corpus["test"])]
+    rng = random.Random(3)
+    texts += ["".join(chr(rng.randrange(0x21, 0xD7FF)) for _ in range(12)) for _ in range(200)]
+    normalizer = with_bytes.backend_tokenizer.normalizer
+    for text in texts:
+        ids = with_bytes(text)["input_ids"]
+        assert with_bytes.unk_token_id not in ids
+        assert with_bytes.decode(ids, skip_special_tokens=True) == normalizer.normalize_str(text)
+    assert normalizer.normalize_str("Ж and ß, 你好") == "Ж and ß, 你好"
+    assert with_bytes.convert_ids_to_tokens(with_bytes("the dog sleeps.")["input_ids"])[:2] == ["▁the", "▁dog"]
+    assert with_bytes.unk_token_id == 3 and with_bytes.eos_token_id == 2
+
+
+def test_bytes_only_where_there_is_room_or_wanted():
+    texts = ["你好世界今天天气很好", "hello world"] * 3
+
+    def unknown(**settings):
+        tokenizer = train_tokenizer(texts, **settings)
+        return tokenizer("Ж")["input_ids"].count(tokenizer.unk_token_id)
+
+    assert unknown(vocab_size=999) == 1 and unknown(vocab_size=1000) == 0
+    assert unknown(vocab_size=1000, byte_fallback=False) == 1 and unknown(vocab_size=300, byte_fallback=True) == 0
+    assert unknown(kind="word", vocab_size=2000) == 1
+
+
+def test_an_alphabet_larger_than_the_vocabulary_is_cut():
+    """The rarest characters are written in bytes; the vocabulary keeps its size."""
+    texts = ["".join(map(chr, range(0x4E00, 0x4E00 + 300))), "好好好好"]
+    tokenizer = train_tokenizer(texts, "bpe", 300, byte_fallback=True)
+    assert len(tokenizer) == 300 and "好" in tokenizer.get_vocab()
+    for text in texts:
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_the_mark_of_a_space_is_a_space():
+    tokenizer = train_tokenizer(["a b c"], "bpe", 300, byte_fallback=True)
+    assert tokenizer("a▁b ▁ c")["input_ids"] == tokenizer("a b c")["input_ids"]
+
+
+def test_command_and_recipe_choose_bytes(tmp_path):
+    from recnmt_hf.commands.main import main
+    from recnmt_hf.training.recipe import Recipe
+    from recnmt_hf.training.run import prepare_tokenizers
+
+    (tmp_path / "text").write_text("hello world\n" * 3)
+    for option, known in (("--byte-fallback", True), ("--no-byte-fallback", False)):
+        folder = str(tmp_path / option)
+        assert main(["tokenizer", str(tmp_path / "text"), "-o", folder, "--vocab-size", "1000", option]) == 0
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert (tokenizer.unk_token_id not in tokenizer("Ж")["input_ids"]) == known
+    (tmp_path / "pairs").write_text("the dog sleeps\tder Hund schläft\n")
+    sides = {"source_lang": "en", "target_lang": "de", "train": [{"tsv": str(tmp_path / "pairs")}]}
+    for chosen, known in ((None, [False, False]), (True, [False, True])):
+        section = {"kind": "word", "target_kind": "bpe", "vocab_size": 400, "joint": False, "byte_fallback": chosen}
+        recipe = Recipe(data=sides, tokenizer=section)
+        found = prepare_tokenizers(recipe, tmp_path / str(chosen))
+        assert [each.unk_token_id not in each("Ж")["input_ids"] for each in found] == known
 
 
 def test_loading_a_wrong_path(tmp_path):

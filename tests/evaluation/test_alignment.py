@@ -123,6 +123,14 @@ def test_tokens_belong_to_the_words_they_are_parts_of(kind):
     assert words[0] == 0 and words[-2] == 1
 
 
+def test_bytes_belong_to_the_word_of_their_character():
+    tokenizer = train_tokenizer(["the dog"] * 3, "bpe", 300, byte_fallback=True)
+    ids, words = words_of_tokens(tokenizer, "the Ж世 dog 🙂")
+    assert len(ids) > 12 and words[-1] is None
+    known = [word for word in words if word is not None]
+    assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
+
+
 def test_matrix_of_words():
     weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
     matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])
@@ -156,6 +164,78 @@ def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
     monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
     (found,) = align_pairs(translator, [source], [target])
     assert found.links == [(0, 1)] and found.to_pharaoh() == "0-1"
+
+
+@pytest.mark.parametrize("model", ["folder", "tiny_folder"])
+def test_translate_and_align_link_alike(model, corpus, request):
+    """One rule: where each word is a token, the links of a hypothesis are those of aligning its text, end token too."""
+    source = Translator.from_pretrained(request.getfixturevalue(model), device="cpu")
+    words = train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "space", 400)
+    translator = Translator(source.model, words)
+    with torch.no_grad():
+        for parameter in translator.model.parameters():
+            parameter.mul_(3.0)  # attention that differs between words
+    known = set(words.get_vocab())
+    sentences = [pair.en for pair in corpus["train"] if all(f"▁{word}" in known for word in pair.en.split())][:6]
+    assert len(sentences) > 2
+    options = {"beams": 1, "alignments": True, "max_length_extra": 2}
+    dropped = linked = 0
+    for layer in (None, 0, "mean"):
+        for translation in translator(sentences, **options, alignment_layer=layer):
+            hypothesis = translation.hypotheses[0]
+            if not hypothesis.text:
+                continue
+            tokens = [token for token in hypothesis.tokens if token != 2]
+            assert words(hypothesis.text)["input_ids"][:-1] == tokens
+            (found,) = align_pairs(translator, [translation.source], [hypothesis.text], layer)
+            assert found.links == [tuple(link) for link in hypothesis.alignment]
+            dropped, linked = dropped + len(tokens) - len(found.links), linked + len(found.links)
+    assert linked
+
+
+def test_translate_drops_links_to_the_end_token(folder, monkeypatch):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    source, target = translator.encode_source("The dog"), [5, 6, 2]
+    attention = torch.zeros(1, 1, 3, len(source))
+    attention[0, 0, 0, -1] = 0.6
+    attention[0, 0, 0, 0] = 0.4
+    attention[0, 0, 1:, 1] = 1.0
+    monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
+    assert translator.align_tokens([source], [target]) == [[(1, 1)]]
+
+
+def test_control_tokens_in_a_text_are_words(folder):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    ids, words = words_of_tokens(translator.tokenizer, "a </s> b")
+    assert words[-1] is None and set(words[:-1]) == {0, 1, 2} and 2 not in ids[:-1]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "message"),
+    [
+        (["a", "\u200b"], ["a", "b"], "Pair 2 has an empty side"),
+        (["a", 5], ["a", "b"], "Source 2 is no text but 5"),
+        (["a", "b"], ["a", None], "Translation 2 is no text but None"),
+        (["a", "b " * 3000], ["a", "b"], r"Pair 2 has \d+ source tokens, the model takes 128"),
+    ],
+)
+def test_pairs_that_cannot_be_aligned(tiny_folder, sources, targets, message):
+    with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+        list(align_pairs(Translator.from_pretrained(tiny_folder, device="cpu"), sources, targets))
+
+
+def test_wrong_gold_links_layers_and_heads():
+    from recnmt_hf.evaluation import GoldAlignment
+
+    with pytest.raises(ValueError, match="The sure links 1-1 are not among the possible ones"):
+        GoldAlignment({(0, 0), (1, 1)}, {(0, 0)})
+    attentions = [torch.rand(2, 4, 3, 5)]
+    for layer in (True, 1.0, -1, "all"):
+        with pytest.raises(ValueError, match=f"There is no decoder layer {layer!r}"):
+            choose_attention(attentions, layer)
+    for head in (1.0, "1", -1):
+        with pytest.raises(ValueError, match=f"There is no head {head!r}"):
+            choose_attention(attentions, 0, head)
 
 
 def test_words_of_which_nothing_is_left_get_no_link(folder):

@@ -120,3 +120,73 @@ def test_significance_needs_two_systems():
         compare_systems({"a": HYPOTHESES}, REFERENCES)
     with pytest.raises(ValueError, match="no test 'sign'; choose one of bootstrap, randomization"):
         compare_systems({"a": HYPOTHESES, "b": HYPOTHESES}, REFERENCES, "sign")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": 0}, "samples=0 is not allowed"),
+        ({"samples": -5}, "samples=-5 is not allowed"),
+        ({"samples": 10.5}, "samples=10.5 is not allowed"),
+        ({"seed": -1}, "seed=-1 is not allowed"),
+        ({"seed": "x"}, "seed='x' is not allowed"),
+        ({"tokenize": "klingon"}, "There is no tokenizer 'klingon' of sacrebleu; choose one of 13a, char"),
+        ({"references": []}, "There are no references"),
+        ({"systems": [("a", HYPOTHESES), ("a", SECOND)]}, "There is more than one system named a. Remedy"),
+        ({"systems": {"a": HYPOTHESES, "b": [None] * 4}}, "Sentence 1 of the translations is no text but None"),
+    ],
+)
+def test_wrong_comparisons_are_named(arguments, message):
+    settings = {"systems": {"a": HYPOTHESES, "b": SECOND}, "references": REFERENCES, **arguments}
+    with pytest.raises(ValueError, match=message):
+        compare_systems(**settings)
+
+
+def test_comparison_of_pairs_and_of_few_samples():
+    pairs = [("a", HYPOTHESES), ("b", SECOND)]
+    for method in ("bootstrap", "randomization"):
+        found = compare_systems(pairs, REFERENCES, method, samples=1)
+        assert [each.system.split(": ")[-1] for each in found] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        ("one text", "One text was given as the references"),
+        ([None] * 4, "Sentence 1 of reference 1 is no text but None"),
+        ([["a"] * 4, "b"], "One text was given as reference 2"),
+        ([], "There are no references"),
+    ],
+)
+def test_references_that_are_none(references, message):
+    with pytest.raises(ValueError, match=message):
+        sacrebleu_score(HYPOTHESES, references)
+
+
+def test_tokenizers_that_cannot_be_used(monkeypatch):
+    import sacrebleu
+
+    with pytest.raises(ValueError, match="There is no tokenizer 'mecab' of sacrebleu; choose one of"):
+        sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="mecab")
+    with pytest.raises(ValueError, match="There is no tokenizer 'klingon'"):
+        Bleu().compute(predictions=HYPOTHESES, references=REFERENCES, tokenize="klingon")
+
+    def lacks(name):
+        raise RuntimeError("Please install mecab-python3.")
+
+    monkeypatch.setattr(sacrebleu.metrics.bleu, "_get_tokenizer", lacks)
+    message = r"tokenizer 'ja-mecab' cannot be used here \(Please install mecab-python3\)\. Remedy: install"
+    with pytest.raises(ValueError, match=message):
+        sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
+
+
+@pytest.mark.parametrize("edges", [[], [0, 5], [15, 15], [1.5], ["15"], [True]])
+def test_edges_that_are_none(edges):
+    with pytest.raises(ValueError, match="edges"):
+        scores_by_length(["a"] * 4, HYPOTHESES, REFERENCES, edges)
+
+
+@pytest.mark.parametrize("language", ["german", "DE", "", 5])
+def test_languages_are_codes(language):
+    with pytest.raises(ValueError, match=f"language={language!r} is not allowed"):
+        tokenized_bleu_score(HYPOTHESES, REFERENCES, language=language)

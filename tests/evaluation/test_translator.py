@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import recnmt_hf
-from recnmt_hf.evaluation import DecodingOptions, Translator, VaswaniLengthPenalty
+from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator, VaswaniLengthPenalty
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +148,163 @@ def test_alignments_point_into_the_source(translator, sentences):
     for translation in translator(sentences[:3], alignments=True, beams=2):
         best = translation.hypotheses[0]
         ended = best.tokens[-1] == 2
-        assert [target for _, target in best.alignment] == list(range(len(best.tokens) - ended))
+        linked = [target for _, target in best.alignment]
+        assert linked == sorted(set(linked)) and set(linked) <= set(range(len(best.tokens) - ended))
         length = len(translator.encode_source(translation.source)) - 1
         assert all(0 <= source < length for source, _ in best.alignment)
+
+
+@pytest.mark.parametrize("literal", ["</s>", "<pad>", "the <s> dog", "a</s>b <unk>"])
+def test_control_tokens_in_a_text_are_text(translator, literal):
+    """Also with a tokenizer that would take them for itself, as those of other models do."""
+    taking = type(translator.tokenizer)(
+        tokenizer_object=translator.tokenizer.backend_tokenizer,
+        **{f"{name}_token": getattr(translator.tokenizer, f"{name}_token") for name in ("pad", "bos", "eos", "unk")},
+    )
+    assert {0, 1, 2, 3} & set(taking(literal)["input_ids"][:-1])
+    other = Translator(translator.model, taking)
+    for encode in (other.encode_source, other.encode_target):
+        assert encode(literal)[-1] == 2 and {0, 1, 2}.isdisjoint(encode(literal)[:-1])
+    assert other.score([literal], [literal])[0].log_prob == translator.score([literal], [literal])[0].log_prob
+
+
+NOTHING = ["\u200b", "\ufeff", "\u00ad", "\x00\x07", "\u2028", "\u200e \u2060", "\ufe0f\u3164"]
+
+
+def test_what_shows_nothing_translates_to_nothing(translator, sentences):
+    found = translator([*NOTHING, sentences[0]])
+    assert [each.text for each in found[:-1]] == [""] * len(NOTHING) and found[-1].text
+    assert all(each.hypotheses[0].tokens == [] and each.score == 0.0 for each in found[:-1])
+    assert translator([NOTHING[0]], alignments=True)[0].hypotheses[0].alignment == []
+    for text in NOTHING:
+        with pytest.raises(ValueError, match="Source 2 is empty"):
+            translator.score([sentences[0], text], ["a", "b"])
+
+
+def test_a_source_of_which_the_tokenizer_leaves_nothing(translator, monkeypatch):
+    """Whatever the characters are: nothing was read, so nothing is said."""
+    monkeypatch.setattr(translator, "encode_source", lambda sentence: [2])
+    assert translator(["x"])[0].text == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "joined"),
+    [
+        ("One. Two.", ["Eins.", "Zwei."], "Eins. Zwei."),
+        ("One. Two.", ["一。", "二。"], "一。二。"),
+        ("One. Two.", ["一个", "二个"], "一个二个"),
+        ("One. Two.", ["在2020", "年"], "在2020年"),
+        ("One. Two.", ["他说：“好”", "二"], "他说：“好”二"),
+        ("One. Two.", ["今日。", "Apple"], "今日。Apple"),
+        ("One. Two.", ["หนึ่ง", "สอง"], "หนึ่งสอง"),
+        ("One. Two.", ["하나.", "둘."], "하나. 둘."),
+        ("One. Two.", ["", "Zwei."], "Zwei."),
+        ("一。二。", ["One.", "Two."], "One. Two."),
+        ("一二", ["One", "two"], "One two"),
+        ("一。二。", ["一。", "二。"], "一。二。"),
+        ("하나. 둘.", ["One.", "Two."], "One. Two."),
+        ("xxxxxx", ["yyy", "zzz"], "yyyzzz"),
+    ],
+)
+def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
+    """Text as the model might give it for the two halves of a source."""
+    answers = iter(parts)
+    monkeypatch.setattr(translator, "encode_source", lambda text: [5] * (len(text) + 1) + [2])
+    monkeypatch.setattr(
+        translator,
+        "_generate",
+        lambda sources, options: [[Hypothesis(next(answers), -1.0, -1.0, [5, 2])] for _ in sources],
+    )
+    limit = len(source) // 2 + 2
+    assert len(translator.split_source(source, limit)) == 2
+    monkeypatch.setattr("recnmt_hf.evaluation.translator.batches_by_tokens", lambda lengths, most: [[0], [1]])
+    (found,) = translator([source], max_source_length=limit, on_long="split", beams=1)
+    assert found.text == joined and found.hypotheses[0].tokens == [5, 2, 5, 2]
+
+
+def test_a_single_character_beyond_the_limit_is_named(translator):
+    with pytest.raises(ValueError, match="Sentence 2 cannot be split into parts of 1 tokens"):
+        translator(["", "xyz"], max_source_length=1, on_long="split")
+
+
+def test_unknown_tokens_are_told_once(translator, sentences, caplog):
+    list(translator.translate(iter([*sentences[:2], "Ж Ж"]), beams=1, max_length_extra=1, buffer=1))
+    assert caplog.text.count("of the source tokens are unknown to the tokenizer") == 1
+    caplog.clear()
+    translator(sentences[:2], beams=1, max_length_extra=1)
+    assert "unknown" not in caplog.text
+    translator.score(["Ж Ж Ж"], ["a"])
+    assert "of the source tokens are unknown to the tokenizer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        (["a", 5], "Sentence 2 is no text but 5"),
+        (["a", None], "Sentence 2 is no text but None"),
+        (["a", "b \ud800"], r"Sentence 2 holds half a character \('\\ud800'\)"),
+    ],
+)
+def test_what_is_no_sentence_is_named(translator, sentences, message):
+    with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+        translator(sentences)
+    with pytest.raises(ValueError, match=message.replace("Sentence", "Source")):
+        translator.score(sentences, ["a", "b"])
+    with pytest.raises(ValueError, match="not one text"):
+        list(translator.translate("a text"))
+
+
+def test_what_cannot_be_scored_is_named(translator, sentences):
+    long = " ".join(sentences * 20)
+    with pytest.raises(ValueError, match=r"Pair 2 has \d+ source tokens, the model takes 128"):
+        translator.score(["a", long], ["a", "b"])
+    with pytest.raises(ValueError, match=r"Pair 2 has \d+ target tokens, the model takes 128"):
+        translator.score(["a", "b"], ["a", long])
+    assert len(translator.score(["a"], [[7] * 128])[0].token_log_probs) == 128
+    for wrong in (-1, 400, 1.5):
+        with pytest.raises(ValueError, match=f"Translation 1: {wrong} is no token id of 0 to 399"):
+            translator.score(["a"], [[5, wrong]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length_penalty": float("nan")}, "length_penalty=nan is not allowed; it must be a number"),
+        ({"length_penalty": float("inf"), "length_penalty_type": "hf"}, "length_penalty=inf"),
+        ({"length_penalty": "0.6"}, "length_penalty='0.6'"),
+        ({"length_penalty": True}, "length_penalty=True"),
+        ({"beams": True}, "beams=True is not allowed"),
+        ({"beams": "4"}, "beams='4' is not allowed"),
+        ({"beams": 2.5}, "beams=2.5 is not allowed"),
+        ({"max_source_length": 0}, "max_source_length=0 is not allowed"),
+        ({"max_source_length": -5}, "max_source_length=-5"),
+        ({"max_length_factor": float("nan")}, "max_length_factor=nan"),
+        ({"max_length_factor": float("inf")}, "max_length_factor=inf"),
+        ({"max_length_factor": -1.0}, "max_length_factor=-1.0"),
+        ({"max_length_extra": 1.5}, "max_length_extra=1.5"),
+        ({"alignments": "yes"}, "alignments='yes' is not allowed; it must be true or false"),
+        ({"alignment_layer": -1}, "alignment_layer=-1"),
+        ({"alignment_layer": "all"}, "alignment_layer='all' is not allowed; it must be a whole number"),
+        ({"buffer": 0}, "buffer=0"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"on_long": None}, "on_long=None"),
+        ({"length_penalty_type": 3}, "length_penalty_type=3"),
+        ({"beam": 3}, "There is no option 'beam' of decoding; did you mean beams"),
+    ],
+)
+def test_options_of_a_wrong_type_or_range(translator, options, message):
+    with pytest.raises(ValueError, match=message):
+        translator(["a"], **options)
+    with pytest.raises(ValueError, match=message):
+        translator.score(["a"], ["b"], **options)
+
+
+def test_a_penalty_may_be_negative():
+    from recnmt_hf.evaluation import length_penalty
+
+    assert DecodingOptions(length_penalty=-1.0, length_penalty_type="hf").penalty() == -1.0
+    with pytest.raises(ValueError, match="length_penalty=nan is not allowed"):
+        length_penalty("hf", float("nan"))
 
 
 def test_wrong_options():
@@ -175,6 +329,8 @@ def test_pipeline_gives_the_same(tiny_folder, sentences):
     expected = Translator.from_pretrained(tiny_folder, device="cpu")(sentences[:3], beams=2)
     found = pipe(sentences[:3], beams=2)
     assert [each[0]["translation_text"] for each in found] == [t.text for t in expected]
+    with pytest.raises(ValueError, match="no option 'num_beams' of decoding; did you mean beams"):
+        pipe(sentences[0], num_beams=2)
     single = pipe(sentences[0], beams=2, num_hypotheses=2)
     assert len(single) == 2 and single[0]["score"] >= single[1]["score"]
 

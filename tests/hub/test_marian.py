@@ -107,3 +107,33 @@ def test_a_model_with_other_parts_is_refused(marian):
     marian.model.encoder.extra = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"model\.encoder\.extra\.bias.* has no place"):
         recnmt_hf.from_marian(marian)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    """transformers would fill them up with random numbers, and only report it."""
+    from safetensors.torch import load_file, save_file
+
+    MarianMTModel(MarianConfig(**BASE)).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for change, message in (
+        ({"model.encoder.layers.0.fc1.weight": None}, "is missing"),
+        ({"model.encoder.layers.0.fc1.weight": torch.zeros(3, 3)}, "another shape"),
+        ({"model.encoder.gate.weight": torch.zeros(3, 3)}, "no place in the model"),
+    ):
+        changed = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+            recnmt_hf.from_marian(tmp_path)
+
+
+def test_marian_translates_control_tokens_as_text(tmp_path):
+    """A tokenizer of another model, which takes them for its own; Python tokenizers too."""
+    from transformers import ByT5Tokenizer
+
+    config = {**BASE, "vocab_size": 384, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    tokenizer = ByT5Tokenizer()
+    translator = recnmt_hf.Translator(recnmt_hf.from_marian(MarianMTModel(MarianConfig(**config))), tokenizer)
+    assert tokenizer("a</s>b")["input_ids"].count(1) == 2
+    assert translator.encode_source("a</s>b").count(1) == translator.encode_target("<pad></s>").count(1) == 1
+    assert 0 not in translator.encode_target("<pad></s>")
+    assert translator.score(["a</s>"], ["<pad>"])[0].log_prob < 0

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .._plain_text import encode_plain, is_blank
+from .._values import check_value
 from ..models.user_errors import UserError
 
 
@@ -43,7 +45,7 @@ class RecurrenceAttention:
         if head is None:
             return self.weights.mean(axis=1)
         heads = self.weights.shape[1]
-        if not 0 <= head < heads:
+        if not 0 <= check_value("head", head, int) < heads:
             raise UserError(f"There is no head {head}; the model has heads 0 to {heads - 1}. Remedy: choose one.")
         return self.weights[:, head]
 
@@ -72,9 +74,9 @@ def recurrence_attention(
     Raises:
         ValueError: The model has no attentive recurrence encoder or no such layer, or the sentence is empty.
     """
-    ids = tokenizer(sentence, return_tensors="pt")["input_ids"].to(model.device)
-    if not sentence.strip():
+    if is_blank(sentence):
         raise UserError("The sentence is empty. Remedy: give one with at least a word.")
+    ids = encode_plain(tokenizer, sentence, return_tensors="pt")["input_ids"].to(model.device)
     training = model.training
     encoded = model.eval().get_encoder()(ids, output_attentions=True)
     model.train(training)
@@ -85,7 +87,7 @@ def recurrence_attention(
             f"A {model.config.model_type} model with recurrence_encoder_type={kind!r} makes no attentive steps. "
             'Remedy: use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
         )
-    if not 0 <= layer < len(attentions):
+    if not 0 <= check_value("layer", layer, int) < len(attentions):
         raise UserError(f"There is no layer {layer}; the recurrence encoder has {len(attentions)}, counted from 0.")
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:

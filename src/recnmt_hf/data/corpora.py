@@ -7,17 +7,33 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
+from .._plain_text import encode_plain, is_blank
+from .._values import Range, check_value
 from ..models.user_errors import UserError
 from .generated import generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
+
+
+logger = logging.get_logger(__name__)
+
+# Part of the name of prepared data; another one for another way of tokenizing.
+PREPARATION = 2
+# Lies in a folder of prepared data and says what else does.
+CONTENTS = "contents.json"
+# Above this share of unknown tokens there is a warning.
+UNKNOWN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,13 @@ class Corpus:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), Range(least=1) if field.name == "size" else None
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            kind = int if field.name in ("size", "seed") else str
+            value = check_value(field.name, value, kind | None if field.default is None else kind, allowed)
+            object.__setattr__(self, field.name, value)
         kinds = [name for name in ("source", "tsv", "jsonl", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(
@@ -126,8 +149,16 @@ class Corpus:
                 )
         for number, row in enumerate(data):
             record = row["translation"] if nested else row
-            pair = SentencePair((record[left] or "").strip(), (record[right] or "").strip())
-            if all(pair):
+            sides = [(record or {}).get(name) for name in (left, right)]
+            for name, text in zip((left, right), sides, strict=True):
+                if text is not None and not isinstance(text, str):
+                    raise UserError(
+                        f"The dataset {self.dataset!r}, split {self.split!r}, row {number}: {name!r} is no text but "
+                        f"{str(text)[:60]!r}. Remedy: name the columns that hold sentences as source_column and "
+                        "target_column."
+                    )
+            pair = SentencePair(*((text or "").strip() for text in sides))
+            if not any(map(is_blank, pair)):
                 yield pair
             elif on_empty == "error":
                 raise UserError(
@@ -173,9 +204,9 @@ def tokenize_pairs(
     source_tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, list]:
-    """Token ids and lengths of a batch of `source` and `target` sentences."""
-    sources = source_tokenizer(batch["source"], add_special_tokens=True, truncation=False)["input_ids"]
-    targets = target_tokenizer(text_target=batch["target"], add_special_tokens=True, truncation=False)["input_ids"]
+    """Token ids and lengths of a batch of `source` and `target` sentences; `</s>` and the like in them are text."""
+    sources = encode_plain(source_tokenizer, batch["source"])["input_ids"]
+    targets = encode_plain(target_tokenizer, batch["target"], is_target=True)["input_ids"]
     return {
         "input_ids": sources,
         "labels": targets,
@@ -228,18 +259,21 @@ def prepare_dataset(
         `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text).
 
     Raises:
-        ValueError: No pair is left, or something is wrong with a corpus.
+        ValueError: No pair is left, a setting is not allowed, or something is wrong with a corpus.
     """
+    check_settings(max_source_length, max_target_length, max_length_ratio, num_proc)
+    check_empty_choice(on_empty)
     corpora = [Corpus.from_any(c) for c in ([corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora)]
     settings = [
+        PREPARATION,
         [corpus.fingerprint() for corpus in corpora],
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
         [tokenizer_fingerprint(source_tokenizer), tokenizer_fingerprint(target_tokenizer)],
     ]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / key
-    if folder.is_dir():
-        return load_from_disk(str(folder))
+    if (found := load_prepared(folder)) is not None:
+        return found
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=cache_dir))
     try:
@@ -247,16 +281,29 @@ def prepare_dataset(
         total = len(data)
         if num_proc is not None:
             num_proc = max(1, min(num_proc, total // 1000))
-        data = data.map(
-            tokenize_pairs,
-            batched=True,
-            fn_kwargs={"source_tokenizer": source_tokenizer, "target_tokenizer": target_tokenizer},
-            num_proc=num_proc if num_proc and num_proc > 1 else None,
-            remove_columns=None if keep_text else ["source", "target"],
-            desc=f"Tokenizing {total} pairs",
-            new_fingerprint=f"{key}-tokenized",
-            cache_file_name=str(working / "tokenized.arrow"),
-        )
+        try:
+            data = data.map(
+                tokenize_pairs,
+                batched=True,
+                fn_kwargs={"source_tokenizer": source_tokenizer, "target_tokenizer": target_tokenizer},
+                num_proc=num_proc if num_proc and num_proc > 1 else None,
+                remove_columns=None if keep_text else ["source", "target"],
+                desc=f"Tokenizing {total} pairs",
+                new_fingerprint=f"{key}-tokenized",
+                cache_file_name=str(working / "tokenized.arrow"),
+            )
+        except RuntimeError as error:
+            if "abruptly died" not in str(error):
+                raise
+            raise UserError(
+                f"One of {num_proc} processes that tokenize was killed, perhaps for want of memory. Remedy: set a "
+                "smaller num_proc, or leave it out."
+            ) from error
+        for side, column, tokenizer in (
+            ("source", "input_ids", source_tokenizer),
+            ("target", "labels", target_tokenizer),
+        ):
+            warn_of_unknown(data, side, column, tokenizer)
         kept = keep_lengths(
             data["source_length"][:],
             data["target_length"][:],
@@ -271,9 +318,13 @@ def prepare_dataset(
             )
         if not all(kept):
             data = data.select([i for i, keep in enumerate(kept) if keep])
-        data.save_to_disk(str(working / "done"))
+        done = working / "done"
+        data.save_to_disk(str(done))
+        (done / CONTENTS).write_text(json.dumps(contents_of(done)), encoding="utf-8")
+        if folder.exists():  # damaged; whatever reads it at this moment keeps its open files
+            os.replace(folder, working / "damaged")
         try:
-            os.replace(working / "done", folder)
+            os.replace(done, folder)
         except OSError:  # another process finished the same work first
             if not folder.is_dir():
                 raise
@@ -282,9 +333,62 @@ def prepare_dataset(
     return load_from_disk(str(folder))
 
 
+def check_settings(
+    max_source_length: int, max_target_length: int, max_length_ratio: float | None, num_proc: int | None
+) -> None:
+    """Raises `ValueError` for lengths, a ratio or a number of processes that cannot be meant."""
+    check_value("max_source_length", max_source_length, int, Range(least=1))
+    check_value("max_target_length", max_target_length, int, Range(least=1))
+    check_value("max_length_ratio", max_length_ratio, float | None, Range(least=1))
+    check_value("num_proc", num_proc, int | None, Range(least=1))
+
+
+def contents_of(folder: Path) -> dict[str, list[int]]:
+    """Size and checksum of each file of prepared data."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.name == CONTENTS or not path.is_file():
+            continue
+        checksum = 0
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                checksum = zlib.crc32(block, checksum)
+        found[path.name] = [path.stat().st_size, checksum]
+    return found
+
+
+def load_prepared(folder: Path) -> Dataset | None:
+    """Prepared data, or `None` where there is none or where it is damaged, so that it must be made anew."""
+    if not folder.is_dir():
+        return None
+    try:
+        written = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+        if written == contents_of(folder):
+            return load_from_disk(str(folder))
+    except (OSError, ValueError):
+        pass
+    logger.warning(f"The prepared data in {folder} is damaged and made anew.")
+    return None
+
+
+def warn_of_unknown(data: Dataset, side: str, column: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Says how many tokens the tokenizer does not know, where that is more than a few."""
+    if tokenizer.unk_token_id is None:
+        return
+    unknown = total = 0
+    for chunk in data.data.column(column).chunks:
+        ids = pc.list_flatten(chunk)
+        total += len(ids)
+        unknown += pc.sum(pc.equal(ids, tokenizer.unk_token_id)).as_py() or 0
+    if unknown > UNKNOWN_SHARE * total:
+        logger.warning(
+            f"{100 * unknown / total:.1f}% of the {side} tokens are unknown to the {side} tokenizer. Remedy: a larger "
+            "vocabulary, or BPE, which writes what it does not know in bytes."
+        )
+
+
 def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str, working: Path) -> Dataset:
     """The checked sentence pairs as a dataset with the columns `source` and `target`."""
-    import pyarrow as pa
     from datasets.arrow_writer import ArrowWriter
 
     path = working / "pairs.arrow"
@@ -305,8 +409,15 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """The same for tokenizers that cut text alike, however they were used before."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return f"{type(tokenizer).__name__}-{tokenizer.name_or_path}-{len(tokenizer)}"
-    state = json.loads(backend.to_str())
-    state.pop("padding", None)
-    state.pop("truncation", None)
+        # Neither vocabulary nor settings can be read off in one way: what it makes of a text shows the settings.
+        probe = "A b-c, 1.5 Ä 你好 </s>"
+        state = [
+            type(tokenizer).__name__,
+            tokenizer.get_vocab(),
+            [encode_plain(tokenizer, probe, is_target)["input_ids"] for is_target in (False, True)],
+        ]
+    else:
+        state = json.loads(backend.to_str())
+        state.pop("padding", None)
+        state.pop("truncation", None)
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

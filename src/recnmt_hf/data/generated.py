@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .._values import Range, check_value
 from ..models.user_errors import UserError
 
 
@@ -585,8 +586,13 @@ def generate_corpus(
         twice in one.
 
     Raises:
-        ValueError: `deep_depth` is not above `max_depth`, or the grammar is too small for the sizes asked for.
+        ValueError: A number is negative or not whole, `deep_depth` is not above `max_depth`, or the grammar is too
+            small for the sizes asked for.
     """
+    sizes = {"train": train, "validation": validation, "test": test, "test_deep": test_deep}
+    for name, value in {**sizes, "max_depth": max_depth, "deep_depth": deep_depth}.items():
+        check_value(name, value, int, Range(least=0))
+    check_value("seed", seed, int)
     if deep_depth <= max_depth or max_depth < 0:
         raise UserError(
             f"deep_depth={deep_depth} must be above max_depth={max_depth}, and max_depth at least 0: the deep test "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from .._plain_text import is_blank
 from ..models.user_errors import MissingFileError, UserError
 
 
@@ -92,10 +93,10 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
                 f"{shorter} has {count - 1} lines, {longer} has {count - 1 + rest}. Remedy: the files must be aligned "
                 "line by line; look for the first pair that does not match."
             )
-        if left and right:
+        if not is_blank(left) and not is_blank(right):
             yield SentencePair(left, right)
         elif on_empty == "error":
-            raise empty_line(source if not left else target, count)
+            raise empty_line(source if is_blank(left) else target, count)
     if count == 0:
         raise UserError(f"{source} and {target} are empty. Remedy: give files with at least one sentence pair.")
 
@@ -128,7 +129,7 @@ def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair
                 f"{path}, line {count}: {len(fields)} tab-separated fields, 2 are needed (source, target). Remedy: "
                 "correct the line; text must not hold tabs."
             )
-        if len(fields) == 2 and all(fields):
+        if len(fields) == 2 and not any(map(is_blank, fields)):
             yield SentencePair(*fields)
         elif on_empty == "error":
             raise empty_line(path, count)
@@ -150,12 +151,13 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
             record = json.loads(line)
             record = record.get("translation", record)
             pair = SentencePair(record[source_lang].strip(), record[target_lang].strip())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            "".join(pair).encode()  # JSON can write half a character, which no tokenizer takes
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {count}: no JSON object with {source_lang!r} and {target_lang!r} ({error}). Remedy: "
                 f'write lines like {{"{source_lang}": "..", "{target_lang}": ".."}}.'
             ) from error
-        if all(pair):
+        if not any(map(is_blank, pair)):
             yield pair
         elif on_empty == "error":
             raise empty_line(path, count)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import (
@@ -18,14 +19,20 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from .._values import Range, check_value
 from ..models.user_errors import UserError
 
 
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = [PAD, START, END, UNKNOWN]
 TOKENIZER_TYPES = ("bpe", "word", "space", "character")
-# Stands for the space before a symbol; where there is none, no space parts it from the one before.
+# Stands for the space before a symbol; where there is none, no space parts it from the one before. In a text it is
+# read as a space.
 GLUE = "▁"
+# The names that `tokenizers` gives to single bytes.
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+# From this size on a BPE vocabulary has them unless told otherwise.
+BYTE_FALLBACK_SIZE = 1000
 
 
 def train_tokenizer(
@@ -35,12 +42,13 @@ def train_tokenizer(
     min_frequency: int = 1,
     lowercase: bool = False,
     max_length: int = 1024,
+    byte_fallback: bool | None = None,
 ) -> PreTrainedTokenizerFast:
     """
     Trains a tokenizer whose decoding gives the plain text back.
 
     Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, as the zoo's configurations have them by default; every encoded
-    sentence ends in `</s>`.
+    sentence ends in `</s>`. Where a text holds these names, they are ordinary characters.
 
     Args:
         texts (iterable of `str`): Raw sentences; of both languages for a joint vocabulary.
@@ -53,33 +61,57 @@ def train_tokenizer(
         min_frequency (`int`, *optional*, defaults to 1): Rarer words, pairs or characters are left out.
         lowercase (`bool`, *optional*, defaults to `False`): Whether case is dropped.
         max_length (`int`, *optional*, defaults to 1024): `model_max_length` of the tokenizer.
+        byte_fallback (`bool`, *optional*): Whether 256 symbols of the vocabulary are bytes, in which BPE writes
+            characters that it does not know, so that every text comes back and nothing is unknown. `None`: for BPE with
+            `vocab_size` of 1000 or more. The alphabet is then cut to its most frequent characters where it would
+            exceed the vocabulary.
 
     Returns:
         `PreTrainedTokenizerFast`: `save_pretrained` writes what `AutoTokenizer` loads.
 
     Raises:
-        ValueError: There is no such kind, the vocabulary is too small, or there is no text.
+        ValueError: There is no such kind, a size is not allowed, the vocabulary is too small, or there is no text.
     """
     if kind not in TOKENIZER_TYPES:
         raise UserError(f"There is no tokenizer {kind!r}; choose one of {', '.join(TOKENIZER_TYPES)}.")
-    if vocab_size <= len(SPECIAL_TOKENS):
+    vocab_size = check_value("vocab_size", vocab_size, int, Range(least=1))
+    min_frequency = check_value("min_frequency", min_frequency, int, Range(least=1))
+    max_length = check_value("max_length", max_length, int, Range(least=1))
+    check_value("byte_fallback", byte_fallback, bool | None)
+    if byte_fallback is None:
+        byte_fallback = kind == "bpe" and vocab_size >= BYTE_FALLBACK_SIZE
+    if byte_fallback and kind != "bpe":
         raise UserError(
-            f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_TOKENS)} special tokens. Remedy: use some "
-            "thousands for BPE, at least the alphabet's size for characters."
+            f"A {kind!r} tokenizer cannot fall back to bytes; only BPE can. Remedy: choose kind bpe, or leave out "
+            "byte_fallback."
         )
+    reserved = len(SPECIAL_TOKENS) + (len(BYTES) if byte_fallback else 0)
+    if vocab_size <= reserved:
+        raise UserError(
+            f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_TOKENS)} special tokens"
+            f"{' and 256 bytes' if byte_fallback else ''}. Remedy: use some thousands for BPE, at least the alphabet's "
+            "size for characters."
+        )
+    if isinstance(texts, str):
+        raise UserError("texts must be a list of sentences, not one text. Remedy: put the text into a list.")
     # Typographic variants of space and composition are one; nothing else of the text is changed.
-    steps = [normalizers.NFC(), normalizers.Replace(Regex(r"[\s​]+"), " "), normalizers.Strip()]
+    steps = [normalizers.NFC(), normalizers.Replace(Regex(rf"[\s\u200b{GLUE}]+"), " "), normalizers.Strip()]
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
     tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
-    common = {"vocab_size": vocab_size, "min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS}
+    common = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS, "show_progress": False}
+    common["vocab_size"] = vocab_size - (len(BYTES) if byte_fallback else 0)
     if kind == "bpe":
-        trainer = trainers.BpeTrainer(**common, show_progress=False)
+        alphabet = {"limit_alphabet": vocab_size - reserved, "initial_alphabet": [GLUE]} if byte_fallback else {}
+        trainer = trainers.BpeTrainer(**common, **alphabet)
     else:
-        trainer = trainers.WordLevelTrainer(**common, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
+        trainer = trainers.WordLevelTrainer(**common)
+    tokenizer.train_from_iterator(only_text(texts), trainer)
+    learned = set(tokenizer.get_vocab()) - {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}
+    if not learned:
         raise UserError("The tokenizer found no text to learn from. Remedy: give at least one sentence.")
+    if byte_fallback:
+        tokenizer = with_bytes(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, SPECIAL_TOKENS.index(END))]
     )
@@ -91,8 +123,32 @@ def train_tokenizer(
         unk_token=AddedToken(UNKNOWN, special=True, normalized=False),
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # saved too: whoever loads the tokenizer reads `</s>` in a text as text
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def only_text(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, each looked at: whatever is no text is named."""
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"Text {number} to train the tokenizer on is no text but {text!r}. Remedy: give sentences.")
+        yield text
+
+
+def with_bytes(tokenizer: Tokenizer) -> Tokenizer:
+    """A trained BPE tokenizer with symbols for single bytes, behind the special tokens, and a decoder for them."""
+    state = json.loads(tokenizer.to_str())
+    model = state["model"]
+    first = len(SPECIAL_TOKENS)
+    vocabulary = {token: id if id < first else id + len(BYTES) for token, id in model["vocab"].items()}
+    vocabulary.update({byte: first + i for i, byte in enumerate(BYTES)})
+    model["vocab"], model["byte_fallback"] = vocabulary, True
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(GLUE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
 
 
 def build_splitting(kind: str):

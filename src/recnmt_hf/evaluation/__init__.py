@@ -23,6 +23,7 @@ from .metrics import (
     ter_score,
     tokenized_bleu_score,
 )
+from .model_checks import stamp_tokenizers
 from .significance import Comparison, compare_systems
 from .translator import DecodingOptions, Hypothesis, SentenceScore, Translation, Translator
 
@@ -54,6 +55,7 @@ __all__ = [
     "parse_links",
     "sacrebleu_score",
     "scores_by_length",
+    "stamp_tokenizers",
     "ter_score",
     "tokenized_bleu_score",
 ]

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from .._plain_text import control_ids, encode_plain, is_blank
 from ..models.user_errors import UserError
+from .attention_links import choose_attention, links_of_matrix, word_matrix
 from .translator import Translator, batches_by_tokens
 
 
@@ -34,6 +36,11 @@ class GoldAlignment:
 
     sure: Links
     possible: Links
+
+    def __post_init__(self) -> None:
+        if not set(self.sure) <= set(self.possible):
+            wrong = format_links(set(self.sure) - set(self.possible))
+            raise UserError(f"The sure links {wrong} are not among the possible ones. Remedy: add them there.")
 
 
 def parse_links(line: str, place: str = "the alignment", one_based: bool = False) -> GoldAlignment:
@@ -194,12 +201,12 @@ def words_of_tokens(
             f"{type(tokenizer).__name__} does not tell where its tokens stand in the text, so that sub-words cannot be "
             "mapped to words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
         )
-    given = {"text_target": text} if is_target else {"text": text}
-    encoded = tokenizer(**given, return_offsets_mapping=True, return_special_tokens_mask=True, truncation=False)
+    encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
     starts = [found.start() for found in re.finditer(r"\S+", text)]
+    controls = control_ids(tokenizer)
     words: list[int | None] = []
-    for (start, end), special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True):
-        if special and encoded["input_ids"][len(words)] != tokenizer.unk_token_id:
+    for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if id in controls:
             words.append(None)
             continue
         # A token may begin with the space before its word, or be that space alone.
@@ -209,74 +216,6 @@ def words_of_tokens(
             first = next((place for place in starts if place >= start), first)
         words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
     return encoded["input_ids"], words
-
-
-def word_matrix(
-    weights: np.ndarray,
-    source: Sequence[int | None],
-    target: Sequence[int | None],
-    source_words: int | None = None,
-    target_words: int | None = None,
-) -> np.ndarray:
-    """
-    Attention between words from attention between tokens.
-
-    A target word's attention is the mean over its tokens, what a source word gets the sum over its tokens.
-
-    Args:
-        weights (`numpy.ndarray` of shape `(target tokens, source tokens)`).
-        source, target (sequence of `int`, *optional*): The word of each token; `None` for special tokens.
-        source_words, target_words (`int`, *optional*): Words of either side; `None`: up to the last one with a token.
-
-    Returns:
-        `numpy.ndarray` of shape `(target_words, source_words + 1)`; special source tokens share the last column. Rows
-        of words without a token (a tokenizer may drop characters) are zero.
-    """
-    count = 1 + max((word for word in source if word is not None), default=-1)
-    count = count if source_words is None else source_words
-    columns = np.zeros((weights.shape[0], count + 1))
-    for place, word in enumerate(source):
-        columns[:, count if word is None else word] += weights[:, place]
-    length = 1 + max((word for word in target if word is not None), default=-1)
-    rows = np.zeros((length if target_words is None else target_words, count + 1))
-    tokens = np.zeros(len(rows))
-    for place, word in enumerate(target):
-        if word is not None:
-            rows[word] += columns[place]
-            tokens[word] += 1
-    return rows / np.maximum(tokens, 1)[:, None]
-
-
-def choose_attention(
-    attentions: Sequence[torch.Tensor], layer: int | str | None = None, head: int | None = None
-) -> torch.Tensor:
-    """
-    The cross-attention to align by, `(batch_size, target_length, source_length)`.
-
-    Args:
-        attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).
-        layer (`int` or `"mean"`, *optional*): A decoder layer from 0, or the mean of all. `None`: the one below the
-            top, which Garg et al. (2019) found best; the only one of a recurrent decoder.
-        head (`int`, *optional*): A head from 0; `None`: the mean of all.
-
-    Raises:
-        ValueError: There is no such layer or head.
-    """
-    if layer == "mean":
-        chosen = torch.stack(list(attentions)).mean(dim=0)
-    else:
-        place = max(len(attentions) - 2, 0) if layer is None else layer
-        if not isinstance(place, int) or not 0 <= place < len(attentions):
-            raise UserError(
-                f"There is no decoder layer {layer!r}; the model has layers 0 to {len(attentions) - 1}. Remedy: choose "
-                'one, or "mean".'
-            )
-        chosen = attentions[place]
-    if head is None:
-        return chosen.mean(dim=1)
-    if not 0 <= head < chosen.shape[1]:
-        raise UserError(f"There is no head {head}; the layer has heads 0 to {chosen.shape[1] - 1}. Remedy: choose one.")
-    return chosen[:, head]
 
 
 @torch.no_grad()
@@ -306,11 +245,15 @@ def align_pairs(
         raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
     pairs = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-        if not source.strip() or not target.strip():
+        translator.check_text(source, f"Source {number}")
+        translator.check_text(target, f"Translation {number}")
+        if is_blank(source) or is_blank(target):
             raise UserError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
         pairs.append(
             (words_of_tokens(translator.tokenizer, source), words_of_tokens(translator.target_tokenizer, target, True))
         )
+    for number, (source, target) in enumerate(pairs, start=1):
+        translator.check_lengths(len(source[0]), len(target[0]), f"Pair {number}")
     results: list[WordAlignment | None] = [None] * len(pairs)
     lengths = [max(len(source[0]), len(target[0])) for source, target in pairs]
     for batch in batches_by_tokens(lengths, max_tokens):
@@ -321,8 +264,5 @@ def align_pairs(
             words, spoken = re.findall(r"\S+", sources[i]), re.findall(r"\S+", targets[i])
             own = chosen[row, : len(target_ids), : len(source_ids)]
             matrix = word_matrix(own, source_words, target_words, len(words), len(spoken))
-            links = [
-                (int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < len(words) and matrix[j].any()
-            ]
-            results[i] = WordAlignment(words, spoken, links, matrix)
+            results[i] = WordAlignment(words, spoken, links_of_matrix(matrix), matrix)
     yield from results

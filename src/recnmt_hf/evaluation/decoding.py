@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import StoppingCriteria
 
+from .._values import check_value
 from ..models.user_errors import UserError
 
 
@@ -42,8 +43,9 @@ def length_penalty(kind: str, alpha: float) -> float:
         alpha (`float`): 0 switches it off.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: There is no such kind, or alpha is no finite number.
     """
+    check_value("length_penalty", alpha, float)
     if kind not in LENGTH_PENALTY_TYPES:
         raise UserError(f"There is no length penalty {kind!r}; choose one of {', '.join(LENGTH_PENALTY_TYPES)}.")
     return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +12,7 @@ import evaluate
 import sacrebleu
 from sacrebleu.metrics.base import Metric as SacreMetric
 
+from .._values import check_value
 from ..models.user_errors import UserError
 
 
@@ -27,6 +29,18 @@ class MetricScore:
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raises `ValueError` unless translations and references are lists of text of one length, and hold something."""
+    for name, lines in (
+        ("the translations", hypotheses),
+        *((f"reference {n}", r) for n, r in enumerate(references, 1)),
+    ):
+        if isinstance(lines, str):
+            raise UserError(f"One text was given as {name}. Remedy: give a list of sentences.")
+        for number, line in enumerate(lines, start=1):
+            if not isinstance(line, str):
+                raise UserError(f"Sentence {number} of {name} is no text but {line!r}. Remedy: give sentences.")
+    if not references:
+        raise UserError("There are no references. Remedy: give at least one list of them.")
     for number, stream in enumerate(references, start=1):
         if len(stream) != len(hypotheses):
             raise UserError(
@@ -39,7 +53,11 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 
 def reference_streams(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     """References as one list per reference set; a plain list of sentences is one set."""
-    return [list(references)] if references and isinstance(references[0], str) else [list(r) for r in references]
+    if isinstance(references, str):
+        raise UserError("One text was given as the references. Remedy: give a list of sentences.")
+    if references and (isinstance(references[0], str) or not hasattr(references[0], "__iter__")):
+        return [list(references)]
+    return [stream if isinstance(stream, str) else list(stream) for stream in references]
 
 
 def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: Sequence) -> MetricScore:
@@ -50,7 +68,13 @@ def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], refere
 
 
 def bleu_metric(lowercase: bool = False, tokenize: str | None = None, references: Sequence | None = None):
-    """sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning."""
+    """
+    sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning.
+
+    Raises:
+        ValueError: sacrebleu has no such tokenizer, or that needs a package or a file that is not there.
+    """
+    check_tokenizer(tokenize)
     return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
 
 
@@ -65,9 +89,27 @@ def sacrebleu_score(
         references (sequence of `str`, or of such sequences): One reference set, or several.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+
+    Raises:
+        ValueError: There is no such tokenizer, or the lists do not belong together.
     """
     metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
+
+
+def check_tokenizer(tokenize: str | None) -> None:
+    """Raises `ValueError` for a tokenizer that sacrebleu has not, or that cannot be used on this machine."""
+    known = sorted(sacrebleu.BLEU.TOKENIZERS)
+    if tokenize is not None and tokenize not in known:
+        raise UserError(f"There is no tokenizer {tokenize!r} of sacrebleu; choose one of {', '.join(known)}.")
+    try:
+        sacrebleu.BLEU(tokenize=tokenize)
+    except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(
+            f"sacrebleu's tokenizer {tokenize!r} cannot be used here ({first}). Remedy: install what it needs, or "
+            "choose another one."
+        ) from error
 
 
 def chrf_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:
@@ -95,10 +137,16 @@ def tokenized_bleu_score(
 
     Args:
         lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
-        language (`str`, *optional*): Tokenises both sides as Moses does for this language (no escaping); `None`: they
-            are tokenised already, and words are what spaces part.
+        language (`str`, *optional*): Tokenises both sides as Moses does for the language of this code (no escaping; of
+            one that it does not know, as English); `None`: they are tokenised already, and words are what spaces part.
+
+    Raises:
+        ValueError: That is no code of a language, or the lists do not belong together.
     """
+    if language is not None and not (isinstance(language, str) and re.fullmatch("[a-z]{2,3}", language)):
+        raise UserError(f"language={language!r} is not allowed. Remedy: give a language's code, such as de.")
     streams = reference_streams(references)
+    check_lengths(hypotheses, streams)
     hypotheses = list(hypotheses)
     if language is not None:
         tokenizer = moses_tokenizer(language)
@@ -131,9 +179,9 @@ def scores_by_length(
         Name, number of sentences and score of each bin that holds any sentence.
 
     Raises:
-        ValueError: The edges do not rise.
+        ValueError: The edges do not rise, or the lists do not belong together.
     """
-    edges = list(edges)
+    edges = [check_value("edges", edge, int) for edge in edges]
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:
         raise UserError(f"Length edges {edges} must rise and start at 1 or more, e.g. 15 30 45.")
     streams = reference_streams(references)

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .translator import DecodingOptions, Translation, Translator, load_target_tokenizer
+from .model_checks import check_loading
+from .translator import DecodingOptions, Translation, Translator, decoding_options, load_target_tokenizer
 
 
 # transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
 TASK = "recnmt-translation"
+
+
+# What transformers tells of a model that the pipeline loaded, until the pipeline has looked at it.
+LOADING_INFO = "_recnmt_loading_info"
+
+
+class WholeModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
+    """`AutoModelForSeq2SeqLM` that keeps what transformers would only report: what is missing, misshapen or foreign."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> PreTrainedModel:
+        settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(*args, **{**kwargs, **settings})
+        setattr(model, LOADING_INFO, info)
+        return model
 
 
 class TranslationPipeline(Pipeline):
@@ -34,6 +50,10 @@ class TranslationPipeline(Pipeline):
     _pipeline_calls_generate = True
 
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
+        model = kwargs.get("model", args[0] if args else None)
+        info = model.__dict__.pop(LOADING_INFO, None)
+        if info is not None:  # of a model that was loaded for the pipeline
+            check_loading(model, info)
         super().__init__(*args, **kwargs)
         path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
         if target_tokenizer is None and path and not is_joint:
@@ -42,7 +62,7 @@ class TranslationPipeline(Pipeline):
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
-        return {}, {"options": DecodingOptions(**kwargs)} if kwargs else {}, {}
+        return {}, {"options": decoding_options(None, kwargs)} if kwargs else {}, {}
 
     def preprocess(self, sentence: str, **kwargs: Any) -> dict[str, Any]:
         return {"sentence": sentence}
@@ -59,7 +79,7 @@ class TranslationPipeline(Pipeline):
         """
         if isinstance(sentences, str):
             return self([sentences], **kwargs)[0]
-        options = DecodingOptions(**kwargs)
+        options = decoding_options(None, kwargs)
         return [as_records(each) for each in self.translator.translate(sentences, options)]
 
 
@@ -71,7 +91,7 @@ def register_pipeline() -> None:
     """Makes `transformers.pipeline` know the task."""
     if TASK not in PIPELINE_REGISTRY.get_supported_tasks():
         PIPELINE_REGISTRY.register_pipeline(
-            TASK, pipeline_class=TranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
+            TASK, pipeline_class=TranslationPipeline, pt_model=WholeModelForSeq2SeqLM, type="text"
         )
 
 

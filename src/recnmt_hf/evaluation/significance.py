@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sacrebleu.significance import PairedTest
 
+from .._values import Range, check_value
 from ..models.user_errors import UserError
 from .metrics import bleu_metric, check_lengths, reference_streams
 
@@ -41,7 +42,7 @@ class Comparison:
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[str]],
+    systems: Mapping[str, Sequence[str]] | Iterable[tuple[str, Sequence[str]]],
     references: Sequence[str] | Sequence[Sequence[str]],
     method: str = "bootstrap",
     samples: int = 1000,
@@ -53,7 +54,7 @@ def compare_systems(
     Paired tests of BLEU (sacrebleu's implementations).
 
     Args:
-        systems (mapping of name to translations): The first is the baseline.
+        systems (mapping of name to translations, or pairs of them): The first is the baseline.
         references (sequence of `str`, or of such sequences): One reference set or several.
         method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
             2004). `"randomization"`: approximate randomisation (Riezler and Maxwell, 2005).
@@ -63,10 +64,18 @@ def compare_systems(
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
 
     Raises:
-        ValueError: There are fewer than two systems, no such method, or lengths differ.
+        ValueError: There are fewer than two systems, no such method or tokenizer, a number is not allowed, or lengths
+            differ.
     """
+    samples = check_value("samples", samples, int, Range(least=1))
+    seed = check_value("seed", seed, int, Range(least=0, most=2**32 - 1))
     if method not in METHODS:
         raise UserError(f"There is no test {method!r}; choose one of {', '.join(METHODS)}.")
+    named = list(systems.items() if isinstance(systems, Mapping) else systems)
+    systems = dict(named)
+    if len(systems) < len(named):
+        twice = sorted({str(name) for name, _ in named if [other for other, _ in named].count(name) > 1})
+        raise UserError(f"There is more than one system named {', '.join(twice)}. Remedy: give each its own name.")
     if len(systems) < 2:
         raise UserError("A comparison needs a baseline and at least one other system.")
     streams = reference_streams(references)

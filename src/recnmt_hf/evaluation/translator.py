@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import (
@@ -17,13 +20,22 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.utils import has_file
+from transformers.utils import has_file, logging
 
+from .._plain_text import control_ids, encode_plain, is_blank
+from .._values import Range, check_value
 from ..models.user_errors import MissingFileError, UserError
+from .attention_links import choose_attention, links_of_matrix, word_matrix
 from .decoding import MaxLengthPerSentence, length_penalty
+from .joining import glue_at, join_texts
+from .model_checks import check_loading, check_tokenizers, check_weights
 
+
+logger = logging.get_logger(__name__)
 
 TARGET_TOKENIZER = "target_tokenizer"
+# Above this share of unknown tokens there is a warning.
+UNKNOWN_SHARE = 0.01
 
 
 @dataclass
@@ -38,7 +50,8 @@ class Hypothesis:
         tokens (`list[int]`): Token ids, with the end token unless the length limit came first.
         finished (`bool`): Whether the model ended the sentence itself.
         alignment (`list[tuple[int, int]]`, *optional*): For each target token the source token of largest
-            cross-attention, as (source, target) positions.
+            cross-attention, as (source, target) positions; none where that is the source's end token, and none for
+            end tokens of the target.
     """
 
     text: str
@@ -100,7 +113,8 @@ class DecodingOptions:
             positions: `"error"` or `"split"` (at punctuation, else between words).
         max_source_length (`int`, *optional*): That limit in tokens; `None`: what the model's positions allow.
         alignments (`bool`, *optional*, defaults to `False`): Adds alignments from the cross-attention.
-        alignment_layer (`int`, *optional*): Decoder layer to read them from; `None`: the one below the top.
+        alignment_layer (`int` or `"mean"`, *optional*): Decoder layer to read them from, or the mean of all; `None`:
+            the one below the top.
         buffer (`int`, *optional*, defaults to 2000): Sentences that are sorted and batched together.
     """
 
@@ -114,28 +128,23 @@ class DecodingOptions:
     on_long: str = "error"
     max_source_length: int | None = None
     alignments: bool = False
-    alignment_layer: int | None = None
+    alignment_layer: int | str | None = None
     buffer: int = 2000
 
     def __post_init__(self) -> None:
-        for name, least in (("beams", 1), ("num_hypotheses", 1), ("max_tokens", 1), ("buffer", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} is not allowed; it must be at least {least}.")
+        for each in fields(self):
+            hint, allowed = ALLOWED[each.name]
+            value = check_value(each.name, getattr(self, each.name), hint, allowed, each.default)
+            setattr(self, each.name, value)
         if self.num_hypotheses > self.beams:
             raise UserError(
                 f"num_hypotheses={self.num_hypotheses} is more than beams={self.beams}. Remedy: use as many beams as "
                 "hypotheses, or more."
             )
-        if self.on_long not in ("error", "split"):
-            raise UserError(f'on_long={self.on_long!r} is not allowed; it must be "error" or "split".')
-        if (
-            self.max_length_factor < 0
-            or self.max_length_extra < 0
-            or self.max_length_factor + self.max_length_extra <= 0
-        ):
+        if self.max_length_factor + self.max_length_extra <= 0:
             raise UserError(
                 f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
-                "allowed; neither may be negative, and one must be above 0."
+                "allowed: they leave no token. Remedy: set one above 0."
             )
         if self.alignments and self.on_long == "split":
             raise UserError(
@@ -149,6 +158,35 @@ class DecodingOptions:
         return length_penalty(self.length_penalty_type, self.length_penalty)
 
 
+# Type and range of each option.
+WHOLE = Range(least=1)
+ALLOWED: dict[str, tuple[object, Range | None]] = {
+    "beams": (int, WHOLE),
+    "num_hypotheses": (int, WHOLE),
+    "length_penalty_type": (str, None),
+    "length_penalty": (float, None),
+    "max_length_factor": (float, Range(least=0, most=1000)),
+    "max_length_extra": (int, Range(least=0)),
+    "max_tokens": (int, WHOLE),
+    "on_long": (Literal["error", "split"], None),
+    "max_source_length": (int | None, WHOLE),
+    "alignments": (bool, None),
+    "alignment_layer": (int | Literal["mean"] | None, Range(least=0)),
+    "buffer": (int, WHOLE),
+}
+
+
+def decoding_options(options: DecodingOptions | None, changes: Mapping[str, object]) -> DecodingOptions:
+    """Options with changes; `ValueError` names one that does not exist, and the nearest that does."""
+    known = {each.name for each in fields(DecodingOptions)}
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}."
+            raise UserError(f"There is no option {name!r} of decoding; {hint}")
+    return replace(options, **changes) if options else DecodingOptions(**changes)
+
+
 class Translator:
     """
     Translates sentences with a trained model, batched by tokens and in the order given.
@@ -157,9 +195,12 @@ class Translator:
         model (`PreTrainedModel`): An encoder-decoder with `generate`.
         tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target.
+        check (`bool`, *optional*, defaults to `True`): Whether weights that are not finite and tokenizers that are not
+            the model's own are refused ([`~recnmt_hf.evaluation.model_checks.check_tokenizers`] says how those are
+            told); `False` leaves the looking to the caller.
 
     Raises:
-        ValueError: A tokenizer's vocabulary does not fit the model's.
+        ValueError: The weights are not finite, or a tokenizer is not the model's.
     """
 
     def __init__(
@@ -167,13 +208,15 @@ class Translator:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
+        check: bool = True,
     ):
         self.model = model
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer or tokenizer
-        check_vocabulary(self.tokenizer, model.config.vocab_size, "source")
-        target_size = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
-        check_vocabulary(self.target_tokenizer, target_size, "target")
+        if check:
+            check_weights(model)
+        check_tokenizers(model, self.tokenizer, self.target_tokenizer, strict=check)
+        self.control_ids = control_ids(self.tokenizer), control_ids(self.target_tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -181,6 +224,7 @@ class Translator:
         path: str | Path,
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
+        check: bool = True,
         **kwargs,
     ) -> Translator:
         """
@@ -191,11 +235,12 @@ class Translator:
                 `target_tokenizer`.
             device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
             dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
+            check (`bool`, *optional*, defaults to `True`): `False` takes weights and tokenizers as they are.
             **kwargs: Passed on to `from_pretrained`, e.g. `trust_remote_code=True`, `revision=...`.
 
         Raises:
             FileNotFoundError: A local path does not exist or holds no model.
-            ValueError: Tokenizer and model do not fit.
+            ValueError: Weights are missing, misshapen, foreign or not finite, or tokenizer and model do not fit.
         """
         path = str(path)
         if looks_local(path) and not (Path(path) / "config.json").is_file():
@@ -205,7 +250,9 @@ class Translator:
             )
         settings = {"dtype": dtype} if dtype is not None else {}
         try:
-            model = AutoModelForSeq2SeqLM.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
+            model, info = AutoModelForSeq2SeqLM.from_pretrained(
+                path, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings, **kwargs
+            )
         except Exception as error:
             if type(error).__name__ != "SafetensorError":
                 raise
@@ -213,10 +260,12 @@ class Translator:
                 f"The weights in {path} cannot be read ({error}). The file is cut short or damaged. Remedy: copy it "
                 "again, or use an earlier checkpoint."
             ) from error
+        if check:
+            check_loading(model, info)
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
         target = load_target_tokenizer(path, **kwargs)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device).eval(), tokenizer, target)
+        return cls(model.to(device).eval(), tokenizer, target, check)
 
     # -- translation -------------------------------------------------------------------------------------------------
 
@@ -228,7 +277,8 @@ class Translator:
         self, sentences: Iterable[str], options: DecodingOptions | None = None, **changes
     ) -> Iterator[Translation]:
         """
-        Translates a stream of sentences; an empty one gives an empty translation.
+        Translates a stream of sentences; an empty one, or one without a visible character, gives an empty translation.
+        A warning tells the share of unknown tokens where it is above 1%.
 
         Args:
             sentences (iterable of `str`): Read a buffer at a time, so files of any size will do.
@@ -236,42 +286,62 @@ class Translator:
             **changes: Fields of [`DecodingOptions`] in place of `options`.
 
         Raises:
-            ValueError: A sentence is too long for the model and `on_long="error"`; the message says which.
+            ValueError: A sentence is no text, or too long for the model and `on_long="error"`; the message says which.
         """
-        options = replace(options, **changes) if options else DecodingOptions(**changes)
+        options = decoding_options(options, changes)
+        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+            kind = "one text" if isinstance(sentences, str) else repr(sentences)
+            raise UserError(f"translate takes several sentences, not {kind}. Remedy: put them into a list.")
         sentences = iter(sentences)
         first = 1
+        unknown = UnknownTokens(self.tokenizer)
         while chunk := list(islice(sentences, options.buffer)):
-            yield from self._translate_chunk(chunk, options, first)
+            yield from self._translate_chunk(chunk, options, first, unknown)
             first += len(chunk)
+        unknown.warn()
 
-    def _translate_chunk(self, sentences: list[str], options: DecodingOptions, first: int) -> list[Translation]:
-        limit = options.max_source_length or self.longest_source()
+    def _translate_chunk(
+        self, sentences: list[str], options: DecodingOptions, first: int, unknown: UnknownTokens
+    ) -> list[Translation]:
+        longest = self.longest_source()
+        limit = min((each for each in (options.max_source_length, longest) if each is not None), default=None)
         pieces: list[tuple[int, list[int]]] = []  # (sentence, token ids), several of a split sentence
+        glues: dict[int, list[str]] = {}  # of a split sentence
         for i, sentence in enumerate(sentences):
-            if not sentence.strip():
+            self.check_text(sentence, f"Sentence {first + i}")
+            ids = [] if is_blank(sentence) else self.encode_source(sentence)
+            if self.is_empty(ids):
                 continue
-            ids = self.encode_source(sentence)
+            unknown.count(ids)
             if limit is None or len(ids) <= limit:
                 pieces.append((i, ids))
             elif options.on_long == "split":
-                pieces += [(i, part) for part in self.split_source(sentence, limit)]
+                parts = self._parts_within(sentence.strip(), limit)
+                encoded = [(glue, self.encode_source(text)) for glue, text in parts]
+                encoded = [(glue, part) for glue, part in encoded if not self.is_empty(part)]
+                if any(len(part) > limit for _, part in encoded):
+                    raise UserError(
+                        f"Sentence {first + i} cannot be split into parts of {limit} tokens: a single character takes "
+                        "more. Remedy: raise max_source_length."
+                    )
+                pieces += [(i, part) for _, part in encoded]
+                glues[i] = [glue for glue, _ in encoded]
             else:
                 raise UserError(
                     f"Sentence {first + i} has {len(ids)} tokens, the model takes {limit}: {sentence[:60]!r}... "
                     'Remedy: shorten it, or have it split with on_long="split" (--on-long split).'
                 )
-        parts: list[list[Hypothesis]] = [[] for _ in pieces]
+        found_parts: list[list[Hypothesis]] = [[] for _ in pieces]
         for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // options.beams):
             found = self._generate([pieces[k][1] for k in batch], options)
             for k, hypotheses in zip(batch, found, strict=True):
-                parts[k] = hypotheses
-        results = [[Hypothesis("", 0.0, 0.0)] for _ in sentences]
+                found_parts[k] = hypotheses
+        results = [[Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)] for _ in sentences]
         by_sentence: dict[int, list[list[Hypothesis]]] = {}
-        for (i, _), hypotheses in zip(pieces, parts, strict=True):
+        for (i, _), hypotheses in zip(pieces, found_parts, strict=True):
             by_sentence.setdefault(i, []).append(hypotheses)
         for i, found in by_sentence.items():
-            results[i] = found[0] if len(found) == 1 else join_pieces(found, options.penalty())
+            results[i] = found[0] if len(found) == 1 else join_pieces(found, options.penalty(), glues[i])
         return [Translation(sentence, found) for sentence, found in zip(sentences, results, strict=True)]
 
     @torch.no_grad()
@@ -305,7 +375,7 @@ class Translator:
         scores = [total / len(row) ** penalty for total, row in zip(log_probs, tokens, strict=True)]
         alignments: list = [None] * len(tokens)
         if options.alignments:
-            alignments = self.align_tokens(repeated, tokens, options.alignment_layer)
+            alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         texts = self.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = [
@@ -335,15 +405,21 @@ class Translator:
         Raises:
             ValueError: There are not as many sources as targets, or a source is empty.
         """
-        options = replace(options, **changes) if options else DecodingOptions(**changes)
+        options = decoding_options(options, changes)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
-        source_ids = []
-        for number, source in enumerate(sources, start=1):
-            if not source.strip():
+        source_ids, target_ids = [], []
+        unknown = UnknownTokens(self.tokenizer)
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+            self.check_text(source, f"Source {number}")
+            ids = [] if is_blank(source) else self.encode_source(source)
+            if self.is_empty(ids):
                 raise UserError(f"Source {number} is empty and has no probability. Remedy: remove the pair.")
-            source_ids.append(self.encode_source(source))
-        target_ids = [self.encode_target(target) if isinstance(target, str) else list(target) for target in targets]
+            unknown.count(ids)
+            source_ids.append(ids)
+            target_ids.append(self.target_ids(target, f"Translation {number}"))
+            self.check_lengths(len(ids), len(target_ids[-1]), f"Pair {number}")
+        unknown.warn()
         penalty = options.penalty()
         found = self.score_tokens(source_ids, target_ids, options.max_tokens)
         return [SentenceScore(sum(each) / max(len(each), 1) ** penalty, sum(each), each) for each in found]
@@ -372,21 +448,28 @@ class Translator:
 
     @torch.no_grad()
     def align_tokens(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], layer: int | None = None
+        self,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        layer: int | str | None = None,
+        max_tokens: int = 4096,
     ) -> list[list[tuple[int, int]]]:
         """
-        One link per target token, the end token left out: to the source token with the largest attention, averaged
-        over the heads of a decoder layer (the one below the top by default, as Garg et al., 2019, found best).
+        At most one link per target token, by the rule of [`align_pairs`] with each token as a word of its own: to the
+        source token with the largest attention, averaged over the heads of a decoder layer; none where that is the
+        source's end token, and none for the end token of the target.
         """
-        attentions = self.attention(sources, targets)
-        weights = attentions[max(len(attentions) - 2, 0) if layer is None else layer].float().mean(dim=1)
-        ends = self.end_ids()
-        links = []
-        for row, source, target in zip(weights, sources, targets, strict=True):
-            count = len(target) - (1 if target and target[-1] in ends else 0)
-            real = max(len(source) - 1, 1)  # the source's own end token is no word
-            best = row[:count, :real].argmax(dim=-1).tolist()
-            links.append([(i, j) for j, i in enumerate(best)])
+        links: list[list[tuple[int, int]]] = [[] for _ in targets]
+        lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+        for batch in batches_by_tokens(lengths, max_tokens):
+            attentions = self.attention([sources[i] for i in batch], [targets[i] for i in batch])
+            chosen = choose_attention(attentions, layer).float().cpu().numpy()
+            for row, i in zip(chosen, batch, strict=True):
+                own = row[: len(targets[i]), : len(sources[i])]
+                ends = self.control_ids[1] | self.end_ids()
+                source = [None if id in self.control_ids[0] else place for place, id in enumerate(sources[i])]
+                target = [None if id in ends else place for place, id in enumerate(targets[i])]
+                links[i] = links_of_matrix(word_matrix(own, source, target, len(source), len(target)))
         return links
 
     @torch.no_grad()
@@ -418,29 +501,68 @@ class Translator:
     # -- tokens ------------------------------------------------------------------------------------------------------
 
     def encode_source(self, sentence: str) -> list[int]:
-        return self.tokenizer(sentence, truncation=False, verbose=False)["input_ids"]
+        """Token ids, in which `</s>` and the like in the sentence are text."""
+        return encode_plain(self.tokenizer, sentence)["input_ids"]
 
     def encode_target(self, sentence: str) -> list[int]:
-        return self.target_tokenizer(text_target=sentence, truncation=False, verbose=False)["input_ids"]
+        """Token ids, in which `</s>` and the like in the sentence are text."""
+        return encode_plain(self.target_tokenizer, sentence, is_target=True)["input_ids"]
+
+    def target_ids(self, target: str | Sequence[int], place: str) -> list[int]:
+        """Token ids of a translation that is text or token ids; `ValueError` names those that do not exist."""
+        if isinstance(target, str):
+            self.check_text(target, place)
+            return self.encode_target(target)
+        rows = getattr(self.model.config, "decoder_vocab_size", None) or self.model.config.vocab_size
+        ids = list(target) if isinstance(target, Iterable) else [target]
+        for id in ids:
+            if not hasattr(id, "__index__") or isinstance(id, float) or not 0 <= id < rows:
+                raise UserError(f"{place}: {id!r} is no token id of 0 to {rows - 1}. Remedy: give the model's own ids.")
+        return [operator.index(id) for id in ids]
+
+    def is_empty(self, ids: Sequence[int]) -> bool:
+        """Whether a source's encoding holds nothing but control tokens."""
+        return all(id in self.control_ids[0] for id in ids)
+
+    def check_text(self, sentence: object, place: str) -> None:
+        """Raises `ValueError` for what is no text, or text that no file can hold."""
+        if not isinstance(sentence, str):
+            raise UserError(f"{place} is no text but {sentence!r}. Remedy: give sentences.")
+        try:
+            sentence.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{place} holds half a character ({error.object[error.start]!a}): {sentence[:60]!a}. Remedy: correct "
+                "how the text was read; UTF-8 has no such characters."
+            ) from error
+
+    def check_lengths(self, source: int, target: int, place: str) -> None:
+        """Raises `ValueError` where a pair of sentences has more tokens than the model positions."""
+        most = self.longest_source(), self.longest_target()
+        for side, length, limit in zip(("source", "target"), (source, target), most, strict=True):
+            limit = None if limit is None else limit + (side == "target")  # the last one is not read any more
+            if limit is not None and length > limit:
+                raise UserError(f"{place} has {length} {side} tokens, the model takes {limit}. Remedy: shorten it.")
 
     def split_source(self, sentence: str, limit: int) -> list[list[int]]:
         """
         Token ids of the parts of a long sentence, cut after punctuation where possible, else between words, else
         between characters, each time as near to the middle as possible.
         """
-        return [self.encode_source(part) for part in self._parts_within(sentence.strip(), limit)]
+        return [self.encode_source(part) for _, part in self._parts_within(sentence.strip(), limit)]
 
-    def _parts_within(self, text: str, limit: int) -> list[str]:
+    def _parts_within(self, text: str, limit: int, glue: str = "") -> list[tuple[str, str]]:
+        """The parts, each behind what joins its translation to the one before."""
         if len(self.encode_source(text)) <= limit or len(text) < 2:
-            return [text]
+            return [(glue, text)]
         # A mark within a number, a time or an address is not followed by a space and no place to cut.
         for pattern in (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r"."):
             cuts = [found.end() for found in re.finditer(pattern, text) if 0 < found.end() < len(text)]
             if cuts:
                 cut = min(cuts, key=lambda place: abs(place - len(text) / 2))
-                halves = text[:cut].strip(), text[cut:].strip()
-                return [part for half in halves if half for part in self._parts_within(half, limit)]
-        return [text]
+                left, right = self._parts_within(text[:cut].strip(), limit, glue), text[cut:].strip()
+                return left + self._parts_within(right, limit, glue_at(text, cut))
+        return [(glue, text)]
 
     def pad(self, rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Right-padded ids and their mask, on the model's device."""
@@ -531,15 +653,6 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
         ) from error
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
-    """Raises `ValueError` when the tokenizer has ids that the model's embedding has not."""
-    if len(tokenizer) > rows:
-        raise UserError(
-            f"The {side} tokenizer has {len(tokenizer)} symbols, the model's {side} embedding only {rows} rows. "
-            "Remedy: use the tokenizer the model was trained with, or resize the embeddings."
-        )
-
-
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Indices in batches of similar length, longest first, each within `max_tokens` including padding."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
@@ -550,7 +663,7 @@ def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         start += size
 
 
-def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float) -> list[Hypothesis]:
+def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str]) -> list[Hypothesis]:
     """The hypotheses of a split sentence from those of its parts, rank by rank."""
     joined = []
     for parts in zip(*found, strict=True):
@@ -558,7 +671,7 @@ def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float) -> list[H
         tokens = [token for part in parts for token in part.tokens]
         joined.append(
             Hypothesis(
-                " ".join(part.text for part in parts),
+                join_texts([part.text for part in parts], glues),
                 log_prob / max(len(tokens), 1) ** penalty,
                 log_prob,
                 tokens,
@@ -566,3 +679,23 @@ def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float) -> list[H
             )
         )
     return joined
+
+
+class UnknownTokens:
+    """Counts the tokens of a text that its tokenizer does not know."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.unknown_id = tokenizer.unk_token_id
+        self.unknown = self.total = 0
+
+    def count(self, ids: Sequence[int]) -> None:
+        self.total += len(ids)
+        self.unknown += ids.count(self.unknown_id)
+
+    def warn(self) -> None:
+        """Says so where it is more than a few."""
+        if self.unknown > UNKNOWN_SHARE * self.total:
+            logger.warning_once(
+                f"{100 * self.unknown / self.total:.1f}% of the source tokens are unknown to the tokenizer, and the "
+                "model cannot tell them apart. Remedy: a model whose tokenizer knows this language and script."
+            )

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import MarianConfig, MarianMTModel
 
+from ..evaluation.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..models.user_errors import UserError
@@ -66,12 +67,15 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTrans
         is the original's.
 
     Raises:
-        ValueError: A parameter has no place in the model, or stays without a value.
+        ValueError: The files lack a parameter or hold a foreign one, a parameter has no place in the model, or stays
+            without a value.
     """
     if isinstance(model_or_path, MarianMTModel):
         marian = model_or_path
     else:
-        marian = MarianMTModel.from_pretrained(str(model_or_path), **kwargs)
+        settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        marian, info = MarianMTModel.from_pretrained(str(model_or_path), **settings, **kwargs)
+        check_loading(marian, info)
     config = config_from_marian(marian.config)
     model = NMTTransformerForConditionalGeneration(config).to(marian.dtype)
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}

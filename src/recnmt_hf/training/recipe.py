@@ -83,6 +83,8 @@ class TokenizerSection:
         joint (`bool`, *optional*, defaults to `True`): One vocabulary for both sides.
         min_frequency (`int`, *optional*, defaults to 1): Rarer symbols are left out.
         lowercase (`bool`, *optional*, defaults to `False`): Drops case.
+        byte_fallback (`bool`, *optional*): Whether BPE writes what it does not know in bytes, 256 symbols of the
+            vocabulary; `None`: from 1000 symbols on.
         max_sentences (`int`, *optional*): Most sentence pairs to train it on.
         source, target (`str`, *optional*): Folders or model ids of existing tokenizers.
     """
@@ -94,6 +96,7 @@ class TokenizerSection:
     joint: bool = True
     min_frequency: int = 1
     lowercase: bool = False
+    byte_fallback: bool | None = None
     max_sentences: int | None = None
     source: str | None = None
     target: str | None = None

@@ -31,6 +31,7 @@ from ..data.corpora import load_pairs, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..evaluation.metrics import sacrebleu_score
+from ..evaluation.model_checks import check_padding, stamp_tokenizers
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer, looks_local
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
@@ -208,8 +209,11 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedToke
                 yield pair.target
 
     settings = {"min_frequency": section.min_frequency, "lowercase": section.lowercase}
+    kinds = [section.kind] if section.joint else [section.kind, section.target_kind or section.kind]
+    fallback = [section.byte_fallback if kind == "bpe" else None for kind in kinds]
     say(f"Training the {'joint ' if section.joint else ''}{section.kind} tokenizer.")
-    source = train_tokenizer(texts("both" if section.joint else "source"), section.kind, section.vocab_size, **settings)
+    side = "both" if section.joint else "source"
+    source = train_tokenizer(texts(side), section.kind, section.vocab_size, byte_fallback=fallback[0], **settings)
     source.save_pretrained(str(source_folder))
     if section.joint:
         return source, source
@@ -217,6 +221,7 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedToke
         texts("target"),
         section.target_kind or section.kind,
         section.target_vocab_size or section.vocab_size,
+        byte_fallback=fallback[1],
         **settings,
     )
     target.save_pretrained(str(target_folder))
@@ -269,6 +274,7 @@ def build_model(
     section = recipe.model
     if section.type not in MODEL_TYPES:
         raise UserError(f"model.type={section.type!r} is not allowed; choose one of {', '.join(MODEL_TYPES)}.")
+    check_padding(source_tokenizer, target_tokenizer)
     config_class = CONFIG_MAPPING[section.type]
     joint = target_tokenizer is source_tokenizer
     vocabulary = {
@@ -291,6 +297,7 @@ def build_model(
                 "symbols. Remedy: leave it out, or train a smaller tokenizer."
             )
     config = config_class.from_preset(section.preset, **merged)
+    stamp_tokenizers(config, source_tokenizer, target_tokenizer)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config = generation_config(config, recipe)
     return model

@@ -23,6 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.batching import TokenBatchSampler
 from ..evaluation.metrics import sacrebleu_score
+from ..evaluation.model_checks import check_padding
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
 from ..models.seq2seq_base import read_safetensors
 from ..models.user_errors import UserError
@@ -159,6 +160,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
         self.source_tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer or tokenizer
+        check_padding(
+            self.source_tokenizer, self.target_tokenizer, getattr(getattr(model, "config", None), "pad_token_id", None)
+        )
         shifts_itself = hasattr(model, "init_from_baseline")
         kwargs.setdefault(
             "data_collator", TranslationCollator(tokenizer.pad_token_id, None if shifts_itself else model)
@@ -326,7 +330,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         sample = dataset.select(range(min(self.args.bleu_samples, len(dataset))))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         own = list(range(rank, len(sample), world))
-        translator = Translator(self.accelerator.unwrap_model(self.model), self.source_tokenizer, self.target_tokenizer)
+        # The weights are training's own, and watched by it.
+        model = self.accelerator.unwrap_model(self.model)
+        translator = Translator(model, self.source_tokenizer, self.target_tokenizer, check=False)
         options = DecodingOptions(beams=self.args.bleu_beams, max_length_extra=20, on_long="split")
         sources, references = sample["source"][:], sample["target"][:]
         pairs = [

@@ -1,0 +1,218 @@
+"""Whether what was loaded is a whole model, and whether tokenizers are the ones it was trained with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..models.user_errors import UserError
+
+
+# Tables that models compute themselves, which files of older releases may hold.
+COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_batches_tracked)$")
+# Field of a configuration that tells the tokenizers of the model.
+STAMPS = "tokenizer_stamps"
+# Embeddings have more rows than the tokenizer symbols where they were rounded up for speed, or by a few made-up words.
+MULTIPLES = (8, 16, 32, 64, 128, 256)
+MADE_UP = 8
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> None:
+    """
+    Refuses a model that `from_pretrained` filled up with random weights, or whose files hold the weights of another.
+    Called before the model moves to a device, which weights without values cannot.
+
+    Args:
+        model (`PreTrainedModel`): As loaded.
+        info (mapping): What `from_pretrained(..., output_loading_info=True)` tells, where shapes may differ
+            (`ignore_mismatched_sizes=True`). Parameters that are computed or tied are not among its keys.
+
+    Raises:
+        UserError: A parameter is missing, has another shape or no values, or has no place in the model.
+    """
+    faults = []
+    if missing := sorted({*info["missing_keys"], *without_values(model)}):
+        faults.append(f"{named(missing)} missing")
+    if wrong := sorted(info["mismatched_keys"]):
+        shapes = [f"{name} {tuple(found)} for {tuple(needed)}" for name, found, needed in wrong]
+        faults.append(f"{named(shapes, 'has', 'have')} another shape than config.json says")
+    if foreign := sorted(name for name in info["unexpected_keys"] if not COMPUTED.search(name)):
+        faults.append(f"{named(foreign, 'has', 'have')} no place in the model")
+    faults += [str(message).strip() for message in info.get("error_msgs") or []]
+    if faults:
+        raise UserError(
+            f"The weights in {model.name_or_path} are not those of the model in its config.json: {'; '.join(faults)}. "
+            "Remedy: give weights and config.json of the same model, whole."
+        )
+
+
+def without_values(model: PreTrainedModel) -> list[str]:
+    """Parameters on the meta device, unless they wait elsewhere until they are needed (offloading)."""
+    places = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
+    if places & {"cpu", "disk"}:
+        return []
+    return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+
+
+def named(names: list[str], one: str = "is", several: str = "are") -> str:
+    """The first names of a list, and the verb."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} {one if len(names) == 1 else several}"
+
+
+@torch.no_grad()
+def check_weights(model: PreTrainedModel) -> None:
+    """
+    Refuses a model that cannot compute anything.
+
+    Raises:
+        UserError: A parameter has no values, or is NaN or infinite, or a saved buffer has NaN (an infinite bias forbids
+            a token).
+    """
+    if empty := without_values(model):
+        raise UserError(f"{named(sorted(empty), 'has', 'have')} no values. Remedy: load the model's weights, whole.")
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    saved = {name: tensor for name, tensor in model.state_dict().items() if name in buffers}
+    checks: dict[str, torch.Tensor] = {}
+    for name, tensor in {**parameters, **saved}.items():
+        # Quantized and sharded weights are classes of their own that need not know these operations.
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+        if is_plain and tensor.numel() and tensor.is_floating_point() and tensor.element_size() > 1:
+            low, high = torch.aminmax(tensor)  # both are NaN if any is
+            checks[name] = low.isfinite() & high.isfinite() if name in parameters else ~low.isnan()
+    found = torch.stack([check.to(model.device) for check in checks.values()]).tolist() if checks else []
+    if bad := [name for name, right in zip(checks, found, strict=True) if not right]:
+        raise UserError(
+            f"{named(sorted(bad), 'holds', 'hold')} numbers that are not finite (NaN or infinite). Remedy: use an "
+            "earlier checkpoint; training diverged, or the file is damaged."
+        )
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+def stamp_tokenizers(
+    config: PreTrainedConfig, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
+) -> None:
+    """
+    Writes into a model's configuration which tokenizers it is trained with, so that others are refused.
+
+    Tokens that are added later, behind the symbols of today, do not matter.
+    """
+    stamps = {"source": stamp(source), "target": stamp(target or source)}
+    setattr(config, STAMPS, stamps)
+
+
+def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> dict[str, Any]:
+    """Number and checksum of a tokenizer's symbols, or of its first `size` ones."""
+    symbols = sorted((id, token) for token, id in tokenizer.get_vocab().items() if size is None or id < size)
+    content = "\n".join(f"{id} {token}" for id, token in symbols)
+    size = 1 + symbols[-1][0] if size is None and symbols else size
+    return {"symbols": size, "sha256": hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()}
+
+
+def check_tokenizers(
+    model: PreTrainedModel, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, strict: bool = True
+) -> None:
+    """
+    Refuses tokenizers that are not the model's.
+
+    They must have a padding token, no more symbols than the embeddings have rows, and on both sides the padding id that
+    the model has. A model that names its tokenizers ([`stamp_tokenizers`], as training does)
+    takes no others. For other models the end-of-sentence ids must agree, and the embeddings may have more rows than
+    there are symbols only as far as that is usual: rounded up to a multiple of 8 to 256, or by a few rows.
+
+    Args:
+        strict (`bool`, *optional*, defaults to `True`): `False` looks only for what makes translating impossible.
+
+    Raises:
+        UserError: They are others.
+    """
+    config = model.config
+    rows = {"source": config.vocab_size, "target": getattr(config, "decoder_vocab_size", None) or config.vocab_size}
+    stamps = getattr(config, STAMPS, None)
+    for side, tokenizer in (("source", source), ("target", target)):
+        if tokenizer.pad_token_id is None:
+            raise UserError(
+                f"The {side} tokenizer has no padding token. Remedy: set it (tokenizer.pad_token = ...) to the one "
+                "that the model was trained with."
+            )
+        check_vocabulary(tokenizer, rows[side], side)
+        if not strict:
+            continue
+        if isinstance(stamps, Mapping) and isinstance(stamps.get(side), Mapping):
+            check_stamp(tokenizer, stamps[side], side)
+        else:
+            check_size(tokenizer, rows[side], side)
+    if strict:
+        check_padding(source, target, getattr(config, "pad_token_id", None))
+        check_end(model, target)
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
+    """Raises `UserError` when the tokenizer has ids that the model's embedding has not."""
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"The {side} tokenizer has {len(tokenizer)} symbols, the model's {side} embedding only {rows} rows. "
+            "Remedy: use the tokenizer the model was trained with, or resize the embeddings."
+        )
+
+
+def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
+    """Raises `UserError` when a tokenizer's symbols are not those that the model's configuration tells."""
+    found = stamp(tokenizer, expected.get("symbols"))
+    if found["sha256"] != expected.get("sha256"):
+        raise UserError(
+            f"The {side} tokenizer is not the one that the model was trained with: its symbols are others. Remedy: use "
+            "the tokenizer from the folder that training wrote. If the model was trained anew with this one, say so by "
+            "stamp_tokenizers(model.config, ...) and save it; check=False (in Python) translates all the same."
+        )
+
+
+def check_size(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
+    """Raises `UserError` when an embedding has more rows than a tokenizer of its own would leave unused."""
+    size = len(tokenizer)
+    padded = {-(-size // multiple) * multiple for multiple in MULTIPLES}
+    if rows - size > MADE_UP and rows not in padded:
+        raise UserError(
+            f"The {side} tokenizer has {size} symbols, the model's {side} embedding {rows} rows: it is not the one "
+            "that the model was trained with. Remedy: use that one; check=False (in Python) translates all the same."
+        )
+
+
+def check_padding(
+    source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, pad_token_id: int | None = None
+) -> None:
+    """
+    Raises `UserError` when source and target, or tokenizers and model (where its id is given), do not pad with the same
+    id: a model has one, whose row is zero in both embeddings and is never trained.
+    """
+    ids = {"source tokenizer": source.pad_token_id, "target tokenizer": target.pad_token_id, "model": pad_token_id}
+    if len({id for id in ids.values() if id is not None}) > 1:
+        told = ", ".join(f"{name} {id}" for name, id in ids.items() if id is not None)
+        raise UserError(
+            f"The padding ids differ ({told}), but the model has one for both sides and learns nothing for it. Remedy: "
+            "use tokenizers that have their padding token at the same place; `recnmt tokenizer` puts it at 0."
+        )
+
+
+def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
+    """Raises `UserError` when the model ends sentences with another token than the tokenizer."""
+    ends: set[int] = set()
+    for settings in (model.config, getattr(model, "generation_config", None)):
+        end = getattr(settings, "eos_token_id", None)
+        ends |= set(end) if isinstance(end, (list, tuple)) else {end} - {None}
+    if ends and target.eos_token_id is not None and target.eos_token_id not in ends:
+        raise UserError(
+            f"The model ends sentences with token {min(ends)}, the target tokenizer with {target.eos_token_id}: it is "
+            "not the one that the model was trained with. Remedy: use that one; check=False (in Python) translates all "
+            "the same."
+        )
