@@ -50,7 +50,7 @@ def kept_tokenizers(output_dir: Path) -> Tokenizers | None:
         return None
     source = load_tokenizer(output_dir / SOURCE_TOKENIZER)
     has_own = (output_dir / TARGET_TOKENIZER).is_dir()
-    return source, (load_tokenizer(output_dir / TARGET_TOKENIZER) if has_own else source)
+    return as_made(source, load_tokenizer(output_dir / TARGET_TOKENIZER) if has_own else source)
 
 
 def keep_tokenizers(tokenizers: Tokenizers, output_dir: Path) -> None:
@@ -113,4 +113,12 @@ def tokenizers_of(model: str | Path) -> Tokenizers:
             "name its folder."
         )
     source = load_tokenizer(model)
-    return source, load_target_tokenizer(model) or source
+    return as_made(source, load_target_tokenizer(model) or source)
+
+
+def as_made(*tokenizers: PreTrainedTokenizerBase) -> Tokenizers:
+    """Loaded tokenizers without a note of how they were loaded, which would be saved with them."""
+    for tokenizer in tokenizers:
+        for name in ("is_local", "local_files_only"):
+            tokenizer.init_kwargs.pop(name, None)
+    return tokenizers

@@ -1,0 +1,270 @@
+"""
+Runs that end before their end: killed at every file operation, on a full disk, by Ctrl-C.
+
+A killed process leaves its folder as it stands, and nothing else. So one undisturbed run is watched, and its folder is
+copied before each file operation: each copy is what a kill at that moment leaves. Files that grew since the last copy
+are also cut short, since a kill may come in the middle of writing.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import recnmt_hf
+from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in
+from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import point_of_return, train
+
+
+SIZE = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+def tiny(**sections):
+    """A recipe of four updates with a checkpoint each, of which the last two and the best stay."""
+    plan = {
+        "model": {"preset": "tiny", "fields": {**SIZE, **HEADS, "dropout": 0.2}},
+        "data": {
+            "train": [{"generated": "train", "size": 20}],
+            "validation": [{"generated": "validation", "size": 4}],
+        },
+        "tokenizer": {"kind": "word", "vocab_size": 40, "joint": False},
+        "training": {
+            "use_cpu": True,
+            "max_steps": 4,
+            "max_tokens": 150,
+            "learning_rate": 0.01,
+            "warmup_steps": 1,
+            "save_steps": 1,
+            "eval_steps": 2,
+            "bleu_samples": 0,
+            "keep_last": 2,
+            "keep_best": 1,
+        },
+        "decoding": {"beams": 1, "max_length_extra": 2},
+        "average": {"count": 2},
+        "test": {"unseen": {"generated": "test", "size": 2}},
+    }
+    for name, value in sections.items():
+        plan[name] = {**plan[name], **value}
+    return Recipe(**plan)
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+Tree = dict[str, bytes | None]  # files with their bytes, folders with None
+
+_watcher: Callable[[str, tuple], None] | None = None
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def _hook(event: str, arguments: tuple) -> None:
+    global _watcher
+    changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
+    if _watcher is None or not (changes or (event == "open" and (arguments[2] or 0) & _WRITING)):
+        return
+    watcher, _watcher = _watcher, None
+    try:
+        watcher(event, arguments)
+    finally:
+        _watcher = watcher
+
+
+@contextlib.contextmanager
+def watched(watcher):
+    """Calls `watcher` before every file operation that Python announces."""
+    global _watcher
+    if not hasattr(watched, "installed"):
+        sys.addaudithook(_hook)  # for good, but it does nothing without a watcher
+        watched.installed = True
+    _watcher = watcher
+    try:
+        yield
+    finally:
+        _watcher = None
+
+
+class Snapshots:
+    """The states in which a kill could leave a folder, without repetitions."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.kept: dict[bytes, bytes] = {}
+        self.states: list[tuple[str, Tree]] = []
+        self.seen: set[str] = set()
+        self.before: Tree = self.look()[0]
+        self.renamed = ""
+
+    def __call__(self, event, arguments):
+        now, written = self.look()
+        before = dict(self.before)
+        if self.renamed:  # at once, whatever was in it
+            moved = {name: content for name, content in now.items() if name.startswith(self.renamed)}
+            before = {name: content for name, content in before.items() if name in now} | moved
+        for name in sorted(written, key=written.get):
+            content = now[name]
+            if content != before.get(name):
+                for part in (content[: len(content) // 2], b""):
+                    self.add(f"{name} cut short before {event}", {**before, name: part})
+            before[name] = content
+        self.before = now
+        self.add(f"before {event} {arguments[:2]}", now)
+        self.renamed = os.path.relpath(arguments[1], self.folder) if event == "os.rename" else ""
+
+    def add(self, what, tree):
+        name = name_of(tree)
+        if name not in self.seen:
+            self.seen.add(name)
+            self.states.append((what, tree))
+
+    def look(self):
+        """The folder's content, and when each file was written; equal contents are kept once."""
+        tree, written = {}, {}
+        for parent, folders, files in os.walk(self.folder):
+            place = os.path.relpath(parent, self.folder)
+            tree |= {os.path.normpath(os.path.join(place, name)): None for name in folders}
+            for name in files:
+                path = os.path.join(parent, name)
+                relative = os.path.normpath(os.path.join(place, name))
+                with open(path, "rb") as file:
+                    content = file.read()
+                tree[relative] = self.kept.setdefault(content, content)
+                written[relative] = os.stat(path).st_mtime_ns
+        return tree, written
+
+
+def name_of(tree: Tree) -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted(tree.items()):
+        digest.update(f"{name}\0{content is None}\0".encode())
+        digest.update(hashlib.sha256(content or b"").digest())
+    return digest.hexdigest()
+
+
+def restore(tree: Tree, folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, content in sorted(tree.items()):
+        if content is None:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def names_in(folder: Path) -> set[str]:
+    return set(Snapshots(folder).look()[0])
+
+
+def end_like(folder: Path, expected: Path, what: str) -> None:
+    """The same files, and the same final model bit for bit."""
+    assert names_in(folder) == names_in(expected), what
+    for file in (expected / "model").rglob("*"):
+        if file.is_file():
+            assert (folder / "model" / file.relative_to(expected / "model")).read_bytes() == file.read_bytes(), what
+    for file in expected.iterdir():
+        assert not file.is_file() or (folder / file.name).read_bytes() == file.read_bytes(), what
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """A model with two vocabularies to start from."""
+    folder = tmp_path_factory.mktemp("baseline")
+    torch.manual_seed(3)
+    source, target = (train_tokenizer([text], "word", 40) for text in ("The dog sleeps .", "Der Hund schläft ."))
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(
+        recnmt_hf.NMTTransformerConfig.from_preset(
+            "tiny",
+            **SIZE,
+            **HEADS,
+            vocab_size=len(source),
+            decoder_vocab_size=len(target),
+            share_encoder_decoder_embeddings=False,
+        )
+    )
+    model.save_pretrained(folder)
+    source.save_pretrained(folder)
+    target.save_pretrained(folder / "target_tokenizer")
+    return folder
+
+
+def killed_everywhere(plan, folder, expected, scratch, resume=False):
+    """
+    Trains in `folder`, killed at each file operation and resumed; each end must be that of `expected`.
+
+    Copies that are the same once the resumed run has cleaned up behave alike from there on: one of each is resumed.
+    """
+    snapshots = Snapshots(folder)
+    with watched(snapshots):
+        train(plan, folder, resume=resume)
+    end_like(folder, expected or folder, "undisturbed")
+    expected = expected or folder
+    resumed = set()
+    for what, tree in snapshots.states:
+        restore(tree, scratch)
+        point_of_return(plan, scratch)
+        cleaned = {name: content for name, content in Snapshots(scratch).look()[0].items() if name != ".lock"}
+        if name_of(cleaned) in resumed:
+            continue
+        resumed.add(name_of(cleaned))
+        train(plan, restore(tree, scratch), resume=True)
+        end_like(scratch, expected, what)
+    return snapshots.states, resumed
+
+
+def test_killed_at_every_file_operation(tmp_path):
+    plan = tiny(data={"cache_dir": str(tmp_path / "data")})  # prepared once for all
+    states, resumed = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    assert len(states) > 300 and len(resumed) > 10
+    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3, 4]
+    # A resumed run is killed likewise, with an old final model, a half-written checkpoint and other left-overs there.
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "run", again)
+    (again / "checkpoint-4" / "complete.json").rename(again / "checkpoint-4" / "complete.json.partial")
+    (again / "model.partial").mkdir()
+    (again / ".results.json.abc.partial").write_text("{")
+    killed_everywhere(plan, again, tmp_path / "run", tmp_path / "killed", resume=True)
+
+
+def test_killed_warm_start_with_two_vocabularies(tmp_path, baseline):
+    """
+    Neither tokenizer may be there without the other: the resumed run would take one for both sides. The data is
+    prepared anew after each kill.
+    """
+    training = {"max_steps": 1, "eval_strategy": "no"}
+    plan = tiny(model={"init_from": str(baseline)}, training=training, average={"count": 1})
+    plan.test = {}
+    states, _ = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    assert any(tree.keys() >= {"target_tokenizer"} and "tokenizer" not in tree for _, tree in states)
+    model = load_file(tmp_path / "run/model/model.safetensors")
+    assert "model.decoder.embed_tokens.weight" in model
+
+
+def test_killed_average(tmp_path):
+    """The averaged model is whole or not there, and a second try clears up after the first."""
+    plan = tiny(training={"max_steps": 2, "eval_strategy": "no"})
+    plan.test = {}
+    train(plan, tmp_path / "run")
+    chosen = [folder for _, folder in checkpoints_in(tmp_path / "run")]
+    place = tmp_path / "place"
+    place.mkdir()
+    snapshots = Snapshots(place)
+    with watched(snapshots):
+        average_checkpoints(chosen, place / "mean")
+    expected = Snapshots(place).look()[0]
+    assert len(snapshots.states) > 20
+    for what, tree in snapshots.states:
+        assert "mean" not in tree or tree == expected, what
+        if "mean" not in tree:
+            average_checkpoints(chosen, restore(tree, tmp_path / "again") / "mean")
+            assert Snapshots(tmp_path / "again").look()[0] == expected, what
