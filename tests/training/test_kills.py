@@ -7,8 +7,10 @@ are also cut short, since a kill may come in the middle of writing.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,7 +22,9 @@ from safetensors.torch import load_file
 
 import recnmt_hf
 from recnmt_hf.data.tokenization import train_tokenizer
-from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in
+from recnmt_hf.models.user_errors import UserError
+from recnmt_hf.training import trainer as trainer_module
+from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in, newest_checkpoint
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import point_of_return, train
 
@@ -198,6 +202,16 @@ def baseline(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def shared_data(tmp_path_factory):
+    """A recipe of two updates whose data is prepared already, and its undisturbed run."""
+    folder = tmp_path_factory.mktemp("shared")
+    training = {"max_steps": 2, "eval_strategy": "no"}
+    plan = tiny(data={"cache_dir": str(folder / "data")}, training=training, average={"count": 2})
+    train(plan, folder / "run")
+    return plan, folder / "run"
+
+
 def killed_everywhere(plan, folder, expected, scratch, resume=False):
     """
     Trains in `folder`, killed at each file operation and resumed; each end must be that of `expected`.
@@ -268,3 +282,90 @@ def test_killed_average(tmp_path):
         if "mean" not in tree:
             average_checkpoints(chosen, restore(tree, tmp_path / "again") / "mean")
             assert Snapshots(tmp_path / "again").look()[0] == expected, what
+
+
+# -- full disks and interrupts -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def disk_full_at(part):
+    """Nothing grows any more from the first time on that a path with `part` in it is opened for writing or made."""
+    full = False
+
+    def watcher(event, arguments):
+        nonlocal full
+        full = full or (event in ("open", "os.mkdir") and part in str(arguments[0]))
+        if full and event in ("open", "os.mkdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with watched(watcher):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("part", "newest"),
+    [
+        ("tokenizers.partial", None),
+        ("recipe.yaml", None),
+        ("checkpoint-1", None),
+        ("checkpoint-2/trainer_state", "checkpoint-1"),
+        ("checkpoint-2/complete.json", "checkpoint-1"),
+        (".model.partial", "checkpoint-2"),
+        ("results.json", "checkpoint-2"),
+    ],
+)
+def test_full_disk(tmp_path, shared_data, part, newest):
+    """One sentence says where the run stands, nothing half-written stays, and the resumed run ends the same."""
+    plan, expected = shared_data
+    with pytest.raises(UserError, match="No space left on device") as caught, disk_full_at(part):
+        train(plan, tmp_path / "run")
+    message = str(caught.value)
+    assert "--resume" in message and "Remedy: free space" in message
+    assert (str(tmp_path / "run" / newest) if newest else "no complete checkpoint yet") in message
+    assert newest_checkpoint(tmp_path / "run") == (tmp_path / "run" / newest if newest else None)
+    assert not [name for name in names_in(tmp_path / "run") if "partial" in name]
+    train(plan, tmp_path / "run", resume=True)
+    end_like(tmp_path / "run", expected, part)
+
+
+@pytest.mark.parametrize("bytes_at_most", [8_000, 20_000])
+def test_libraries_that_cannot_write(tmp_path, shared_data, bytes_at_most):
+    """The errors of safetensors (weights) and torch (optimizer) are no OSErrors of Python's."""
+    plan, expected = shared_data
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    save = trainer_module.TranslationTrainer._save_checkpoint
+
+    def limited(self, *arguments):
+        if self.state.global_step == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_at_most, limits[1]))
+        try:
+            save(self, *arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with (
+        pytest.raises(UserError, match=r"could not be written.*newest complete checkpoint is .*checkpoint-1; --resume"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(trainer_module.TranslationTrainer, "_save_checkpoint", limited)
+        # What grows beyond the limit first: the custom code and tokenizers are copied whatever the limit.
+        patch.setattr(shutil, "copy", lambda *arguments, **settings: None)
+        train(plan, tmp_path / "run")
+    train(plan, tmp_path / "run", resume=True)
+    end_like(tmp_path / "run", expected, f"{bytes_at_most} bytes")
+
+
+def test_interrupt(tmp_path, shared_data, capsys):
+    """Ctrl-C while a checkpoint is written."""
+    plan, expected = shared_data
+
+    def watcher(event, arguments):
+        if event == "open" and "checkpoint-2/trainer_state" in str(arguments[0]):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), watched(watcher):
+        train(plan, tmp_path / "run")
+    assert f"newest complete checkpoint is {tmp_path / 'run/checkpoint-1'}; --resume" in capsys.readouterr().err
+    assert not (tmp_path / "run/.lock").exists()
+    train(plan, tmp_path / "run", resume=True)
+    end_like(tmp_path / "run", expected, "interrupted")

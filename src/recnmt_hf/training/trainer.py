@@ -119,6 +119,15 @@ class SamplerEpochCallback(TrainerCallback):
         sampler.set_epoch(state.global_step // updates)
 
 
+class IntervalCallback(TrainerCallback):
+    """Has a resumed run log, evaluate and save as often as its arguments say, not as those of the run before did."""
+
+    def on_train_begin(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
 class FiniteLossCallback(TrainerCallback):
     """Stops training soon after the loss stops being a number, before anything is saved."""
 
@@ -174,6 +183,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.model_accepts_loss_kwargs = False
         self.train_sampler: TokenBatchSampler | None = None
         self.loss_is_finite: torch.Tensor | None = None
+        self.add_callback(IntervalCallback())
         self.add_callback(SamplerEpochCallback(self))
         self.add_callback(FiniteLossCallback(self))
 
@@ -384,6 +394,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 group["initial_lr"] = new
         if wanted_bases:
             self.lr_scheduler.base_lrs = wanted_bases
+            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _load_callback_state(self) -> None:
         """As the Trainer's, which would also bring back the patience of the run before."""
