@@ -279,7 +279,8 @@ def disk_full(error: BaseException | None) -> str | None:
         for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             if f"os error {code})" in str(error) or os.strerror(code) in str(error):
                 return os.strerror(code)
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter failed writing file" in str(error):
+        of_torch = "PytorchStreamWriter failed writing" in str(error) or "unexpected pos" in str(error)
+        if isinstance(error, RuntimeError) and of_torch:
             return "the disk is full, or writing failed"
         error = error.__cause__ or error.__context__
     return None
