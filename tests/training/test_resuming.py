@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from test_kills import tiny
+from test_kills import PAIRS, tiny
 
 from recnmt_hf.models.user_errors import UserError
 from recnmt_hf.training import output_folder
@@ -54,11 +54,11 @@ def run(finished, tmp_path):
         ("model", {"preset": "small"}, "model.preset: tiny -> small"),
         ("tokenizer", {"vocab_size": 30}, "tokenizer.vocab_size: 40 -> 30"),
         ("training", {"seed": 2}, "training.seed: 1 -> 2"),
-        ("training", {"max_tokens": 99, "optim": "sgd"}, "training.max_tokens: 150 -> 99; training.optim: unset|adamw"),
+        ("training", {"max_tokens": 99, "optim": "sgd"}, "training.max_tokens: 80 -> 99; training.optim: unset|adamw"),
         ("training", {"label_smoothing_factor": 0.2}, "training.label_smoothing_factor: 0.1 -> 0.2"),
         ("training", {"gradient_accumulation_steps": 2}, r"\(processes: 1 -> 1, gradient_accumulation_steps: 1 -> 2\)"),
         ("data", {"train": [{"generated": "train", "size": 21}]}, r"training data .* \(20 sentence pairs then, 21 now"),
-        ("data", {"source_lang": "de", "target_lang": "en"}, r"training data .* \(20 sentence pairs then, 20 now"),
+        ("data", {"max_source_length": 5}, r"training data .* \(20 sentence pairs then, 1?\d now"),
     ],
 )
 def test_what_cannot_change_is_refused(finished, run, section, values, message):
@@ -75,7 +75,7 @@ def test_what_may_change_is_said(finished, run, capsys):
         finished,
         training={"max_steps": 5, "logging_steps": 1, "keep_last": 3, "learning_rate": 0.02},
         decoding={"beams": 2},
-        data={"train": [{"generated": "train", "size": 20, "seed": 1}]},
+        data={"train": [{"tsv": PAIRS["tsv"].replace("/training/", "/training/../training/")}]},
     )
     train(plan, run, resume=True)
     said = capsys.readouterr().err
