@@ -57,7 +57,10 @@ def with_value(value):
     ("change", "message"),
     [
         (lambda weights: weights.pop(WEIGHT), rf"{WEIGHT} is missing"),
-        (lambda weights: weights.pop("model.shared.weight"), r"model\.shared\.weight is missing"),
+        (
+            lambda weights: weights.pop("model.shared.weight"),
+            r"model\.encoder\.embed_tokens\.weight and 1 more are missing",
+        ),
         (
             lambda weights: weights.update({WEIGHT: weights[WEIGHT][:-1].contiguous()}),
             rf"{WEIGHT} \(255, 128\) for \(256, 128\) has another shape",

@@ -98,6 +98,9 @@ def test_wrong_folders_are_named(tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(good, cut)
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"cut is damaged: model\.safetensors has 135 bytes, not 140"):
+        average_checkpoints([good, cut], tmp_path / "out")
+    (cut / MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"cut short or damaged"):
         average_checkpoints([good, cut], tmp_path / "out")
     other = tmp_path / "other"

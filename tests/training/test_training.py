@@ -470,7 +470,7 @@ def test_saving_and_evaluating_at_different_steps(tmp_path, tokenizer):
 
 
 def test_overwrite_spares_foreign_files(tmp_path):
-    from recnmt_hf.training.run import claim_output
+    from recnmt_hf.training.output_folder import claim_output
 
     (tmp_path / "models").mkdir()
     (tmp_path / "recipe.yaml").write_text("{}")

@@ -1,62 +1,118 @@
-"""Complete checkpoints, and averages of several."""
+"""Complete checkpoints, what is wrong with damaged ones, which are kept, and averages of several."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..models.user_errors import MissingFileError, UserError
+from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 
 
 MANIFEST = "complete.json"
+PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
+# What a checkpoint holds beside the model itself; going on needs it, translating and averaging do not.
+_TRAINING_STATE = re.compile(r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args)[^/]*$")
 
 
 def mark_complete(folder: str | Path) -> None:
     """
-    Writes the manifest that makes a checkpoint count: names and sizes of all its files. It is written last, and at
-    once (renamed into place), so a checkpoint whose writing was cut off never has a manifest that fits.
+    Writes the manifest that makes a checkpoint count: names, sizes and SHA-256 sums of all its files. It is written
+    last, and at once (renamed into place), so a checkpoint whose writing was cut off never has a manifest.
+
+    The files are read once more for the sums, mostly from the system's cache: about a second for each gigabyte.
     """
     folder = Path(folder)
-    sizes = {
-        str(file.relative_to(folder)): file.stat().st_size
+    files = {
+        str(file.relative_to(folder)): file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != MANIFEST
+        if file.is_file() and file.name != MANIFEST and file.suffix != PARTIAL
     }
-    partial = folder / f"{MANIFEST}.partial"
+    manifest = {"files": {name: file.stat().st_size for name, file in files.items()}, "sha256": sums_of(files)}
+    partial = folder / f"{MANIFEST}{PARTIAL}"
     with partial.open("w", encoding="utf-8") as file:
-        json.dump({"files": sizes}, file, indent=1)
+        json.dump(manifest, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, folder / MANIFEST)
 
 
-def is_complete(folder: str | Path) -> bool:
-    """Whether a checkpoint's manifest is there and fits its files."""
+def sums_of(files: dict[str, Path]) -> dict[str, str]:
+    """The SHA-256 sums of named files, taken side by side."""
+
+    def sum_of(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return dict(zip(files, pool.map(sum_of, files.values()), strict=True))
+
+
+def faults_of(folder: str | Path, contents: bool = True, training_state: bool = True) -> list[str]:
+    """
+    What is wrong with a checkpoint, in words; an empty list for an intact one.
+
+    Args:
+        folder (`str` or `Path`): The checkpoint.
+        contents (`bool`, *optional*, defaults to `True`): Compares the files' sums too, as far as the manifest has them
+            (older ones have sizes alone). That reads every file; without it only sizes are looked at.
+        training_state (`bool`, *optional*, defaults to `True`): Also of the files that only going on needs.
+    """
     folder = Path(folder)
     try:
-        sizes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        sizes, sums = dict(manifest["files"]), dict(manifest.get("sha256", {}))
+    except FileNotFoundError:
+        return [f"{MANIFEST} is missing, so its saving was cut off"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST} cannot be read ({error})"]
+    faults, whole = [], {}
+    for name, size in sizes.items():
+        if name.endswith(PARTIAL) or (not training_state and _TRAINING_STATE.search(name)):
+            continue  # older manifests may list a left-over of their own writing
+        try:
+            found = (folder / name).stat().st_size
+        except OSError:
+            faults.append(f"{name} is missing")
+            continue
+        if found != size:
+            faults.append(f"{name} has {found} bytes, not {size}")
+        elif name in sums:
+            whole[name] = folder / name
+    if contents:
+        try:
+            found_sums = sums_of(whole)
+        except OSError as error:
+            return [*faults, f"{error.filename} cannot be read ({error.strerror})"]
+        faults += [f"{name} has changed since it was saved" for name in whole if found_sums[name] != sums[name]]
+    return faults
+
+
+def is_complete(folder: str | Path) -> bool:
+    """Whether a checkpoint's manifest is there and the sizes in it are those of its files."""
+    return not faults_of(folder, contents=False)
+
+
+def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
+    """Steps and folders of all of a run's checkpoints, whole or not, oldest first."""
+    matches = ((_CHECKPOINT.match(folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
+    return sorted((int(match.group(1)), folder) for match, folder in matches if match)
 
 
 def checkpoints_in(run: str | Path) -> list[tuple[int, Path]]:
     """Steps and folders of a run's complete checkpoints, oldest first."""
-    found = []
-    for folder in Path(run).glob("checkpoint-*"):
-        match = _CHECKPOINT.match(folder.name)
-        if match and is_complete(folder):
-            found.append((int(match.group(1)), folder))
-    return sorted(found)
+    return [(step, folder) for step, folder in numbered_in(run) if is_complete(folder)]
 
 
 def newest_checkpoint(run: str | Path) -> Path | None:
@@ -65,13 +121,58 @@ def newest_checkpoint(run: str | Path) -> Path | None:
     return found[-1][1] if found else None
 
 
+def newest_intact_checkpoint(run: str | Path, tell: Callable[[str], None] = lambda text: None) -> Path | None:
+    """
+    The newest checkpoint of a run whose files are as they were saved, or `None` if none was ever saved whole.
+
+    Args:
+        run (`str` or `Path`): A run's output folder.
+        tell (`Callable`, *optional*): Is told of each newer checkpoint that is damaged, and how.
+
+    Raises:
+        ValueError: There are checkpoints, and all are damaged.
+    """
+    damaged = []
+    for _, folder in reversed(numbered_in(run)):
+        if not (folder / MANIFEST).exists():
+            continue  # its saving was cut off
+        faults = faults_of(folder)
+        if not faults:
+            for text in damaged:
+                tell(f"{text} An older checkpoint is taken.")
+            return folder
+        damaged.append(f"{folder} is damaged: {'; '.join(faults[:3])}.")
+    if damaged:
+        raise UserError(
+            f"{run} has no intact checkpoint. {' '.join(damaged)} Remedy: bring the files back from a copy, or start "
+            "anew with --overwrite or in another folder."
+        )
+    return None
+
+
+def discard(folder: str | Path) -> None:
+    """Deletes a checkpoint; the manifest goes first, so a half-deleted one never counts."""
+    folder = Path(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def metric_of_steps(run: str | Path, metric: str) -> dict[int, float]:
     """A validation metric by step, from the newest checkpoint's log."""
     newest = newest_checkpoint(run)
     if newest is None:
         return {}
-    state = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
-    return {entry["step"]: entry[metric] for entry in state.get("log_history", []) if metric in entry}
+    return {entry["step"]: entry[metric] for entry in state_of(newest).get("log_history", []) if metric in entry}
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """The Trainer's own state in a checkpoint: steps, log, callbacks."""
+    return json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+
+
+def steps_of(checkpoint: Path) -> int:
+    """The training steps that a checkpoint's name tells."""
+    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 def choose_checkpoints(
@@ -88,6 +189,8 @@ def choose_checkpoints(
     Raises:
         ValueError: There is no complete checkpoint, or no value of the metric.
     """
+    if count < 1:
+        raise UserError(f"count={count} is not allowed; at least 1 checkpoint is needed. Remedy: give a larger number.")
     found = checkpoints_in(run)
     if not found:
         raise UserError(f"{run} has no complete checkpoint. Remedy: train first, or name the right folder.")
@@ -106,20 +209,35 @@ def choose_checkpoints(
     return [folder for _, _, folder in ranked[:count]]
 
 
+def rotate(run: str | Path, keep_last: int, keep_best: int, metric: str | None, greater_is_better: bool) -> None:
+    """Deletes a run's checkpoints except the newest, those best by a metric, and the one the Trainer calls its best."""
+    run = Path(run)
+    keep = choose_checkpoints(run, max(keep_last, 1))
+    newest = keep[-1]
+    if metric and keep_best > 0:
+        metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+        evaluated = metric_of_steps(run, metric)
+        if any(step in evaluated for step, _ in checkpoints_in(run)):
+            keep += choose_checkpoints(run, keep_best, "best", metric, greater_is_better)
+    if best := state_of(newest).get("best_model_checkpoint"):
+        keep.append(run / Path(best).name)  # the run may have moved since
+    remove_superfluous(run, keep)
+
+
 def remove_superfluous(run: str | Path, keep: Iterable[Path]) -> None:
-    """Deletes a run's checkpoints except those to keep; the manifest goes first, so a half-deleted one never counts."""
+    """Deletes a run's checkpoints except those to keep."""
     kept = {Path(folder).resolve() for folder in keep}
-    for folder in Path(run).glob("checkpoint-*"):
-        if _CHECKPOINT.match(folder.name) and folder.resolve() not in kept:
-            (folder / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+    for _, folder in numbered_in(run):
+        if folder.resolve() not in kept:
+            discard(folder)
 
 
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Path:
     """
     Writes the mean of several checkpoints' parameters, with the last one's configuration and tokenizers.
 
-    Tensors are read one at a time and summed in float32 (float64 for float64), so memory stays at one model.
+    Tensors are read one at a time and summed in float32 (float64 for float64), so memory stays at one model. The output
+    folder is there when it is whole; and a run may go on training into the folders' parent meanwhile.
 
     Args:
         folders (sequence of `str` or `Path`): Folders with `model.safetensors`, or its shards.
@@ -130,13 +248,57 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
 
     Raises:
         FileNotFoundError: A folder has no safetensors weights.
+        FileExistsError: The output folder is there and not empty.
         ValueError: No folder is given, the models differ in parameters, or a file is damaged.
     """
     if not folders:
         raise UserError("There is nothing to average. Remedy: name at least one checkpoint.")
+    folders, output = [Path(folder) for folder in folders], Path(output)
+    if output.is_dir() and any(output.iterdir()):
+        raise ExistingFileError(f"{output} is not empty. Remedy: choose a new folder.")
+    marked = [folder for folder in folders if (folder / MANIFEST).exists()]
+    for folder in marked:
+        faults = faults_of(folder, training_state=False)
+        if faults and (folder / MANIFEST).exists():
+            raise UserError(
+                f"{folder} is damaged: {'; '.join(faults[:3])}. Remedy: delete it and average the others, or bring its "
+                "files back from a copy."
+            )
+    # What a killed one left there goes; one name, so that there is never more than one.
+    working = output.parent / f".{output.name}{PARTIAL}"
+    shutil.rmtree(working, ignore_errors=True)
+    try:
+        mean = mean_of(folders)
+        working.mkdir(parents=True)
+        copy_beside_weights(folders[-1], working)
+        save_file(mean, working / "model.safetensors", metadata={"format": "pt"})
+        check_still_there(marked)
+        os.replace(working, output)
+    except (OSError, UserError):
+        check_still_there(marked)
+        raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    return output
+
+
+def check_still_there(marked: Sequence[Path]) -> None:
+    """
+    Whether checkpoints that had a manifest have it still: it goes before any other file, so what was read was whole.
+
+    Raises:
+        FileNotFoundError: One was deleted meanwhile.
+    """
+    for folder in marked:
+        if not (folder / MANIFEST).exists():
+            raise MissingFileError(
+                f"{folder} was deleted while it was read, by a run that goes on training. Remedy: average again."
+            )
+
+
+def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """The mean of each parameter over several checkpoints, in the parameter's own dtype."""
     shards = [weight_files(folder) for folder in folders]
-    output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
     reference = index_of(shards[0])
     for folder, files in zip(folders[1:], shards[1:], strict=True):
         if index_of(files).keys() != reference.keys():
@@ -161,11 +323,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         for tensor in tensors[1:]:
             total += tensor
         mean[name] = (total / len(tensors)).to(first.dtype)
-    copy_beside_weights(folders[-1], output)
-    partial = output / "model.safetensors.partial"
-    save_file(mean, partial, metadata={"format": "pt"})
-    os.replace(partial, output / "model.safetensors")
-    return output
+    return mean
 
 
 def copy_beside_weights(folder: str | Path, output: str | Path) -> None:

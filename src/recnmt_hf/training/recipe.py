@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from ..data.corpora import Corpus
+from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
 from ..evaluation.translator import DecodingOptions
 from ..models.user_errors import MissingFileError, UserError
@@ -251,7 +252,8 @@ class Recipe:
 
     def save(self, path: str | Path) -> None:
         """Writes the recipe with all defaults filled in."""
-        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        with open_output(path) as file:
+            file.write(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
 
 
 def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

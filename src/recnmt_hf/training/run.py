@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import shutil
 import sys
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
     CONFIG_MAPPING,
@@ -28,18 +26,31 @@ from transformers import (
 
 from .._registration import MODEL_TYPES
 from ..data.corpora import load_pairs, prepare_dataset
-from ..data.text import SentencePair
-from ..data.tokenization import load_tokenizer, train_tokenizer
+from ..data.files import open_output
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.model_checks import check_padding, stamp_tokenizers
-from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer, looks_local
-from ..models.user_errors import ExistingFileError, MissingFileError, UserError
-from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
+from ..evaluation.translator import DecodingOptions, Translator
+from ..models.user_errors import UserError
+from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint, newest_intact_checkpoint, steps_of
+from .output_folder import (
+    DATA,
+    FINAL,
+    REPLACED,
+    RESULTS,
+    check_free_space,
+    claim_output,
+    locked,
+    remove_leftovers,
+    replace_folder,
+    sudden_ends_explained,
+)
+from .processes import Processes, progress_bars_on_terminals, say
 from .recipe import Recipe
+from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of, stopped_early
+from .tokenizers import Tokenizers, forget_tokenizers, prepare_tokenizers, tokenizers_of
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
-FINAL = "model"
 # Batches over which the averages of batch norm are taken anew for averaged weights.
 NORM_BATCHES = 200
 
@@ -60,20 +71,17 @@ def keep_freed_memory() -> None:
         return
 
 
-def say(text: str) -> None:
-    """Tells the user what happens now, once for all processes."""
-    if PartialState().is_main_process:
-        print(text, file=sys.stderr, flush=True)
-
-
 def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
     """
     Trains a model.
 
+    A run may be killed at any moment: resumed, it goes on from the newest intact checkpoint to the very weights that it
+    would have had (where it computes alike, as on the CPU).
+
     Args:
         recipe ([`Recipe`]): What to do.
         output_dir (`str` or `Path`): Gets checkpoints, and the final model in the subfolder `model`.
-        resume (`bool`, *optional*, defaults to `False`): Goes on from the newest complete checkpoint, if there is one.
+        resume (`bool`, *optional*, defaults to `False`): Goes on from the newest intact checkpoint, if there is one.
         overwrite (`bool`, *optional*, defaults to `False`): Deletes what an earlier run left there.
 
     Returns:
@@ -81,91 +89,127 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
     Raises:
         FileExistsError: The folder holds an earlier run, and neither `resume` nor `overwrite` is set.
-        ValueError, FileNotFoundError: Something is wrong with recipe or data.
+        ValueError, FileNotFoundError: Something is wrong with recipe or data, a resumed run was made with other ones,
+            another run writes into the folder, or the disk is full.
     """
     output_dir = Path(output_dir)
-    if not torch.accelerator.is_available():
-        recipe.training.setdefault("use_cpu", True)
-    if recipe.training.get("use_cpu"):
+    settings = recipe.training
+    use_cpu = bool(settings.get("use_cpu", not torch.accelerator.is_available()))
+    if use_cpu:
         keep_freed_memory()
-    state = PartialState(cpu=bool(recipe.training.get("use_cpu")))
-    if state.is_main_process:
-        claim_output(output_dir, resume, overwrite)
-        recipe.save(output_dir / "recipe.yaml")
-    state.wait_for_everyone()
-    arguments, patience = training_arguments(recipe, output_dir)
-    set_seed(arguments.seed)
+    processes = Processes(use_cpu, settings.get("ddp_timeout", 1800), settings.get("ddp_backend"))
+    with ExitStack() as held:
 
-    with state.main_process_first():
-        source_tokenizer, target_tokenizer = prepare_tokenizers(recipe, output_dir)
-        cache_dir = recipe.data.cache_dir or str(output_dir / "data")
-        train_data = prepare(recipe, "train", source_tokenizer, target_tokenizer, cache_dir)
-        validation_data = prepare(recipe, "validation", source_tokenizer, target_tokenizer, cache_dir)
-    processes = f"{state.num_processes} process" + "es" * (state.num_processes > 1)
-    say(f"{len(train_data)} training pairs, {len(validation_data)} validation pairs; {processes} on {state.device}.")
+        def claim() -> Path | None:
+            held.enter_context(locked(output_dir))
+            claim_output(output_dir, resume, overwrite)
+            return point_of_return(recipe, output_dir) if resume else None
 
-    model = build_model(recipe, source_tokenizer, target_tokenizer)
-    say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
-    checkpoint = newest_checkpoint(output_dir) if resume else None
-    if checkpoint is None and recipe.model.init_from:
-        say(f"Warm start from {recipe.model.init_from}: {model.init_from_baseline(recipe.model.init_from)}.")
-    if resume:
-        say(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
+        checkpoint = processes.on_main(claim)
+        held.enter_context(sudden_ends_explained(output_dir))
+        held.enter_context(progress_bars_on_terminals(processes.is_main))
+        arguments, patience = training_arguments(recipe, output_dir, use_cpu)
+        set_seed(arguments.seed)
 
-    trainer = TranslationTrainer(
-        model,
-        arguments,
-        tokenizer=source_tokenizer,
-        target_tokenizer=target_tokenizer,
-        train_dataset=train_data,
-        eval_dataset=validation_data,
-        callbacks=[EarlyStoppingCallback(patience)] if patience else [],
-    )
-    if checkpoint is not None and steps_of(checkpoint) >= arguments.max_steps > 0:
-        # The Trainer would make one step more before it looks at the limit.
-        say(f"{checkpoint.name} has all {arguments.max_steps} steps already.")
-    else:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        newest = newest_checkpoint(output_dir)
-        if newest is None or steps_of(newest) != trainer.state.global_step:
-            trainer._save_checkpoint(trainer.model, None)
-    final = output_dir / FINAL
-    if state.is_main_process:
-        finish(recipe, output_dir, arguments, final, trainer)
-    state.wait_for_everyone()
+        tokenizers, train_data, validation_data = processes.main_first(
+            lambda: prepare_inputs(recipe, output_dir, checkpoint)
+        )
+        count = f"{processes.count} process" + "es" * (processes.count > 1)
+        pairs = f"{len(train_data)} training pairs, {len(validation_data)} validation pairs"
+        say(f"{pairs}; {count} on {processes.state.device}.")
+
+        model = build_model(recipe, *tokenizers)
+        say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
+
+        def check_and_record() -> None:
+            record = RunRecord(
+                processes.count,
+                arguments.gradient_accumulation_steps,
+                digest_of(train_data),
+                len(train_data),
+                digest_of(validation_data),
+                len(validation_data),
+                processes.state.device.type,
+            )
+            if checkpoint is not None:
+                check_config(model.config, checkpoint)
+                for sentence in check_record(record, recipe, output_dir, checkpoint):
+                    say(sentence)
+            check_free_space(output_dir, model, arguments)
+            recipe.save(output_dir / RECIPE)
+            record.save(output_dir)
+
+        processes.on_main(check_and_record)
+        if checkpoint is None and recipe.model.init_from:
+            say(f"Warm start from {recipe.model.init_from}: {model.init_from_baseline(recipe.model.init_from)}.")
+        trainer = TranslationTrainer(
+            model,
+            arguments,
+            tokenizer=tokenizers[0],
+            target_tokenizer=tokenizers[1],
+            train_dataset=train_data,
+            eval_dataset=validation_data,
+            callbacks=[EarlyStoppingCallback(patience)] if patience else [],
+        )
+        train_on(trainer, checkpoint, patience)
+        final = output_dir / FINAL
+        processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
     return final
 
 
-def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
-    """Makes sure the run may write into its folder."""
-    traces = [path for path in output_dir.glob("*") if path.name != "data"] if output_dir.is_dir() else []
-    if traces and not resume and not overwrite:
-        raise ExistingFileError(
-            f"{output_dir} is not empty ({', '.join(sorted(path.name for path in traces)[:4])}). Remedy: go on with "
-            "--resume, delete it with --overwrite, or choose another folder."
-        )
-    if traces and overwrite and not resume:
-        known = re.compile(
-            rf"checkpoint-\d+|{FINAL}|{FINAL}\.partial|{FINAL}-[\w.-]+\.\w+|tokenizer|{TARGET_TOKENIZER}"
-            r"|recipe\.yaml|results\.json|runs"
-        )
-        foreign = [path.name for path in traces if not known.fullmatch(path.name)]
-        if foreign:
-            raise ExistingFileError(
-                f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
-                "Remedy: choose another folder."
-            )
-        for path in traces:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    output_dir.mkdir(parents=True, exist_ok=True)
+def point_of_return(recipe: Recipe, output_dir: Path) -> Path | None:
+    """
+    The checkpoint from which a run goes on; what a killed one left half-done is deleted.
+
+    Raises:
+        ValueError: All checkpoints are damaged, or the recipe is not the one they were made with.
+    """
+    remove_leftovers(output_dir)
+    checkpoint = newest_intact_checkpoint(output_dir, say)
+    if checkpoint is None:
+        say("No complete checkpoint: training from the start.")
+        forget_tokenizers(output_dir)  # they may be another recipe's
+        return None
+    for sentence in check_recipe(recipe, output_dir, checkpoint):
+        say(sentence)
+    say(f"Resuming from {checkpoint}.")
+    return checkpoint
 
 
-def training_arguments(recipe: Recipe, output_dir: Path) -> tuple[TranslationTrainingArguments, int | None]:
+def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[Tokenizers, Dataset, Dataset]:
+    """Tokenizers (a resumed run's are those of its checkpoint), training and validation data."""
+    tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else tokenizers_of(checkpoint)
+    cache_dir = recipe.data.cache_dir or str(output_dir / DATA)
+    train_data, validation_data = (prepare(recipe, split, *tokenizers, cache_dir) for split in ("train", "validation"))
+    return tokenizers, train_data, validation_data
+
+
+def train_on(trainer: TranslationTrainer, checkpoint: Path | None, patience: int | None) -> None:
+    """Trains to the end, from the start or from a checkpoint; the last step has a checkpoint of its own."""
+    arguments = trainer.args
+    if checkpoint is not None:
+        if arguments.should_save:
+            trainer.rotate()  # which a killed run may have left undone
+        # The Trainer would make one step more before it looks at the limit.
+        if steps_of(checkpoint) >= arguments.max_steps > 0:
+            say(f"{checkpoint.name} has all {arguments.max_steps} steps already.")
+            return
+        if stopped_early(checkpoint, patience):
+            say(f"{checkpoint.name} ended the run by early stopping.")
+            return
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    newest = newest_checkpoint(arguments.output_dir)
+    if newest is None or steps_of(newest) != trainer.state.global_step:
+        trainer._save_checkpoint(trainer.model, None)
+
+
+def training_arguments(
+    recipe: Recipe, output_dir: Path, use_cpu: bool | None = None
+) -> tuple[TranslationTrainingArguments, int | None]:
     """The Trainer's arguments, and the patience of early stopping."""
-    settings = dict(recipe.training)
+    settings = {"disable_tqdm": not sys.stderr.isatty(), **recipe.training}
+    if use_cpu is not None:
+        settings["use_cpu"] = use_cpu
     patience = settings.pop("early_stopping_patience", None)
     if recipe.average.which == "best":
         settings["keep_best"] = max(settings.get("keep_best", 1), recipe.average.count)
@@ -178,66 +222,6 @@ def training_arguments(recipe: Recipe, output_dir: Path) -> tuple[TranslationTra
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
     except (TypeError, ValueError) as error:
         raise UserError(f"training: {error}") from error
-
-
-def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Loads or trains the tokenizers; joint ones are the same object. A warm start keeps those of its baseline."""
-    section, baseline = recipe.tokenizer, recipe.model.init_from
-    if section.source:
-        source = load_tokenizer(section.source)
-        return source, (source if section.joint else load_tokenizer(section.target or section.source))
-    source_folder, target_folder = output_dir / "tokenizer", output_dir / TARGET_TOKENIZER
-    joint = not target_folder.is_dir() if baseline else section.joint
-    if all((folder / "tokenizer.json").is_file() for folder in [source_folder, target_folder][: 2 - joint]):
-        source = load_tokenizer(source_folder)
-        return source, (source if joint else load_tokenizer(target_folder))
-    if baseline:
-        source, target = tokenizers_of(baseline)
-        say(f"The tokenizers are those of {baseline}; none is trained.")
-        source.save_pretrained(str(source_folder))  # resuming needs no baseline
-        if target is not source:
-            target.save_pretrained(str(target_folder))
-        return source, target
-
-    def texts(side: str) -> Iterator[str]:
-        data = recipe.data
-        pairs: Iterator[SentencePair] = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
-        for pair in islice(pairs, section.max_sentences):
-            if side != "target":
-                yield pair.source
-            if side != "source":
-                yield pair.target
-
-    settings = {"min_frequency": section.min_frequency, "lowercase": section.lowercase}
-    kinds = [section.kind] if section.joint else [section.kind, section.target_kind or section.kind]
-    fallback = [section.byte_fallback if kind == "bpe" else None for kind in kinds]
-    say(f"Training the {'joint ' if section.joint else ''}{section.kind} tokenizer.")
-    side = "both" if section.joint else "source"
-    source = train_tokenizer(texts(side), section.kind, section.vocab_size, byte_fallback=fallback[0], **settings)
-    source.save_pretrained(str(source_folder))
-    if section.joint:
-        return source, source
-    target = train_tokenizer(
-        texts("target"),
-        section.target_kind or section.kind,
-        section.target_vocab_size or section.vocab_size,
-        byte_fallback=fallback[1],
-        **settings,
-    )
-    target.save_pretrained(str(target_folder))
-    return source, target
-
-
-def tokenizers_of(baseline: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """The tokenizers of a trained model; with one vocabulary they are the same object."""
-    folder = Path(baseline)
-    if looks_local(baseline) and not (folder / "config.json").is_file():
-        raise MissingFileError(
-            f"model.init_from={baseline} holds no model (config.json is missing). Remedy: train the baseline first, or "
-            "name its folder."
-        )
-    source = load_tokenizer(baseline)
-    return source, load_target_tokenizer(baseline) or source
 
 
 def prepare(
@@ -320,11 +304,6 @@ def generation_config(config: Any, recipe: Recipe) -> GenerationConfig:
     )
 
 
-def steps_of(checkpoint: Path) -> int:
-    """The training steps that a checkpoint's name tells."""
-    return int(checkpoint.name.rsplit("-", 1)[1])
-
-
 def finish(
     recipe: Recipe,
     output_dir: Path,
@@ -342,12 +321,12 @@ def finish(
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
-    shutil.rmtree(final, ignore_errors=True)
-    working.rename(final)
+    replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
         results = test(recipe, final, arguments)
         results["averaged"] = [folder.name for folder in chosen]
-        (output_dir / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+        with open_output(output_dir / RESULTS) as file:
+            json.dump(results, file, indent=2)
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
@@ -386,9 +365,8 @@ def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArgume
         pairs = list(load_pairs(corpora, recipe.data.source_lang, recipe.data.target_lang, recipe.data.on_empty))
         with torch.no_grad():
             found = [each.text for each in translator.translate((pair.source for pair in pairs), options)]
-        (Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}").write_text(
-            "".join(f"{text}\n" for text in found), encoding="utf-8"
-        )
+        with open_output(Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}") as file:
+            file.writelines(f"{text}\n" for text in found)
         lowercase = bool(recipe.training.get("bleu_lowercase"))
         score = sacrebleu_score(found, [pair.target for pair in pairs], lowercase=lowercase)
         say(f"{name}: {score}")

@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
+    EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -27,7 +28,7 @@ from ..evaluation.model_checks import check_padding
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
 from ..models.seq2seq_base import read_safetensors
 from ..models.user_errors import UserError
-from .checkpoints import MANIFEST, checkpoints_in, choose_checkpoints, mark_complete, remove_superfluous
+from .checkpoints import checkpoints_in, discard, mark_complete, rotate
 
 
 # Of a model that compares all pairs: a batch's pairs for each token of its budget.
@@ -119,6 +120,15 @@ class SamplerEpochCallback(TrainerCallback):
         sampler.set_epoch(state.global_step // updates)
 
 
+class IntervalCallback(TrainerCallback):
+    """Has a resumed run log, evaluate and save as often as its arguments say, not as those of the run before did."""
+
+    def on_train_begin(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
 class FiniteLossCallback(TrainerCallback):
     """Stops training soon after the loss stops being a number, before anything is saved."""
 
@@ -177,6 +187,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.model_accepts_loss_kwargs = False
         self.train_sampler: TokenBatchSampler | None = None
         self.loss_is_finite: torch.Tensor | None = None
+        self.add_callback(IntervalCallback())
         self.add_callback(SamplerEpochCallback(self))
         self.add_callback(FiniteLossCallback(self))
 
@@ -354,7 +365,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.check_weights()
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            (folder / MANIFEST).unlink(missing_ok=True)
+            discard(folder)  # what a killed run left there, or a damaged checkpoint
+        self.accelerator.wait_for_everyone()
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -373,16 +385,36 @@ class TranslationTrainer(Seq2SeqTrainer):
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
         set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As the Trainer's, which would also bring back the learning rate of the run before."""
+        if checkpoint is None or self.is_deepspeed_enabled:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        wanted = [group.get("initial_lr") for group in self.optimizer.param_groups]
+        wanted_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
+        super()._load_optimizer_and_scheduler(checkpoint)
+        for group, new in zip(self.optimizer.param_groups, wanted, strict=True):
+            old = group.get("initial_lr")
+            if old != new:
+                group["lr"] = group["lr"] * new / old if old else new
+                group["initial_lr"] = new
+        if wanted_bases:
+            self.lr_scheduler.base_lrs = wanted_bases
+            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _load_callback_state(self) -> None:
+        """As the Trainer's, which would also bring back the patience of the run before."""
+        patience = [c.early_stopping_patience for c in self.callback_handler.callbacks if is_early_stopping(c)]
+        super()._load_callback_state()
+        for callback in filter(is_early_stopping, self.callback_handler.callbacks):
+            callback.early_stopping_patience = patience[0]
+
     def rotate(self) -> None:
         """Keeps the newest and the best checkpoints."""
-        run, metric = self.args.output_dir, self.args.metric_for_best_model
-        keep = choose_checkpoints(run, max(self.args.keep_last, 1))
-        if metric and self.args.keep_best > 0:
-            metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-            better = self.args.greater_is_better is not False
-            evaluated = {entry["step"] for entry in self.state.log_history if metric in entry}
-            if any(step in evaluated for step, _ in checkpoints_in(run)):
-                keep += choose_checkpoints(run, self.args.keep_best, "best", metric, better)
-        if self.state.best_model_checkpoint:
-            keep.append(Path(self.state.best_model_checkpoint))
-        remove_superfluous(run, keep)
+        args = self.args
+        better = args.greater_is_better is not False
+        rotate(args.output_dir, args.keep_last, args.keep_best, args.metric_for_best_model, better)
+
+
+def is_early_stopping(callback: TrainerCallback) -> bool:
+    return isinstance(callback, EarlyStoppingCallback)

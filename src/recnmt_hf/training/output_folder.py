@@ -1,0 +1,286 @@
+"""The output folder of a run: who may write there, what a killed run left, whether there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..evaluation.translator import TARGET_TOKENIZER
+from ..models.user_errors import ExistingFileError, UserError
+from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
+from .processes import say
+from .resuming import RECIPE, RECORD
+from .tokenizers import PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
+from .trainer import TranslationTrainingArguments
+
+
+FINAL = "model"
+RESULTS = "results.json"
+DATA = "data"
+LOCK = ".lock"
+# What a final model is called while the next one takes its place.
+REPLACED = f"{FINAL}.old"
+# Seconds in which the processes of a run that was just killed may still be ending.
+LOCK_PATIENCE = 3.0
+
+_WRITTEN_BY_RUNS = re.compile(
+    rf"checkpoint-\d+|{FINAL}|{FINAL}\.partial|{FINAL}\.old|{FINAL}-[\w.-]+\.\w+|{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}"
+    rf"|{re.escape(PARTIAL_TOKENIZERS)}|{re.escape(RECIPE)}|{re.escape(RECORD)}|{re.escape(RESULTS)}|runs|\..+\.partial"
+)
+_PARTIAL_DATA = re.compile(r"[0-9a-f]{24}-\w+")
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+_locks: set[int] = set()
+
+
+def _forget_locks() -> None:
+    """A forked process (of a data loader, say) must not hold the lock beyond its parent's death."""
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """
+    Keeps every other run out of a folder. The lock is the system's on an open file, so it ends with the process that
+    holds it, however that ends. Reading the folder stays free to all.
+
+    Raises:
+        ValueError: Another run holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = acquire(folder / LOCK)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}). Remedy: choose a folder where files may be written."
+        ) from error
+    try:
+        yield
+    finally:
+        if handle in _locks:
+            (folder / LOCK).unlink(missing_ok=True)  # before it is freed, or it could be another's
+            _locks.discard(handle)
+            os.close(handle)
+
+
+def acquire(path: Path) -> int | None:
+    """Locks a file and writes the owner into it; `None`, with a word about it, where files cannot be locked."""
+    try:
+        import fcntl
+    except ImportError:
+        say("This system has no file locks: see that no second run writes into the same folder.")
+        return None
+    deadline = time.monotonic() + LOCK_PATIENCE
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(handle, 1000).decode("utf-8", "replace").strip()
+            os.close(handle)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                say(f"{path} cannot be locked ({error.strerror}): see that no second run writes into {path.parent}.")
+                return None
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            raise UserError(
+                f"Another run writes into {path.parent} ({owner or 'its process is not known'}). Remedy: wait for it "
+                "or end it, or choose another output folder."
+            ) from error
+        # A run that ended may have removed the file after it was opened here: then the lock is on no file any more.
+        try:
+            current = os.path.samestat(os.fstat(handle), path.stat())
+        except FileNotFoundError:
+            current = False
+        if current:
+            os.truncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            _locks.add(handle)
+            return handle
+        os.close(handle)
+
+
+# -- what is there ---------------------------------------------------------------------------------------------------
+
+
+def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
+    """
+    Makes sure the run may write into its folder: it is new, or resumed, or deleted on demand.
+
+    Raises:
+        FileExistsError: The folder holds an earlier run that is neither to be resumed nor overwritten, or files that no
+            run wrote.
+    """
+    traces = [path for path in output_dir.glob("*") if path.name not in (DATA, LOCK)] if output_dir.is_dir() else []
+    if traces and not resume and not overwrite:
+        raise ExistingFileError(
+            f"{output_dir} is not empty ({', '.join(sorted(path.name for path in traces)[:4])}). Remedy: go on with "
+            "--resume, delete it with --overwrite, or choose another folder."
+        )
+    if traces and overwrite and not resume:
+        foreign = [path.name for path in traces if not _WRITTEN_BY_RUNS.fullmatch(path.name)]
+        if foreign:
+            raise ExistingFileError(
+                f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
+                "Remedy: choose another folder."
+            )
+        for _, folder in numbered_in(output_dir):
+            discard(folder)
+        for path in traces:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=not path.exists())
+            else:
+                path.unlink()
+    output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def remove_leftovers(output_dir: Path) -> None:
+    """Deletes what a killed run had half written or half deleted; what is whole stays."""
+    for _, folder in numbered_in(output_dir):
+        if not (folder / MANIFEST).exists():
+            discard(folder)
+    for name in (f"{FINAL}.partial", REPLACED, PARTIAL_TOKENIZERS):
+        shutil.rmtree(output_dir / name, ignore_errors=True)
+    for path in output_dir.glob(f".*{PARTIAL}"):
+        remove(path)
+    for path in (output_dir / DATA).glob("*"):
+        if _PARTIAL_DATA.fullmatch(path.name):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def replace_folder(new: Path, place: Path, replaced: Path) -> None:
+    """Puts a folder in the place of another; whenever this is cut off, one of the two is whole."""
+    shutil.rmtree(replaced, ignore_errors=True)
+    if place.exists():
+        os.replace(place, replaced)
+    os.replace(new, place)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+# -- room ------------------------------------------------------------------------------------------------------------
+
+
+def check_free_space(output_dir: Path, model: torch.nn.Module, arguments: TranslationTrainingArguments) -> None:
+    """
+    Whether the checkpoints that the run keeps, the one being written and the final model have room.
+
+    Raises:
+        ValueError: They have not; the message says how many bytes are missing.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    one = weights + (0 if arguments.save_only_model else round(trained * state_per_parameter(arguments)))
+    kept = max(arguments.keep_last, 1) + (arguments.keep_best if arguments.metric_for_best_model else 0)
+    most = kept + 1  # the next one is written before one goes
+    if arguments.save_strategy == "no":
+        most = 1
+    elif arguments.max_steps > 0 and arguments.save_strategy == "steps" and arguments.save_steps >= 1:
+        most = min(most, -(-arguments.max_steps // int(arguments.save_steps)))
+    there = [file.stat().st_size for _, folder in numbered_in(output_dir) for file in folder.rglob("*")]
+    needed = most * one + weights - sum(there)
+    free = shutil.disk_usage(output_dir).free
+    if needed > free:
+        raise UserError(
+            f"{output_dir} has {in_words(free)} free, and this run needs about {in_words(needed)} more there: at most "
+            f"{most} checkpoint{'s' * (most > 1)} of {in_words(one)} at a time (keep_last={arguments.keep_last}, "
+            f"keep_best={arguments.keep_best}, and the one being written) and the final model. Remedy: free space, "
+            "lower training.keep_last and average.count, or choose another output folder."
+        )
+
+
+def state_per_parameter(arguments: TranslationTrainingArguments) -> float:
+    """How many times the parameters' bytes the optimizer's state takes, as far as its name tells; else Adam's."""
+    name = "adadelta" if arguments.optimizer == "adadelta" else str(getattr(arguments.optim, "value", arguments.optim))
+    if "adafactor" in name:
+        return 0.01
+    if "8bit" in name:
+        return 0.5
+    return 1.0 if name.startswith(("sgd", "adagrad", "rmsprop", "lion")) else 2.0
+
+
+def in_words(count: float) -> str:
+    """A number of bytes with a unit that suits it."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+# -- ends before the end ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def sudden_ends_explained(output_dir: Path) -> Iterator[None]:
+    """
+    Says, when the disk is full or the user interrupts, where the run stands and how it goes on.
+
+    Raises:
+        ValueError: The disk is full. What was half written is deleted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"Interrupted. {where_it_stands(output_dir)}")
+        raise
+    except Exception as error:
+        reason = disk_full(error)
+        if reason is None:
+            raise
+        with contextlib.suppress(OSError):
+            remove_leftovers(output_dir)
+        raise UserError(
+            f"A file in {output_dir} could not be written ({reason}). {where_it_stands(output_dir)} Remedy: free space "
+            "first."
+        ) from error
+
+
+def where_it_stands(output_dir: Path) -> str:
+    try:
+        newest = newest_checkpoint(output_dir)
+    except OSError:
+        newest = None
+    if newest is None:
+        return "There is no complete checkpoint yet; --resume starts from the beginning."
+    return f"The newest complete checkpoint is {newest}; --resume goes on from there."
+
+
+def disk_full(error: BaseException | None) -> str | None:
+    """What the system said where an error, or one behind it, is that a file could not grow; else `None`."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return os.strerror(error.errno)
+        # Libraries written in Rust and C++ have errors of their own.
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if f"os error {code})" in str(error) or os.strerror(code) in str(error):
+                return os.strerror(code)
+        of_torch = "PytorchStreamWriter failed writing" in str(error) or "unexpected pos" in str(error)
+        if isinstance(error, RuntimeError) and of_torch:
+            return "the disk is full, or writing failed"
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,136 @@
+"""The processes of a run: how they start, wait for the first of them, speak, and end with their launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+import datasets
+import torch.distributed as dist
+import transformers
+from accelerate import PartialState
+
+from ..models.user_errors import UserError
+
+
+T = TypeVar("T")
+
+# A collective with this timeout waits as long as the other processes live.
+WITHOUT_LIMIT = timedelta(days=365)
+# Seconds between two looks at whether the launcher lives.
+WATCH_INTERVAL = 0.5
+
+
+def say(text: str) -> None:
+    """Tells the user what happens now, once for all processes."""
+    if PartialState().is_main_process:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Processes:
+    """
+    The processes of this run.
+
+    Args:
+        use_cpu (`bool`): Whether they compute on the CPU.
+        timeout (`float`, *optional*, defaults to 1800): Seconds that a collective operation of training may take.
+        backend (`str`, *optional*): Of the process group; chosen by accelerate when not given.
+
+    Raises:
+        ValueError: The timeout is no number of seconds.
+    """
+
+    def __init__(self, use_cpu: bool, timeout: float = 1800, backend: str | None = None):
+        try:
+            limit = timedelta(seconds=timeout)
+        except (TypeError, OverflowError) as error:
+            raise UserError(f"training.ddp_timeout={timeout!r} is no number of seconds ({error}).") from error
+        if limit <= timedelta(0):
+            raise UserError(f"training.ddp_timeout={timeout!r} is not allowed; it must be above 0 seconds.")
+        end_with_launcher()
+        # The Trainer's arguments would pass neither on the CPU, and nothing to a process group that is there already.
+        self.state = PartialState(cpu=use_cpu, timeout=limit, **({"backend": backend} if backend else {}))
+        self.count = self.state.num_processes
+        self.is_main = self.state.is_main_process
+        # gloo waits without spinning, and notices when a waited-for process dies.
+        self.waiting = dist.new_group(backend="gloo", timeout=WITHOUT_LIMIT) if self.count > 1 else None
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """
+        The first process works; the others wait for it as long as it takes, past any timeout of a collective.
+
+        Returns:
+            What `work` returned (it is pickled), on every process.
+
+        Raises:
+            SystemExit: On the others, when the first process failed; that one raises its own error.
+        """
+        if self.waiting is None:
+            return work()
+        answer: list = [False, None]
+        if self.is_main:
+            try:
+                answer = [True, work()]
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    dist.broadcast_object_list(answer, src=0, group=self.waiting)
+                raise
+        dist.broadcast_object_list(answer, src=0, group=self.waiting)
+        succeeded, result = answer
+        if not succeeded:
+            time.sleep(1)  # a launcher ends all processes once one has ended: the first one's words come before
+            raise SystemExit(2)
+        return result
+
+    def main_first(self, work: Callable[[], T]) -> T:
+        """The first process works, the others work after it and find what it left; each returns its own result."""
+        results: list[T] = []
+
+        def first() -> None:
+            results.append(work())
+
+        self.on_main(first)
+        return results[0] if results else work()
+
+
+def end_with_launcher() -> None:
+    """
+    Has this process end when its launcher (torchrun, `accelerate launch`) dies, by whatever cause: orphans would go on
+    writing beside the run that is started in their place. A process that was started from a shell outlives the shell.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or threading.current_thread() is not threading.main_thread():
+        return
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(WATCH_INTERVAL)
+        print(f"The launcher (process {launcher}) has ended; this process ends too.", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-launcher", daemon=True).start()
+
+
+@contextlib.contextmanager
+def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
+    """Other libraries show the first process's progress bars on terminals, and none where standard error is a file."""
+    if is_main and sys.stderr.isatty():
+        yield
+        return
+    of_datasets = datasets.utils.are_progress_bars_disabled()
+    of_transformers = transformers.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if not of_datasets:
+            datasets.enable_progress_bars()
+        if of_transformers:
+            transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,342 @@
+"""Whether a run may go on as it is asked to: its recipe, data and processes against those it was started with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import yaml
+from datasets import Dataset
+from transformers import PreTrainedConfig
+
+from ..data.files import open_output
+from ..models.user_errors import UserError
+from .checkpoints import state_of, steps_of
+from .recipe import AverageSection, DataSection, ModelSection, Recipe, TokenizerSection
+from .trainer import TranslationTrainingArguments
+
+
+RECIPE = "recipe.yaml"
+RECORD = "run.json"
+
+# Nothing of the training depends on these.
+FREE = {
+    "data.cache_dir",
+    "data.num_proc",
+    "training.dataloader_num_workers",
+    "training.dataloader_persistent_workers",
+    "training.dataloader_pin_memory",
+    "training.dataloader_prefetch_factor",
+    "training.ddp_backend",
+    "training.ddp_broadcast_buffers",
+    "training.ddp_bucket_cap_mb",
+    "training.ddp_find_unused_parameters",
+    "training.ddp_timeout",
+    "training.disable_tqdm",
+    "training.eval_delay",
+    "training.eval_on_start",
+    "training.eval_steps",
+    "training.eval_strategy",
+    "training.include_num_input_tokens_seen",
+    "training.include_tokens_per_second",
+    "training.keep_best",
+    "training.keep_last",
+    "training.load_best_model_at_end",
+    "training.per_device_eval_batch_size",
+    "training.per_device_train_batch_size",
+    "training.project",
+    "training.report_to",
+    "training.restore_callback_states_from_checkpoint",
+    "training.run_name",
+    "training.save_on_each_node",
+    "training.save_steps",
+    "training.save_strategy",
+    "training.skip_memory_metrics",
+    "training.torch_empty_cache_steps",
+}
+FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
+# These hold from the checkpoint on: what it has learnt stays meaningful.
+FROM_HERE = {
+    "training.early_stopping_patience",
+    "training.learning_rate",
+    "training.max_grad_norm",
+    "training.max_steps",
+    "training.num_train_epochs",
+    "training.warmup_ratio",
+    "training.warmup_steps",
+}
+# Other devices and kernels round differently.
+ROUNDING = {"training.use_cpu", "training.tf32", "training.torch_compile", "training.torch_compile_backend"}
+# Values of the evaluations before and after such a change are no longer comparable.
+MEASURES = {
+    "data.validation",
+    "training.bleu_beams",
+    "training.bleu_lowercase",
+    "training.bleu_samples",
+    "training.greater_is_better",
+    "training.metric_for_best_model",
+}
+# What the prepared data and an update are made of. Where the run has a record, what came of them is compared, which
+# tells more than the recipe's words.
+LOOKED_AT = {
+    "data.max_length_ratio",
+    "data.max_source_length",
+    "data.max_target_length",
+    "data.on_empty",
+    "data.source_lang",
+    "data.target_lang",
+    "data.train",
+    "data.validation",
+    "training.gradient_accumulation_steps",
+}
+
+
+@dataclass
+class RunRecord:
+    """
+    What a run was made with beside its recipe.
+
+    Args:
+        processes (`int`): How many processes trained.
+        accumulation (`int`): Batches of each process that make an update.
+        training_data, validation_data (`str`): Digests of the prepared token ids.
+        training_pairs, validation_pairs (`int`): Their numbers of sentence pairs.
+        device (`str`): `"cpu"`, `"cuda"`, ...
+        versions (`dict`): Of the libraries that compute.
+    """
+
+    processes: int
+    accumulation: int
+    training_data: str
+    training_pairs: int
+    validation_data: str
+    validation_pairs: int
+    device: str
+    versions: dict[str, str] = field(
+        default_factory=lambda: {"torch": torch.__version__, "transformers": transformers.__version__}
+    )
+
+    def save(self, output_dir: Path) -> None:
+        with open_output(output_dir / RECORD) as file:
+            json.dump(asdict(self), file, indent=1)
+
+    @classmethod
+    def load(cls, output_dir: Path) -> RunRecord | None:
+        """The record of an earlier run, or `None` where there is none: runs of earlier versions wrote none."""
+        try:
+            content = json.loads((output_dir / RECORD).read_text(encoding="utf-8"))
+            return cls(**content)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def digest_of(data: Dataset) -> str:
+    """SHA-256 of a prepared dataset's token ids, whatever files they stand in."""
+    digest = hashlib.sha256()
+    for batch in data.select_columns(["input_ids", "labels"]).with_format("arrow").iter(10_000):
+        for name in ("input_ids", "labels"):
+            for chunk in batch.column(name).chunks:
+                digest.update(np.asarray(chunk.value_lengths(), dtype=np.int64).tobytes())
+                digest.update(np.asarray(chunk.flatten(), dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:
+    """
+    The fields of a recipe that differ from the one its run was started with, each with `"old -> new"`; `None` where
+    there is no earlier recipe that can be read.
+    """
+    try:
+        old = yaml.safe_load((output_dir / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    if not isinstance(old, Mapping):
+        return None
+    new = yaml.safe_load(yaml.safe_dump(recipe.to_dict()))
+    old, new = flattened(old), flattened(new)
+    changes = {}
+    for name in sorted(old.keys() | new.keys()):
+        before, after = (values[name] if name in values else default_of(name) for values in (old, new))
+        if before != after:
+            changes[name] = f"{shown(before)} -> {shown(after)}"
+    if not torch.accelerator.is_available():
+        changes.pop("training.use_cpu", None)  # there is nothing else to use
+    return changes
+
+
+def flattened(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """`section.field`, and `section.fields.field`, with their values."""
+    result: dict[str, Any] = {}
+    for section, values in recipe.items():
+        for name, value in (values or {}).items():
+            if section == "model" and name == "fields":
+                result |= {f"model.fields.{inner}": inner_value for inner, inner_value in (value or {}).items()}
+            else:
+                result[f"{section}.{name}"] = value
+    return result
+
+
+def default_of(name: str) -> Any:
+    """What holds where a recipe (perhaps of an earlier version) leaves a field out."""
+    section, _, last = name.partition(".")
+    kinds = {
+        "model": ModelSection,
+        "data": DataSection,
+        "tokenizer": TokenizerSection,
+        "average": AverageSection,
+        "training": TranslationTrainingArguments,
+    }
+    for entry in fields(kinds[section]) if section in kinds else ():
+        if entry.name == last:
+            if entry.default_factory is not MISSING:
+                return entry.default_factory()
+            return None if entry.default is MISSING else entry.default
+    return None
+
+
+def shown(value: Any) -> str:
+    text = "unset" if value is None else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str]:
+    """
+    Whether a run may go on with this recipe.
+
+    Returns:
+        Sentences about what changed and may.
+
+    Raises:
+        ValueError: Something changed that cannot; the message names all such fields, old and new.
+    """
+    changes = changes_of_recipe(recipe, output_dir)
+    if changes is None:
+        return [f"{output_dir} has no readable {RECIPE}: what changed since the run began cannot be told."]
+    compares = recipe.average.which == "best" or recipe.training.get("early_stopping_patience") is not None
+    known_data = RunRecord.load(output_dir) is not None
+    sentences, refused = [], []
+    for name, change in changes.items():
+        if name in FREE or name.startswith(FREE_PREFIXES):
+            sentences.append(f"{name}: {change}.")
+        elif name in FROM_HERE:
+            sentences.append(f"{name}: {change} (from step {steps_of(checkpoint)} on).")
+        elif name in ROUNDING:
+            sentences.append(f"{name}: {change}; the run goes on, but not bit by bit as it would have.")
+        elif name in LOOKED_AT and known_data:
+            continue  # by `check_record`
+        elif name in MEASURES and not compares:
+            sentences.append(f"{name}: {change}; evaluations before and after are not comparable.")
+        else:
+            refused.append(f"{name}: {change}")
+    if refused:
+        raise UserError(
+            f"{checkpoint} was trained with another recipe, and a run cannot go on with other values of these fields: "
+            f"{'; '.join(refused)}. Remedy: resume with the old values ({output_dir / RECIPE} has them), or start "
+            "anew in another folder or with --overwrite."
+        )
+    return [f"Changed since the run began: {sentence}" for sentence in sentences]
+
+
+def check_record(new: RunRecord, recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str]:
+    """
+    Whether a run may go on with this data on these processes.
+
+    The tokens of an update, and with them learning rate, schedule and the place in the data, are those of processes
+    times accumulated batches. Where that product stays, other processes deal the same data in other shares: the run
+    goes on in the same sense, but not bit by bit. Where it changes, what the recipe says means something else.
+
+    Returns:
+        Sentences about what changed and may.
+
+    Raises:
+        ValueError: Something changed that cannot.
+    """
+    old = RunRecord.load(output_dir)
+    if old is None:
+        return []
+    sentences = []
+    if old.training_data != new.training_data:
+        raise UserError(
+            f"The training data is not what {checkpoint} was trained on ({old.training_pairs} sentence pairs then, "
+            f"{new.training_pairs} now, other tokens). Remedy: bring the old data and settings back "
+            f"({output_dir / RECIPE} names them), or start anew in another folder or with --overwrite."
+        )
+    if old.validation_data != new.validation_data:
+        text = (
+            f"The validation data changed ({old.validation_pairs} sentence pairs then, {new.validation_pairs} now): "
+            "evaluations before and after are not comparable"
+        )
+        if recipe.average.which == "best" or recipe.training.get("early_stopping_patience") is not None:
+            raise UserError(
+                f"{text}, and this run compares them. Remedy: bring the old data back, or set average.which: last and "
+                "no early_stopping_patience."
+            )
+        sentences.append(f"{text}.")
+    before, after = old.processes * old.accumulation, new.processes * new.accumulation
+    change = (
+        f"processes: {old.processes} -> {new.processes}, gradient_accumulation_steps: {old.accumulation} -> "
+        f"{new.accumulation}"
+    )
+    if before != after:
+        raise UserError(
+            f"Another number of batches would make an update than in {checkpoint} ({change}). Remedy: keep the product "
+            f"of processes and gradient_accumulation_steps at {before}"
+            + (
+                f", here with training.gradient_accumulation_steps={before // new.processes}."
+                if before % new.processes == 0
+                else f"; {new.processes} processes cannot."
+            )
+        )
+    if old.processes != new.processes or old.accumulation != new.accumulation:
+        sentences.append(
+            f"Changed since the run began: {change}; an update has as many batches as before, dealt in other shares: "
+            "the run goes on, but not bit by bit as it would have."
+        )
+    machine = [("device", old.device, new.device)]
+    machine += [(name, old.versions.get(name), version) for name, version in new.versions.items()]
+    for name, was, now in machine:
+        if was != now:
+            sentences.append(
+                f"Changed since the run began: {name}: {was} -> {now}; the run goes on, but perhaps not bit by bit as "
+                "it would have."
+            )
+    return sentences
+
+
+def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
+    """
+    Whether the model that the recipe and the tokenizers make is that of the checkpoint.
+
+    Raises:
+        ValueError: A field of the configuration differs.
+    """
+    try:
+        saved = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        path = checkpoint / "config.json"
+        raise UserError(f"{path} cannot be read ({error}). Remedy: use another checkpoint.") from error
+    passing = {"dtype", "architectures", "transformers_version", "use_cache"}  # training sets the last to false
+    own = {entry.name for entry in fields(type(config))} - passing
+    now = json.loads(config.to_json_string(use_diff=False))
+    differing = [name for name in sorted(own & saved.keys() & now.keys()) if saved[name] != now[name]]
+    if differing:
+        listed = "; ".join(f"{name}: {shown(saved[name])} -> {shown(now[name])}" for name in differing)
+        raise UserError(
+            f"The model of {checkpoint} is not the one that the recipe describes: {listed}. Remedy: resume with the "
+            "recipe it was started with, or start anew in another folder or with --overwrite."
+        )
+
+
+def stopped_early(checkpoint: Path, patience: int | None) -> bool:
+    """Whether early stopping ended the run with this checkpoint."""
+    states = state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+    states = states if isinstance(states, list) else [states]
+    counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
+    return patience is not None and any(counter >= patience for counter in counters)

@@ -1,0 +1,366 @@
+"""
+Runs that end before their end: killed at every file operation, on a full disk, by Ctrl-C.
+
+A killed process leaves its folder as it stands, and nothing else. So one undisturbed run is watched, and its folder is
+copied before each file operation: each copy is what a kill at that moment leaves. Files that grew since the last copy
+are also cut short, since a kill may come in the middle of writing.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import recnmt_hf
+from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.models.user_errors import UserError
+from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in, newest_checkpoint
+from recnmt_hf.training.output_folder import disk_full
+from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import point_of_return, train
+
+
+# Twenty short pairs of the generated corpus, which would take longer to generate.
+PAIRS = {"tsv": str(Path(__file__).with_name("pairs.tsv"))}
+SIZE = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+def tiny(**sections):
+    """A recipe of four updates with a checkpoint each, of which the last two and the best stay."""
+    plan = {
+        "model": {"preset": "tiny", "fields": {**SIZE, **HEADS, "dropout": 0.2}},
+        "data": {"train": [PAIRS], "validation": [PAIRS]},
+        "tokenizer": {"kind": "word", "vocab_size": 40, "joint": False},
+        "training": {
+            "use_cpu": True,
+            "max_steps": 4,
+            "max_tokens": 80,
+            "learning_rate": 0.01,
+            "warmup_steps": 1,
+            "save_steps": 1,
+            "eval_steps": 2,
+            "bleu_samples": 0,
+            "keep_last": 2,
+            "keep_best": 1,
+        },
+        "decoding": {"beams": 1, "max_length_extra": 2},
+        "average": {"count": 2},
+        "test": {"unseen": PAIRS},
+    }
+    for name, value in sections.items():
+        plan[name] = {**plan[name], **value}
+    return Recipe(**plan)
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+Tree = dict[str, bytes | None]  # files with their bytes, folders with None
+
+_watcher: Callable[[str, tuple], None] | None = None
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def _hook(event: str, arguments: tuple) -> None:
+    global _watcher
+    changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
+    if _watcher is None or not (changes or (event == "open" and (arguments[2] or 0) & _WRITING)):
+        return
+    watcher, _watcher = _watcher, None
+    try:
+        watcher(event, arguments)
+    finally:
+        _watcher = watcher
+
+
+@contextlib.contextmanager
+def watched(watcher):
+    """Calls `watcher` before every file operation that Python announces."""
+    global _watcher
+    if not hasattr(watched, "installed"):
+        sys.addaudithook(_hook)  # for good, but it does nothing without a watcher
+        watched.installed = True
+    _watcher = watcher
+    try:
+        yield
+    finally:
+        _watcher = None
+
+
+class Snapshots:
+    """The states in which a kill could leave a folder, without repetitions."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.kept: dict[bytes, bytes] = {}
+        self.states: list[tuple[str, Tree]] = []
+        self.seen: set[str] = set()
+        self.before: Tree = self.look()[0]
+        self.renamed = ""
+
+    def __call__(self, event, arguments):
+        now, written = self.look()
+        before = dict(self.before)
+        if self.renamed:  # at once, whatever was in it
+            moved = {name: content for name, content in now.items() if name.startswith(self.renamed)}
+            before = {name: content for name, content in before.items() if name in now} | moved
+        for name in sorted(written, key=written.get):
+            content = now[name]
+            if content != before.get(name):
+                for part in (content[: len(content) // 2], b""):
+                    self.add(f"{name} cut short before {event}", {**before, name: part})
+            before[name] = content
+        self.before = now
+        self.add(f"before {event} {arguments[:2]}", now)
+        self.renamed = os.path.relpath(arguments[1], self.folder) if event == "os.rename" else ""
+
+    def add(self, what, tree):
+        name = name_of(tree)
+        if name not in self.seen:
+            self.seen.add(name)
+            self.states.append((what, tree))
+
+    def look(self):
+        """The folder's content, and when each file was written; equal contents are kept once."""
+        tree, written = {}, {}
+        for parent, folders, files in os.walk(self.folder):
+            place = os.path.relpath(parent, self.folder)
+            tree |= {os.path.normpath(os.path.join(place, name)): None for name in folders}
+            for name in files:
+                path = os.path.join(parent, name)
+                relative = os.path.normpath(os.path.join(place, name))
+                with open(path, "rb") as file:
+                    content = file.read()
+                tree[relative] = self.kept.setdefault(content, content)
+                written[relative] = os.stat(path).st_mtime_ns
+        return tree, written
+
+
+def name_of(tree: Tree) -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted(tree.items()):
+        digest.update(f"{name}\0{content is None}\0".encode())
+        digest.update(hashlib.sha256(content or b"").digest())
+    return digest.hexdigest()
+
+
+def restore(tree: Tree, folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, content in sorted(tree.items()):
+        if content is None:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def names_in(folder: Path) -> set[str]:
+    return set(Snapshots(folder).look()[0])
+
+
+def end_like(folder: Path, expected: Path, what: str) -> None:
+    """The same files, and the same final model bit for bit."""
+    assert names_in(folder) == names_in(expected), what
+    for file in (expected / "model").rglob("*"):
+        if file.is_file():
+            assert (folder / "model" / file.relative_to(expected / "model")).read_bytes() == file.read_bytes(), what
+    for file in expected.iterdir():
+        assert not file.is_file() or (folder / file.name).read_bytes() == file.read_bytes(), what
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """A model with two vocabularies to start from."""
+    folder = tmp_path_factory.mktemp("baseline")
+    torch.manual_seed(3)
+    source, target = (train_tokenizer([text], "word", 40) for text in ("The dog sleeps .", "Der Hund schläft ."))
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(
+        recnmt_hf.NMTTransformerConfig.from_preset(
+            "tiny",
+            **SIZE,
+            **HEADS,
+            vocab_size=len(source),
+            decoder_vocab_size=len(target),
+            share_encoder_decoder_embeddings=False,
+        )
+    )
+    model.save_pretrained(folder)
+    source.save_pretrained(folder)
+    target.save_pretrained(folder / "target_tokenizer")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared_data(tmp_path_factory):
+    """A recipe of two updates whose data is prepared already, and its undisturbed run."""
+    folder = tmp_path_factory.mktemp("shared")
+    training = {"max_steps": 2, "eval_strategy": "no"}
+    plan = tiny(data={"cache_dir": str(folder / "data")}, training=training, average={"count": 2})
+    train(plan, folder / "run")
+    return plan, folder / "run"
+
+
+def killed_everywhere(plan, folder, expected, scratch, resume=False):
+    """
+    Trains in `folder`, killed at each file operation and resumed; each end must be that of `expected`.
+
+    Copies that are the same once the resumed run has cleaned up behave alike from there on: one of each is resumed.
+    """
+    snapshots = Snapshots(folder)
+    with watched(snapshots):
+        train(plan, folder, resume=resume)
+    end_like(folder, expected or folder, "undisturbed")
+    expected = expected or folder
+    resumed = set()
+    for what, tree in snapshots.states:
+        restore(tree, scratch)
+        with mock.patch("recnmt_hf.training.run.check_recipe", lambda *arguments: []):  # which changes nothing
+            point_of_return(plan, scratch)
+        cleaned = {name: content for name, content in Snapshots(scratch).look()[0].items() if name != ".lock"}
+        if name_of(cleaned) in resumed:
+            continue
+        resumed.add(name_of(cleaned))
+        train(plan, restore(tree, scratch), resume=True)
+        end_like(scratch, expected, what)
+    return snapshots.states, resumed
+
+
+def test_killed_at_every_file_operation(tmp_path):
+    plan = tiny(data={"cache_dir": str(tmp_path / "data")})  # prepared once for all
+    states, resumed = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    assert len(states) > 300 and len(resumed) > 10
+    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3, 4]
+    # A resumed run is killed likewise, with an old final model, a half-written checkpoint and other left-overs there.
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "run", again)
+    (again / "checkpoint-4" / "complete.json").rename(again / "checkpoint-4" / "complete.json.partial")
+    (again / "model.partial").mkdir()
+    (again / ".results.json.abc.partial").write_text("{")
+    killed_everywhere(plan, again, tmp_path / "run", tmp_path / "killed", resume=True)
+
+
+def test_killed_warm_start_with_two_vocabularies(tmp_path, baseline):
+    """
+    Neither tokenizer may be there without the other: the resumed run would take one for both sides. The data is
+    prepared anew after each kill.
+    """
+    training = {"max_steps": 1, "eval_strategy": "no"}
+    plan = tiny(model={"init_from": str(baseline)}, training=training, average={"count": 1})
+    plan.test = {}
+    states, _ = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    assert any(tree.keys() >= {"target_tokenizer"} and "tokenizer" not in tree for _, tree in states)
+    model = load_file(tmp_path / "run/model/model.safetensors")
+    assert "model.decoder.embed_tokens.weight" in model
+
+
+def test_killed_average(tmp_path):
+    """The averaged model is whole or not there, and a second try clears up after the first."""
+    plan = tiny(training={"max_steps": 2, "eval_strategy": "no"})
+    plan.test = {}
+    train(plan, tmp_path / "run")
+    chosen = [folder for _, folder in checkpoints_in(tmp_path / "run")]
+    place = tmp_path / "place"
+    place.mkdir()
+    snapshots = Snapshots(place)
+    with watched(snapshots):
+        average_checkpoints(chosen, place / "mean")
+    expected = Snapshots(place).look()[0]
+    assert len(snapshots.states) > 20
+    for what, tree in snapshots.states:
+        assert "mean" not in tree or tree == expected, what
+        if "mean" not in tree:
+            average_checkpoints(chosen, restore(tree, tmp_path / "again") / "mean")
+            assert Snapshots(tmp_path / "again").look()[0] == expected, what
+
+
+# -- full disks and interrupts -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def disk_full_at(part):
+    """Nothing grows any more from the first time on that a path with `part` in it is opened for writing or made."""
+    full = False
+
+    def watcher(event, arguments):
+        nonlocal full
+        full = full or (event in ("open", "os.mkdir") and part in str(arguments[0]))
+        if full and event in ("open", "os.mkdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with watched(watcher):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("part", "newest"),
+    [
+        ("tokenizers.partial", None),
+        ("recipe.yaml", None),
+        ("checkpoint-1", None),
+        ("checkpoint-2/trainer_state", "checkpoint-1"),
+        ("checkpoint-2/complete.json", "checkpoint-1"),
+        (".model.partial", "checkpoint-2"),
+        ("results.json", "checkpoint-2"),
+    ],
+)
+def test_full_disk(tmp_path, shared_data, part, newest):
+    """One sentence says where the run stands, nothing half-written stays, and the resumed run ends the same."""
+    plan, expected = shared_data
+    with pytest.raises(UserError, match="No space left on device") as caught, disk_full_at(part):
+        train(plan, tmp_path / "run")
+    message = str(caught.value)
+    assert "--resume" in message and "Remedy: free space" in message
+    assert (str(tmp_path / "run" / newest) if newest else "no complete checkpoint yet") in message
+    assert newest_checkpoint(tmp_path / "run") == (tmp_path / "run" / newest if newest else None)
+    assert not [name for name in names_in(tmp_path / "run") if "partial" in name]
+    train(plan, tmp_path / "run", resume=True)
+    end_like(tmp_path / "run", expected, part)
+
+
+@pytest.mark.parametrize("library", ["safetensors", "torch", "tokenizers", "python"])
+def test_errors_of_libraries_that_cannot_write(tmp_path, tokenizer, library):
+    """Real ones: a file may not grow beyond 4,000 bytes. Those of Rust and C++ are no OSErrors."""
+    tensor = {"a": torch.zeros(100_000)}
+    work = {
+        "safetensors": lambda: save_file(tensor, tmp_path / "file"),
+        "torch": lambda: torch.save(tensor, tmp_path / "file"),
+        "tokenizers": lambda: tokenizer.save_pretrained(str(tmp_path / "folder")),
+        "python": lambda: (tmp_path / "file").write_bytes(bytes(10_000)),
+    }[library]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(Exception) as caught:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))
+            work()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert disk_full(caught.value), repr(caught.value)
+    assert disk_full(ValueError("something else")) is None
+
+
+def test_interrupt(tmp_path, shared_data, capsys):
+    """Ctrl-C while a checkpoint is written."""
+    plan, expected = shared_data
+
+    def watcher(event, arguments):
+        if event == "open" and "checkpoint-2/trainer_state" in str(arguments[0]):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), watched(watcher):
+        train(plan, tmp_path / "run")
+    assert f"newest complete checkpoint is {tmp_path / 'run/checkpoint-1'}; --resume" in capsys.readouterr().err
+    assert not (tmp_path / "run/.lock").exists()
+    train(plan, tmp_path / "run", resume=True)
+    end_like(tmp_path / "run", expected, "interrupted")

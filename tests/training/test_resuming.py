@@ -1,0 +1,352 @@
+"""What a resumed run may change and what not, damaged checkpoints, the lock, room on the disk, processes that wait."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+from unittest import mock
+
+import psutil
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from test_kills import PAIRS, tiny
+
+from recnmt_hf.models.user_errors import UserError
+from recnmt_hf.training import output_folder
+from recnmt_hf.training.checkpoints import MANIFEST, average_checkpoints, checkpoints_in, newest_checkpoint
+from recnmt_hf.training.run import train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of four updates, and its recipe's data."""
+    folder = tmp_path_factory.mktemp("finished")
+    plan = small(folder)
+    train(plan, folder / "run")
+    return folder
+
+
+def small(folder, **sections):
+    sections["data"] = {"cache_dir": str(folder / "data"), **sections.get("data", {})}
+    return tiny(**sections)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished / "run", tmp_path / "run")
+
+
+# -- what changed ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("model", {"type": "rnmt"}, "model.type: nmt_transformer -> rnmt"),
+        ("model", {"preset": "small"}, "model.preset: tiny -> small"),
+        ("tokenizer", {"vocab_size": 30}, "tokenizer.vocab_size: 40 -> 30"),
+        ("training", {"seed": 2}, "training.seed: 1 -> 2"),
+        ("training", {"max_tokens": 99, "optim": "sgd"}, "training.max_tokens: 80 -> 99; training.optim: unset|adamw"),
+        ("training", {"label_smoothing_factor": 0.2}, "training.label_smoothing_factor: 0.1 -> 0.2"),
+        ("training", {"gradient_accumulation_steps": 2}, r"\(processes: 1 -> 1, gradient_accumulation_steps: 1 -> 2\)"),
+        ("data", {"train": [{"generated": "train", "size": 21}]}, r"training data .* \(20 sentence pairs then, 21 now"),
+        ("data", {"max_source_length": 5}, r"training data .* \(20 sentence pairs then, 1?\d now"),
+    ],
+)
+def test_what_cannot_change_is_refused(finished, run, section, values, message):
+    """With the names of the fields, old and new; and the run stays as it was."""
+    before = (run / "recipe.yaml").read_bytes()
+    with pytest.raises(UserError, match=f"{message}.*Remedy: "):
+        train(small(finished, **{section: values}), run, resume=True)
+    assert (run / "recipe.yaml").read_bytes() == before
+    assert [step for step, _ in checkpoints_in(run)] == [3, 4]
+
+
+def test_what_may_change_is_said(finished, run, capsys):
+    plan = small(
+        finished,
+        training={"max_steps": 5, "logging_steps": 1, "keep_last": 3, "learning_rate": 0.02},
+        decoding={"beams": 2},
+        data={"train": [{"tsv": PAIRS["tsv"].replace("/training/", "/training/../training/")}]},
+    )
+    train(plan, run, resume=True)
+    said = capsys.readouterr().err
+    for change in (
+        "training.max_steps: 4 -> 5 (from step 4 on)",
+        "training.learning_rate: 0.01 -> 0.02 (from step 4 on)",
+        "training.keep_last: 2 -> 3",
+        "decoding.beams: 1 -> 2",
+    ):
+        assert f"Changed since the run began: {change}" in said
+    assert "data.train" not in said  # other words for the same pairs
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["training"]["max_steps"] == 5
+    log = json.loads((run / "checkpoint-5/trainer_state.json").read_text())["log_history"]
+    # inverse_sqrt with one step of warm-up: the fifth update has half the rate
+    assert [entry["learning_rate"] for entry in log if entry["step"] == 5 and "loss" in entry] == [pytest.approx(0.01)]
+
+
+def test_another_number_of_processes(finished, run, capsys):
+    """It is compared with the accumulated batches: their product is what an update sees."""
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "processes": 4}))
+    with pytest.raises(UserError, match=r"processes: 4 -> 1.*training\.gradient_accumulation_steps=4"):
+        train(small(finished), run, resume=True)
+    (run / "run.json").write_text(json.dumps({**record, "accumulation": 1, "processes": 1, "device": "cuda"}))
+    train(small(finished), run, resume=True)
+    assert "device: cuda -> cpu; the run goes on, but perhaps not bit by bit" in capsys.readouterr().err
+
+
+def test_changed_corpus_is_noticed(finished, tmp_path, run):
+    """The same recipe, and another sentence in the file."""
+    pairs = ["The dog sleeps.\tDer Hund schläft.\n", "The cat sleeps.\tDie Katze schläft.\n"]
+    (tmp_path / "corpus.tsv").write_text("".join(pairs), encoding="utf-8")
+    plan = small(finished, data={"train": [{"tsv": str(tmp_path / "corpus.tsv")}]}, training={"max_steps": 1})
+    train(plan, tmp_path / "other")
+    (tmp_path / "corpus.tsv").write_text("".join(reversed(pairs)), encoding="utf-8")
+    with pytest.raises(UserError, match=r"training data is not what .*checkpoint-1 was trained on"):
+        train(plan, tmp_path / "other", resume=True)
+
+
+def test_runs_of_earlier_versions_resume(finished, run, capsys):
+    """Their manifests have sizes alone, one lists a left-over of its own writing, and there is no record."""
+    for _, folder in checkpoints_in(run):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        files = {**manifest["files"], f"{MANIFEST}.partial": 1234}
+        (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    (run / "run.json").unlink()
+    expected = (run / "model/model.safetensors").read_bytes()
+    train(small(finished), run, resume=True)
+    assert "checkpoint-4 has all 4 steps already" in capsys.readouterr().err
+    assert (run / "model/model.safetensors").read_bytes() == expected
+    with pytest.raises(UserError, match=r"data\.train: .* -> "):
+        (run / "run.json").unlink()
+        train(small(finished, data={"train": [{"generated": "train", "size": 21}]}), run, resume=True)
+
+
+def test_early_stopping_ends_a_resumed_run_too(finished, tmp_path, capsys):
+    """Killed while the final model is made: the run has ended, and no step is made beyond it."""
+    training = {"early_stopping_patience": 1, "learning_rate": 0.0, "eval_steps": 1}
+    plan = small(finished, training=training)
+    train(plan, tmp_path / "run")
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-2"
+    train(plan, tmp_path / "run", resume=True)
+    assert "checkpoint-2 ended the run by early stopping" in capsys.readouterr().err
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-2"
+    # More patience than before holds.
+    train(small(finished, training={**training, "early_stopping_patience": 2}), tmp_path / "run", resume=True)
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-3"
+
+
+def test_cpu_is_not_written_into_the_recipe(finished, tmp_path):
+    plan = small(finished, training={"max_steps": 1})
+    del plan.training["use_cpu"]
+    with mock.patch("torch.accelerator.is_available", lambda: False):
+        train(plan, tmp_path / "run")
+    assert "use_cpu" not in yaml.safe_load((tmp_path / "run/recipe.yaml").read_text())["training"]
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_damage_of_unchanged_size(finished, run, capsys):
+    """The newest intact checkpoint is taken, the damaged one named; and it is never averaged."""
+    flip(run / "checkpoint-4/optimizer.pt")
+    expected = (run / "model/model.safetensors").read_bytes()
+    train(small(finished), run, resume=True)
+    said = capsys.readouterr().err
+    assert re.search(r"checkpoint-4 is damaged: optimizer\.pt has changed since it was saved\. An older", said)
+    assert re.search(r"Resuming from .*checkpoint-3", said)
+    assert (run / "model/model.safetensors").read_bytes() == expected
+    flip(run / "checkpoint-3/model.safetensors")
+    with pytest.raises(UserError, match=r"checkpoint-3 is damaged: model\.safetensors has changed.*Remedy: delete it"):
+        average_checkpoints([run / "checkpoint-3", run / "checkpoint-4"], run / "mean")
+    assert not (run / "mean").exists()
+    flip(run / "checkpoint-4/config.json")
+    with pytest.raises(UserError, match=r"no intact checkpoint.*checkpoint-4 is.*config\.json.*checkpoint-3 is"):
+        train(small(finished), run, resume=True)
+    assert [step for step, _ in checkpoints_in(run)] == [3, 4]
+
+
+def test_average_of_a_run_that_trains(finished, run):
+    """The lock is for those who write; a checkpoint that rotates away meanwhile is named, not half read."""
+    chosen = [folder for _, folder in checkpoints_in(run)]
+    with output_folder.locked(run):
+        average_checkpoints(chosen, run.parent / "mean")
+        copy = "recnmt_hf.training.checkpoints.copy_beside_weights"
+        with (
+            mock.patch(copy, lambda folder, output: (chosen[0] / MANIFEST).unlink()),
+            pytest.raises(FileNotFoundError, match=r"checkpoint-3 was deleted while it was read.*average again"),
+        ):
+            average_checkpoints(chosen, run.parent / "other")
+    assert not (run.parent / "other").exists()
+
+
+# -- lock --------------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_do_not_share_a_folder(finished, tmp_path):
+    """The second is refused with the owner's process; the owner's death frees the folder, whatever its children do."""
+    folder = tmp_path / "run"
+    code = """
+        import os, sys, time
+        from pathlib import Path
+        from recnmt_hf.training.output_folder import locked
+        with locked(Path(sys.argv[1])):
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            print("locked", flush=True)
+            time.sleep(60)
+    """
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), folder], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "locked\n"
+        with (
+            mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2),
+            pytest.raises(UserError, match=rf"Another run writes into .*\(process {owner.pid} on \S+\).*Remedy: wait"),
+        ):
+            train(small(finished), folder, overwrite=True)
+        children = psutil.Process(owner.pid).children()
+        owner.kill()
+        owner.wait()
+        assert all(child.is_running() for child in children)
+        train(small(finished, training={"max_steps": 1}), folder)
+        for child in children:
+            child.kill()
+    finally:
+        owner.kill()
+    assert not (folder / ".lock").exists()
+
+
+def test_file_systems_without_locks(finished, tmp_path, capsys):
+    refused = OSError(38, "Function not implemented")
+    with mock.patch("fcntl.flock", side_effect=refused), output_folder.locked(tmp_path):
+        pass
+    assert "cannot be locked (Function not implemented): see that no second run writes" in capsys.readouterr().err
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+def test_free_space_is_checked_before_training(finished, tmp_path):
+    usage = SimpleNamespace(free=20_000)
+    with (
+        mock.patch("shutil.disk_usage", lambda path: usage),
+        pytest.raises(UserError, match=r"20\.0 kB free.*about [\d.]+ kB more.*at most 4 checkpoints of .*keep_last=2"),
+    ):
+        train(small(finished), tmp_path / "run")
+    assert not (tmp_path / "run/recipe.yaml").exists()
+
+
+def test_estimate_of_room(finished, run):
+    """The weights, and Adam's two averages of each."""
+    weights = sum(tensor.nbytes for tensor in load_file(run / "checkpoint-4/model.safetensors").values())
+    optimizer = torch.load(run / "checkpoint-4/optimizer.pt", weights_only=True)["state"]
+    averages = sum(value.nbytes for state in optimizer.values() for name, value in state.items() if name != "step")
+    assert averages == 2 * weights
+    arguments = SimpleNamespace(optimizer=None, optim="adamw_torch")
+    assert output_folder.state_per_parameter(arguments) == 2
+    assert output_folder.in_words(999) == "999 bytes" and output_folder.in_words(2.5e12) == "2500.0 GB"
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_bar_on_a_terminal_only(finished, tmp_path, capsys, terminal):
+    plan = small(finished, training={"max_steps": 1, "logging_steps": 1})
+    with mock.patch.object(sys.stderr, "isatty", lambda: terminal):
+        train(plan, tmp_path / "run")
+    output = capsys.readouterr()
+    assert ("%|" in output.err) == terminal
+    assert "'loss'" in output.out + output.err
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+SLOW_PREPARATION = """
+    import sys, time
+    import torch.distributed as dist
+    from recnmt_hf.training import run
+    from test_kills import tiny
+
+    prepared, finished = run.prepare_inputs, run.finish
+
+    def slowly(work):
+        def late(*args):
+            time.sleep(8)
+            return work(*args)
+        return late
+
+    if dist.is_available() and sys.argv[2] == "slow":
+        import os
+        if os.environ["RANK"] == "0":
+            run.prepare_inputs, run.finish = slowly(prepared), slowly(finished)
+    training = {"max_steps": 2, "ddp_timeout": 5, "eval_strategy": "no"}
+    plan = tiny(training=training, data={"cache_dir": sys.argv[3]})
+    plan.test = {}
+    run.train(plan, sys.argv[1], resume="resume" in sys.argv)
+    limit = dist.distributed_c10d._get_default_group()._get_backend(__import__("torch").device("cpu")).options._timeout
+    print("limit", limit.total_seconds(), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def two_processes(tmp_path, finished, *words):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(SLOW_PREPARATION))
+    port = str(20000 + (os.getpid() + 15485863) % 20000)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port, program]
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [*command, tmp_path / "run", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_others_wait_past_the_timeout_of_collectives(tmp_path, finished):
+    """Preparing and finishing take longer than `ddp_timeout`, which holds for all else."""
+    process = two_processes(tmp_path, finished, "slow", finished / "data")
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output[-3000:]
+    assert output.count("limit 5.0") == 2
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_launcher(tmp_path, finished):
+    """The launcher alone is killed while its processes wait; they end, and the resumed run is not in their way."""
+    process = two_processes(tmp_path, finished, "slow", finished / "data")
+    workers = []
+    deadline = time.time() + 120
+    while not (tmp_path / "run/.lock").exists():
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.05)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    process.stdout.close()
+    resumed = two_processes(tmp_path, finished, "fast", finished / "data", "resume")
+    output = resumed.communicate(timeout=300)[0]
+    assert resumed.returncode == 0, output[-3000:]
