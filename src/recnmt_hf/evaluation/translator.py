@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -19,8 +18,10 @@ from transformers import (
 )
 from transformers.utils import has_file
 
-from ..models.user_errors import MissingFileError, UserError
+from ..models.loading_errors import explained_loading, is_about_files, shorten
+from ..models.user_errors import UserError
 from .decoding import MaxLengthPerSentence, length_penalty
+from .loading import load_model, looks_local
 
 
 TARGET_TOKENIZER = "target_tokenizer"
@@ -181,6 +182,7 @@ class Translator:
         path: str | Path,
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
+        trust_remote_code: bool = False,
         **kwargs,
     ) -> Translator:
         """
@@ -191,32 +193,20 @@ class Translator:
                 `target_tokenizer`.
             device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
             dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
-            **kwargs: Passed on to `from_pretrained`, e.g. `trust_remote_code=True`, `revision=...`.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that the model's files bring along
+                may run.
+            **kwargs: Passed on to `from_pretrained`, e.g. `revision=...`.
 
         Raises:
             FileNotFoundError: A local path does not exist or holds no model.
-            ValueError: Tokenizer and model do not fit.
+            ValueError: Something is wrong with the files, as in [`load_model`], or tokenizer and model do not fit.
         """
         path = str(path)
-        if looks_local(path) and not (Path(path) / "config.json").is_file():
-            raise MissingFileError(
-                f"{path} holds no model (config.json is missing). Remedy: give the folder that training or "
-                "save_pretrained wrote, or a model id of the Hub."
-            )
-        settings = {"dtype": dtype} if dtype is not None else {}
-        try:
-            model = AutoModelForSeq2SeqLM.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
-        except Exception as error:
-            if type(error).__name__ != "SafetensorError":
-                raise
-            raise UserError(
-                f"The weights in {path} cannot be read ({error}). The file is cut short or damaged. Remedy: copy it "
-                "again, or use an earlier checkpoint."
-            ) from error
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
-        target = load_target_tokenizer(path, **kwargs)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device).eval(), tokenizer, target)
+        model = load_model(path, device, dtype, trust_remote_code, **kwargs)
+        with explained_loading(path, "tokenizer of"):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
+        target = load_target_tokenizer(path, trust_remote_code=trust_remote_code, **kwargs)
+        return cls(model, tokenizer, target)
 
     # -- translation -------------------------------------------------------------------------------------------------
 
@@ -496,17 +486,13 @@ class Translator:
         return None if limit is None else limit - 1
 
 
-def looks_local(path: str) -> bool:
-    """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
-    return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
-
-
-def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None:
+def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerBase | None:
     """
     The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
 
     Args:
         path: Folder or model id.
+        trust_remote_code: Whether code that its files bring along may run.
         **kwargs: Those of `from_pretrained`.
 
     Raises:
@@ -522,10 +508,13 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
         if not is_there:
             return None
         # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
-        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
-    except (OSError, ValueError) as error:
+        settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
+        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings)
+    except Exception as error:
+        if not is_about_files(error):
+            raise
         raise UserError(
-            f"The target tokenizer of {path} cannot be loaded ({str(error).strip().splitlines()[0]}). Remedy: see that "
+            f"The target tokenizer of {path} cannot be loaded ({shorten(str(error))}). Remedy: see that "
             f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
             "target_tokenizer."
         ) from error

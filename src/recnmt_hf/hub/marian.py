@@ -8,6 +8,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from ..models.loading_errors import explained_loading
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..models.user_errors import UserError
 
@@ -71,7 +72,8 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTrans
     if isinstance(model_or_path, MarianMTModel):
         marian = model_or_path
     else:
-        marian = MarianMTModel.from_pretrained(str(model_or_path), **kwargs)
+        with explained_loading(model_or_path):
+            marian = MarianMTModel.from_pretrained(str(model_or_path), **kwargs)
     config = config_from_marian(marian.config)
     model = NMTTransformerForConditionalGeneration(config).to(marian.dtype)
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}

@@ -30,8 +30,9 @@ from .._registration import MODEL_TYPES
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
+from ..evaluation.loading import load_model, looks_local
 from ..evaluation.metrics import sacrebleu_score
-from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer, looks_local
+from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
 from .recipe import Recipe
@@ -349,7 +350,7 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     mean over checkpoints is not that of the averaged weights (as for the averages of Izmailov et al., 2018). Dropout is
     off, as in translating. Does nothing for models without such norms.
     """
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(trainer.args.device).eval()
+    model = load_model(folder, trainer.args.device)
     norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor)]
     if not norms:
         return
