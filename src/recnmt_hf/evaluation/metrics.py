@@ -70,6 +70,21 @@ def sacrebleu_score(
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
 
 
+def check_tokenizer(tokenize: str | None) -> None:
+    """Raises `ValueError` for a tokenizer that sacrebleu has not, or that cannot be used on this machine."""
+    known = sorted(sacrebleu.BLEU.TOKENIZERS)
+    if tokenize is not None and tokenize not in known:
+        raise UserError(f"There is no tokenizer {tokenize!r} of sacrebleu; choose one of {', '.join(known)}.")
+    try:
+        bleu_metric(tokenize=tokenize)
+    except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(
+            f"sacrebleu's tokenizer {tokenize!r} cannot be used here ({first}). Remedy: install what it needs, or "
+            "choose another one."
+        ) from error
+
+
 def chrf_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:
     """chrF2 (Popović, 2015)."""
     return score_with(sacrebleu.CHRF(), "chrF2", hypotheses, references)
