@@ -25,8 +25,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def printable(text: str) -> str:
-    """A message without characters that would move the cursor or cannot be shown: names of files may hold any."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    """A message on one line, without characters that move the cursor or cannot be shown: names may hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:

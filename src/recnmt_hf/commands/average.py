@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> None:
     from ..training.checkpoints import average_checkpoints, choose_checkpoints
 
     chosen = [Path(path) for path in args.inputs]
+    if "" in args.inputs:
+        raise UserError("The name of a folder to average is empty. Remedy: name folders of checkpoints.")
     for folder in chosen:
         if not folder.is_dir():
             reason = "is a file" if folder.exists() else "does not exist"

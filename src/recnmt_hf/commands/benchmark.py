@@ -215,17 +215,17 @@ def run(args: argparse.Namespace) -> None:
     if device.type == "cpu":
         keep_freed_memory()  # as in a training run: what the kernel does with pages is not what is measured
     dtype = getattr(torch, args.dtype)
+    models = []
+    for text in args.models:
+        torch.manual_seed(args.seed)
+        name, overrides = parse_model(text)
+        models.append(build_model(name, args.size, args.vocab_size, overrides).to(device))
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {args.threads} thread(s)"
     print(
         f"{hardware} ({platform.machine()}), torch {torch.__version__}, transformers {transformers.__version__}, "
         f"{args.dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}",
         flush=True,
     )
-    models = []
-    for text in args.models:
-        torch.manual_seed(args.seed)
-        name, overrides = parse_model(text)
-        models.append(build_model(name, args.size, args.vocab_size, overrides).to(device))
     if "train" in args.modes:
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
         runnable = [torch.compile(model) if args.compile else model for model in models]

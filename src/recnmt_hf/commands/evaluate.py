@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from contextlib import nullcontext
 
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
     if args.length_edges != sorted(set(args.length_edges)):
         raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
     metrics.check_tokenizer(args.tokenize)
+    if args.language is not None and not re.fullmatch("[a-z]{2,3}", args.language):
+        raise UserError(f"--language {args.language!r} is no code of a language. Remedy: e.g. de or en.")
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with nullcontext() if args.json is None else open_output(args.json, inputs) as out:
         references = [list(read_lines(path)) for path in args.references]

@@ -37,6 +37,8 @@ def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
         place = f"{path}, line {number}"
         try:
             record = json.loads(line)
+            if not isinstance(record, dict):
+                raise TypeError("it is no object")
             source, tokens = record["source"], record["tokens"]
             if not isinstance(source, str) or not isinstance(tokens, list):
                 raise TypeError("source must be a text, and tokens a list")

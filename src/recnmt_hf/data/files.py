@@ -45,8 +45,9 @@ def open_output(
     if path is None:
         yield sys.stdout.buffer if binary else sys.stdout
         return
-    given, path, partial, folders = path, Path(os.path.realpath(path)), None, []
+    given, partial, folders = path, None, []
     try:
+        path = real_path(given)
         if path.is_dir() or str(given).endswith(os.sep):
             raise UserError(f"{given} is a folder. Remedy: name a file in it.")
         special = is_special(given, path)
@@ -100,8 +101,9 @@ def open_output_folder(
         UserError: `path` is a file or holds one of `inputs` under a name that is written, or cannot be written; with
             `must_be_new`, it is not empty.
     """
-    given, path, folders = path, Path(os.path.realpath(path)), []
+    given, folders = path, []
     try:
+        path = real_path(given)
         is_new = not path.exists()
         if not is_new and not path.is_dir():
             raise ExistingFileError(f"{given} is a file, and a folder is to be written. Remedy: name a new folder.")
@@ -170,6 +172,16 @@ def identity(path: str | Path | int) -> tuple[int, int] | None:
 def is_special(given: str | Path, path: Path) -> bool:
     """Whether a path is a pipe or device, or another name of an open file: they are no places to rename to."""
     return (path.exists() and not path.is_file()) or os.path.abspath(given).startswith(("/dev/", "/proc/"))
+
+
+def real_path(path: str | Path) -> Path:
+    """Where a path leads, with all links followed."""
+    if not str(path):
+        raise UserError("The name of the output is empty. Remedy: name a place to write to.")
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise UserError(f"{path} is a link that leads back to itself. Remedy: remove it, or choose another output.")
+    return real
 
 
 def current_umask() -> int:

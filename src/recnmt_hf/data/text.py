@@ -60,6 +60,8 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
         # It stays open; an interactive shell's own may have no bytes.
         opened = nullcontext(getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode()))
     else:
+        if not str(path):
+            raise UserError("The name of the file to read is empty. Remedy: name a file.")
         path = Path(path)
         try:
             opened = path.open("rb")
@@ -85,8 +87,8 @@ def missing(path: Path) -> MissingFileError:
         return MissingFileError(
             f"{path} is a link to {os.readlink(path)}, which is not there. Remedy: correct the link."
         )
-    near = sorted(other.name for other in path.parent.glob("*"))[:8] if path.parent.is_dir() else []
-    hint = f" {path.parent} holds: {', '.join(near)}." if near else ""
+    near = sorted(other.name for other in path.parent.glob("[!.]*"))[:8] if path.parent.is_dir() else []
+    hint = f" {path.parent.absolute()} holds: {', '.join(near)}." if near else ""
     if not path.parent.is_dir():
         hint = f" The folder {path.parent} does not exist."
     return MissingFileError(f"There is no file {path}.{hint} Remedy: correct the path.")

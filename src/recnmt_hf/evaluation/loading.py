@@ -68,10 +68,11 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
             raise RuntimeError("it holds no numbers")
         torch.empty(1, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = str(error).splitlines()[0].rstrip(".").partition(" device type at start")[0]
+        reason = "no such kind is known" if reason.startswith("Expected one of") else reason
         there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         raise UserError(
-            f"The device {str(device)!r} cannot be used ({reason}). Remedy: choose one of {', '.join(there)}."
+            f"The device {str(device)!r} cannot be used ({reason}). Remedy: this machine has {', '.join(there)}."
         ) from error
     return found
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import has_file
 
-from ..models.loading_errors import explained_loading, is_about_files, shorten
+from ..models.loading_errors import explain, explained_loading, is_about_files, shorten
 from ..models.user_errors import UserError
 from .decoding import MaxLengthPerSentence, length_penalty
 from .loading import load_model, looks_local
@@ -513,6 +513,8 @@ def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs) 
     except Exception as error:
         if not is_about_files(error):
             raise
+        if "trust_remote_code" in str(error):
+            raise UserError(explain(error, path, "target tokenizer of")) from error
         raise UserError(
             f"The target tokenizer of {path} cannot be loaded ({shorten(str(error))}). Remedy: see that "
             f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "

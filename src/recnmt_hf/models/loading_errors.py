@@ -13,6 +13,7 @@ from .user_errors import UserError
 
 
 # What these say of a file's content is the fault of the file, whoever calls them.
+READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft"}
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
 
 
@@ -61,13 +62,16 @@ def check_json_object(file: Path) -> None:
 def is_about_files(error: Exception) -> bool:
     """Whether an error that loading raised tells of the files and not of the program."""
     here = Path(__file__).parent
-    places = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Who asks for an attribute that is not there is to blame, not who looks for it.
+    places = [Path(code.co_filename) for code in codes if code.co_name not in ("__getattr__", "__getattribute__")]
     if places[-1].is_relative_to(here.parent):
         return False
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    # A model's or configuration's own code calls libraries too, and may do so wrongly.
-    within = any(place.parent == here and place != Path(__file__) for place in places)
-    return not within or not kinds.isdisjoint(ABOUT_FILES)
+    if any(kind.__name__ in ABOUT_FILES for kind in type(error).__mro__):
+        return True
+    # The code of a model or configuration calls torch too, and may do so wrongly.
+    involved = [place for place in places if place.parent == here or not READERS.isdisjoint(place.parts)]
+    return bool(involved) and involved[-1].parent != here
 
 
 def explain(error: Exception, path: str, what: str) -> str:
@@ -111,5 +115,7 @@ def explain(error: Exception, path: str, what: str) -> str:
 def shorten(text: str, length: int = 240) -> str:
     """The first paragraph of a message, on one line and without its full stop."""
     first = " ".join(text.strip().split("\n\n")[0].split())
-    first = first if len(first) <= length else f"{first[:length].rsplit(' ', 1)[0]} ..."
-    return first.rstrip(".") or "no reason is given"
+    if len(first) > length:
+        whole = first[:length].rpartition(". ")[0]  # whole sentences, where one is short enough
+        first = whole or f"{first[:length].rpartition(' ')[0]} ..."
+    return first.removesuffix(".") or "no reason is given"
