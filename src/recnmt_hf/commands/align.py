@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
 
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
-        raise UserError("Give either a model with --source and --target (or --text), or --links with --gold.")
+        raise UserError("Give a model with --source and --target (or --text), or --links with --gold.")
     if args.links is not None and any(
         given is not None for given in (args.source, args.target, args.text, args.plot, args.output)
     ):
