@@ -52,7 +52,7 @@ def test_missing_file_names_its_neighbours(tmp_path):
 def test_wrong_encoding_names_the_line(tmp_path):
     source = write(tmp_path / "a.en", "fine\n" * 3)
     target = write(tmp_path / "a.de", "gut\nschön\ngut\n", encoding="latin-1")
-    with pytest.raises(ValueError, match=r"a\.de, near line 1: not UTF-8 .*iconv"):
+    with pytest.raises(ValueError, match=r"a\.de, line 2: not UTF-8 .*iconv"):
         list(read_parallel(source, target))
 
 

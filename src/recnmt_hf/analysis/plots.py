@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.files import open_output
 from ..evaluation.alignment import GoldAlignment, WordAlignment
 from ..models.user_errors import UserError
 
@@ -70,8 +71,8 @@ def heat_maps(
     figure.colorbar(image, ax=list(axes), shrink=0.8, label="attention weight")
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
 
 
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from ..models.user_errors import UserError
+from .arguments import TOKENS, add_device_arguments, check_text, chunks, load_translator, progress, whole
+
+
+if TYPE_CHECKING:
+    from ..evaluation.alignment import WordAlignment
 
 
 def layer(text: str) -> int | str:
-    return text if text == "mean" else int(text)
+    return text if text == "mean" else whole(0)(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,29 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer", type=layer, help='decoder layer from 0, or "mean" (default: the one below the top, or the only one)'
     )
-    parser.add_argument("--head", type=int, help="one head, from 0 (default: the mean of all)")
+    parser.add_argument("--head", type=whole(0), help="one head, from 0 (default: the mean of all)")
     parser.add_argument("--plot", help="picture of one pair's attention: .png, .svg or .pdf")
-    parser.add_argument("--pair", type=int, default=1, help="which pair, from 1 (default: 1)")
-    parser.add_argument("--max-tokens", type=int, default=4096, help="tokens of a batch (default: 4096)")
-    parser.add_argument("--device", help="cpu, cuda, ... (default: CUDA if there is any)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights' type (default: as saved)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a Hub model brings along")
+    parser.add_argument("--pair", type=whole(1), default=1, help="which pair, from 1 (default: 1)")
+    parser.add_argument("--max-tokens", type=TOKENS, default=4096, help="tokens of a batch (default: 4096)")
+    add_device_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    import sys
-
-    from ..data.text import SentencePair, read_lines, read_parallel, write_lines
+    from ..data.files import open_output, refuse_inputs
+    from ..data.text import SentencePair, read_lines, read_parallel
     from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
-    from .translate import load_translator
 
-    if (args.links is None) == (args.model is None) or (args.links and not args.gold):
+    if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("Give a model with --source and --target (or --text), or --links with --gold.")
-    if args.links is not None and (args.source or args.target or args.text or args.plot or args.output):
+    if args.links is not None and any(
+        given is not None for given in (args.source, args.target, args.text, args.plot, args.output)
+    ):
         raise UserError(
             "--links are only measured against --gold; --source, --target, --text, --output and --plot need a model."
         )
-    files = bool(args.source) + bool(args.target)
+    files = (args.source is not None) + (args.target is not None)
     if args.model is not None and files != (0 if args.text else 2):
         raise UserError(
             "Give --source and --target, the files to align line by line, or --text with a sentence and its "
@@ -61,10 +69,12 @@ def run(args: argparse.Namespace) -> None:
     def read_links(path: str):
         return [parse_links(line, f"{path}, line {i}", args.one_based) for i, line in enumerate(read_lines(path), 1)]
 
-    gold = read_links(args.gold) if args.gold else None
+    gold = read_links(args.gold) if args.gold is not None else None
     if args.links is not None:
         print(alignment_error_rate([each.possible for each in read_links(args.links)], gold))
         return
+    for text in args.text or []:
+        check_text(text, "--text")
     pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
     if gold is not None and len(gold) != len(pairs):
         raise UserError(f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same.")
@@ -77,21 +87,32 @@ def run(args: argparse.Namespace) -> None:
             )
     if not 1 <= args.pair <= len(pairs):
         raise UserError(f"There is no pair {args.pair}; the files have 1 to {len(pairs)}. Remedy: choose one.")
-    if args.plot:
+    inputs = [path for path in (args.source, args.target, args.gold) if path is not None]
+    if args.plot is not None:
         from ..analysis.plots import check_picture
 
         check_picture(args.plot)
-    sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    found = list(align_pairs(load_translator(args), sources, targets, args.layer, args.head, args.max_tokens))
-    lines = [format_links(alignment.links) for alignment in found]
-    if args.output:
-        write_lines(args.output, lines)
-    elif gold is None and not args.plot:
-        print("\n".join(lines))
-    if args.plot:
+        refuse_inputs(args.plot, inputs)
+        if args.output is not None and os.path.realpath(args.output) == os.path.realpath(args.plot):
+            raise UserError(f"--output and --plot both name {args.plot}. Remedy: name two files.")
+    to_stdout = args.output is None and gold is None and args.plot is None
+    with open_output(args.output, inputs) if args.output is not None or to_stdout else nullcontext() as out:
+        translator = load_translator(args)
+
+        def aligned() -> Iterator[WordAlignment]:
+            for chunk in chunks(pairs):
+                yield from align_pairs(translator, *zip(*chunk, strict=True), args.layer, args.head, args.max_tokens)
+
+        links, shown = [], None
+        for number, alignment in enumerate(progress(aligned(), "pairs", len(pairs), out), start=1):
+            links.append(set(alignment.links))
+            shown = alignment if number == args.pair else shown
+            if out is not None:
+                print(format_links(alignment.links), file=out)
+    if args.plot is not None:
         from ..analysis.plots import plot_alignment
 
-        plot_alignment(found[args.pair - 1], args.plot, gold[args.pair - 1] if gold else None)
-        print(f"{args.plot}: pair {args.pair}, {len(found[args.pair - 1].links)} links", file=sys.stderr)
+        plot_alignment(shown, args.plot, gold[args.pair - 1] if gold else None)
+        print(f"{args.plot}: pair {args.pair}, {len(shown.links)} links", file=sys.stderr)
     if gold is not None:
-        print(alignment_error_rate([set(alignment.links) for alignment in found], gold))
+        print(alignment_error_rate(links, gold))

@@ -16,6 +16,7 @@ import transformers
 from torch.utils import flop_counter
 
 from ..models import fast_paths
+from .arguments import SEED, number, whole
 from .named_models import MODEL_HELP, build_model, parse_model
 from .path_timings import of_choice, time_paths
 
@@ -198,17 +199,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", default="base", help="preset of all models (default: base)")
     parser.add_argument("--modes", nargs="+", choices=("train", "generate"), default=["train", "generate"])
-    parser.add_argument("--vocab-size", type=int, default=32000)
-    parser.add_argument("--mean-length", type=int, default=27, help="mean tokens of a sentence (default: 27)")
-    parser.add_argument("--train-batch-size", type=int, default=16)
-    parser.add_argument("--generate-batch-size", type=int, nargs="+", default=[16])
-    parser.add_argument("--beams", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=1, help="batches of one turn (default: 1)")
-    parser.add_argument("--repeats", type=int, default=7, help="turns of each model (default: 7)")
-    parser.add_argument("--label-smoothing", type=float, default=0.0)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--vocab-size", type=whole(5, 2**31 - 1), default=32000)
+    parser.add_argument("--mean-length", type=whole(1), default=27, help="mean tokens of a sentence (default: 27)")
+    parser.add_argument("--train-batch-size", type=whole(1), default=16)
+    parser.add_argument("--generate-batch-size", type=whole(1), nargs="+", default=[16])
+    parser.add_argument("--beams", type=whole(1), default=4)
+    parser.add_argument("--batches", type=whole(1), default=1, help="batches of one turn (default: 1)")
+    parser.add_argument("--repeats", type=whole(1), default=7, help="turns of each model (default: 7)")
+    parser.add_argument("--label-smoothing", type=number(0, below=1), default=0.0)
+    parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="autocast data type")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if there is any)")
     parser.add_argument("--compile", action="store_true", help="torch.compile the forward pass of training")
     parser.add_argument(
         "--count",
@@ -221,17 +222,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time each fast path of the zoo against its reference on this processor, at --size, --train-batch-size, "
         "the first --generate-batch-size and --mean-length, instead of whole models",
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=SEED, default=1)
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..evaluation.loading import resolve_device
     from ..training.run import keep_freed_memory
 
+    device = resolve_device(args.device)
     torch.set_num_threads(args.threads)
-    device = torch.device(args.device)
     if device.type == "cpu":
         keep_freed_memory()  # as in a training run: what the kernel does with pages is not what is measured
     dtype = getattr(torch, args.dtype)
+    models = []
+    for text in [] if args.fast_paths else args.models:
+        torch.manual_seed(args.seed)
+        name, overrides = parse_model(text)
+        models.append(build_model(name, args.size, args.vocab_size, overrides).to(device))
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     print(
         f"{hardware}, {args.threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
@@ -251,11 +258,6 @@ def run(args: argparse.Namespace) -> None:
         ):
             print(timing, flush=True)
         return
-    models = []
-    for text in args.models:
-        torch.manual_seed(args.seed)
-        name, overrides = parse_model(text)
-        models.append(build_model(name, args.size, args.vocab_size, overrides).to(device))
     if "train" in args.modes:
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
         runnable = [torch.compile(model) if args.compile else model for model in models]

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import argparse
 
+from .arguments import SEED, whole
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    size, depth = whole(0), whole(0, 50)
     parser.add_argument("output", help="folder; gets train.en, train.de, validation.en, ...")
-    parser.add_argument("--train", type=int, default=20000, help="sentence pairs (default: 20000)")
-    parser.add_argument("--validation", type=int, default=500)
-    parser.add_argument("--test", type=int, default=500)
-    parser.add_argument("--test-deep", type=int, default=500, help="pairs deeper than any in training")
-    parser.add_argument("--max-depth", type=int, default=2, help="deepest nesting of clauses (default: 2)")
-    parser.add_argument("--deep-depth", type=int, default=4, help="deepest nesting of the deep test (default: 4)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--train", type=size, default=20000, help="sentence pairs (default: 20000)")
+    parser.add_argument("--validation", type=size, default=500)
+    parser.add_argument("--test", type=size, default=500)
+    parser.add_argument("--test-deep", type=size, default=500, help="pairs deeper than any in training")
+    parser.add_argument("--max-depth", type=depth, default=2, help="deepest nesting of clauses (default: 2)")
+    parser.add_argument("--deep-depth", type=depth, default=4, help="deepest nesting of the deep test (default: 4)")
+    parser.add_argument("--seed", type=SEED, default=1)
 
 
 def run(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
+    from ..data.files import open_output_folder
     from ..data.generated import generate_corpus
     from ..data.text import write_lines
 
-    corpus = generate_corpus(
-        args.train, args.validation, args.test, args.test_deep, args.max_depth, args.deep_depth, args.seed
-    )
+    with open_output_folder(args.output) as working:
+        corpus = generate_corpus(
+            args.train, args.validation, args.test, args.test_deep, args.max_depth, args.deep_depth, args.seed
+        )
+        for split, pairs in corpus.items():
+            for language in ("en", "de"):
+                write_lines(working / f"{split}.{language}", (getattr(pair, language) for pair in pairs))
     for split, pairs in corpus.items():
-        for language in ("en", "de"):
-            write_lines(Path(args.output) / f"{split}.{language}", (getattr(pair, language) for pair in pairs))
         print(f"{split}: {len(pairs)} pairs")

@@ -4,75 +4,102 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+import re
+from collections import Counter
+from contextlib import nullcontext
 
 from ..models.user_errors import UserError
+from .arguments import whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "hypotheses", nargs="+", help="translations, one a line; of several files the first is the baseline"
     )
-    parser.add_argument("--references", "-r", nargs="+", required=True, help="one or several reference files")
+    parser.add_argument(
+        "--references", "-r", nargs="+", action="extend", required=True, help="one or several reference files"
+    )
     parser.add_argument("--source", "-s", help="source sentences; adds BLEU by source length")
-    parser.add_argument("--length-edges", type=int, nargs="+", default=[15, 30, 45], help="default: 15 30 45")
+    parser.add_argument("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="default: 15 30 45")
     parser.add_argument("--tokenize", help="sacrebleu's tokenizer: 13a (default), zh, ja-mecab, intl, char, none, ...")
     parser.add_argument(
         "--language", help="tokenises both sides as Moses does for this language, for tokenised BLEU (default: as is)"
     )
     parser.add_argument("--no-ter", action="store_true", help="leaves out TER, which takes long on long sentences")
     parser.add_argument("--test", choices=("bootstrap", "randomization", "both"), default="both")
-    parser.add_argument("--samples", type=int, default=1000, help="resamplings of the significance test")
+    parser.add_argument("--samples", type=whole(1), default=1000, help="resamplings of the significance test")
     parser.add_argument(
-        "--examples", type=int, default=0, metavar="N", help="shows N sentences: source, translations, references"
+        "--examples", type=whole(0), default=0, metavar="N", help="shows N sentences: source, translations, references"
     )
     parser.add_argument("--json", help="also writes all figures to this file")
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..data.files import open_output
     from ..data.text import read_lines
     from ..evaluation import metrics
     from ..evaluation.significance import METHODS, compare_systems
 
-    references = [list(read_lines(path)) for path in args.references]
-    systems = {path: list(read_lines(path)) for path in args.hypotheses}
-    source = list(read_lines(args.source)) if args.source else None
-    show_examples(args.examples, source, systems, references)
-    report: dict = {"systems": {}, "comparisons": {}}
-    for path, hypotheses in systems.items():
-        for name, stream in zip(args.references, references, strict=True):
-            if len(stream) != len(hypotheses):
-                raise UserError(
-                    f"{path} has {len(hypotheses)} lines, {name} has {len(stream)}. Remedy: score the translation of "
-                    "the file that the references belong to."
-                )
-        scores = [
-            metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize),
-            metrics.sacrebleu_score(hypotheses, references, lowercase=True, tokenize=args.tokenize),
-            metrics.chrf_score(hypotheses, references),
-            *([] if args.no_ter else [metrics.ter_score(hypotheses, references)]),
-            metrics.tokenized_bleu_score(hypotheses, references, language=args.language),
-            metrics.tokenized_bleu_score(hypotheses, references, lowercase=True, language=args.language),
-        ]
-        print(path)
-        for score in scores:
-            print(f"  {score}")
-        entry = {"scores": [vars(score) for score in scores]}
-        if source is not None:
-            bins = metrics.scores_by_length(source, hypotheses, references, args.length_edges, args.tokenize)
-            for name, count, score in bins:
-                print(f"  BLEU of sources with {name} words: {score.score:.2f} ({count} sentences)")
-            entry["by_length"] = [{"words": n, "sentences": c, "bleu": s.score} for n, c, s in bins]
-        report["systems"][path] = entry
-    if len(systems) > 1:
-        for method in METHODS if args.test == "both" else [args.test]:
-            found = compare_systems(systems, references, method, args.samples, tokenize=args.tokenize)
-            print(f"paired {method}, {args.samples} samples, against {args.hypotheses[0]}")
-            for each in found[1:]:
-                print(f"  {each.system}: BLEU {each.score:.2f} ({each.difference:+.2f}), p = {each.p_value:.4f}")
-            report["comparisons"][method] = [vars(each) for each in found]
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
+    twice = [path for path, count in Counter(args.hypotheses).items() if count > 1]
+    if twice:
+        raise UserError(f"{twice[0]} is named twice. Remedy: name each system's translations once.")
+    if args.length_edges != sorted(set(args.length_edges)):
+        raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
+    metrics.check_tokenizer(args.tokenize)
+    if args.language is not None and not re.fullmatch("[a-z]{2,3}", args.language):
+        raise UserError(f"--language {args.language!r} is no code of a language. Remedy: e.g. de or en.")
+    inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
+    with nullcontext() if args.json is None else open_output(args.json, inputs) as out:
+        references = [list(read_lines(path)) for path in args.references]
+        systems = {path: list(read_lines(path)) for path in args.hypotheses}
+        source = None if args.source is None else list(read_lines(args.source))
+        check_lines(systems, dict(zip(args.references, references, strict=True)), args.source, source)
+        show_examples(args.examples, source, systems, references)
+        report: dict = {"systems": {}, "comparisons": {}}
+        for path, hypotheses in systems.items():
+            scores = [
+                metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize),
+                metrics.sacrebleu_score(hypotheses, references, lowercase=True, tokenize=args.tokenize),
+                metrics.chrf_score(hypotheses, references),
+                *([] if args.no_ter else [metrics.ter_score(hypotheses, references)]),
+                metrics.tokenized_bleu_score(hypotheses, references, language=args.language),
+                metrics.tokenized_bleu_score(hypotheses, references, lowercase=True, language=args.language),
+            ]
+            print(path)
+            for score in scores:
+                print(f"  {score}")
+            entry = {"scores": [vars(score) for score in scores]}
+            if source is not None:
+                bins = metrics.scores_by_length(source, hypotheses, references, args.length_edges, args.tokenize)
+                for name, count, score in bins:
+                    print(f"  BLEU of sources with {name} words: {score.score:.2f} ({count} sentences)")
+                entry["by_length"] = [{"words": n, "sentences": c, "bleu": s.score} for n, c, s in bins]
+            report["systems"][path] = entry
+        if len(systems) > 1:
+            for method in METHODS if args.test == "both" else [args.test]:
+                found = compare_systems(systems, references, method, args.samples, tokenize=args.tokenize)
+                print(f"paired {method}, {args.samples} samples, against {args.hypotheses[0]}")
+                for each in found[1:]:
+                    print(f"  {each.system}: BLEU {each.score:.2f} ({each.difference:+.2f}), p = {each.p_value:.4f}")
+                report["comparisons"][method] = [vars(each) for each in found]
+        if out is not None:
+            json.dump(report, out, indent=2, ensure_ascii=False)
+
+
+def check_lines(
+    systems: dict[str, list[str]], references: dict[str, list[str]], source_path: str | None, source: list[str] | None
+) -> None:
+    """Raises `UserError` unless all files have as many lines, and at least one."""
+    first, lines = next(iter(systems.items()))
+    others = {**systems, **references, **({source_path: source} if source is not None else {})}
+    for name, stream in others.items():
+        if len(stream) != len(lines):
+            raise UserError(
+                f"{first} has {len(lines)} lines, {name} has {len(stream)}. Remedy: score the translation of the file "
+                "that the references belong to."
+            )
+    if not lines:
+        raise UserError(f"{first} is empty. Remedy: give a file with at least one translation.")
 
 
 def show_examples(count: int, source: list[str] | None, systems: dict[str, list[str]], references: list) -> None:

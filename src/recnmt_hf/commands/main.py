@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
+from .. import __version__
 from ..models.user_errors import UserError
+from .arguments import Parser, printable
 
 
 # subcommand -> (module, one line of help)
@@ -25,18 +30,31 @@ COMMANDS = {
     "corpus": ("corpus", "write the generated English-German corpus"),
     "benchmark": ("benchmark", "measure speed ratios of two models in one run"),
 }
+# Exit codes; argparse's own for a wrong command line is that of a user's mistake.
+SUCCESS, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+
+class ClosedOutput(io.TextIOBase):
+    """Stands for a standard output that is closed, into which Python would write without a word."""
+
+    def write(self, text: str) -> int:
+        raise UserError(
+            "Standard output is closed, and what belongs there would be lost. Remedy: leave it open, or send it to a "
+            "file."
+        )
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser; only the chosen subcommand's module is imported."""
-    parser = argparse.ArgumentParser(prog="recnmt", description="Train, translate, score and share translation models.")
+    parser = Parser(prog="recnmt", description="Train, translate, score and share translation models.")
+    parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         sub = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
             implementation = importlib.import_module(f".{module}", __package__)
             implementation.add_arguments(sub)
-            sub.set_defaults(run=implementation.run)
+            sub.set_defaults(run=implementation.run, refuse=sub.error)
     return parser
 
 
@@ -45,27 +63,94 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     args, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-")]
     if rest and (late != rest or not hasattr(args, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.refuse(f"unrecognized arguments: {' '.join(rest)}")
     if late:
         args.overrides += late
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand; a user's mistake ends with one sentence and exit code 2, not with a traceback."""
+    """
+    Runs a subcommand.
+
+    Returns:
+        The exit code: 0 for success; 2 for a mistake of the user, which one sentence on standard error tells (with its
+        traceback where the environment has `RECNMT_TRACEBACK`); 1 for a fault of the program, which shows where it
+        came from; 130 for an interrupt. Wrong command lines raise `SystemExit` with 2, as argparse does.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    args = parse(build_parser(chosen), argv)
+    name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
+    prepare_streams()
     try:
+        args = parse(build_parser(chosen), argv)
         args.run(args)
+        sys.stdout.flush()
     except UserError as error:
         if os.environ.get("RECNMT_TRACEBACK"):
             raise
-        print(f"recnmt {args.command}: {error}", file=sys.stderr)
-        return 2
+        return complain(name, str(error))
+    except KeyboardInterrupt:
+        print(f"\n{name}: interrupted.", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
+        discard_output()
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None or os.environ.get("RECNMT_TRACEBACK"):
+            traceback.print_exc()
+            print(f"{name}: this is a fault in recnmt_hf worth a report, with the lines above.", file=sys.stderr)
+            return FAULT
+        discard_output()
+        return complain(name, sentence)
+    return SUCCESS
+
+
+def complain(name: str, sentence: str) -> int:
+    print(f"{name}: {printable(sentence)}", file=sys.stderr)
+    return MISTAKE
+
+
+def sentence_of(error: Exception) -> str | None:
+    """What to say of the system's answers: about a file, a full disk, used-up memory. `None`: it is a fault of ours."""
+    if type(error).__name__ == "OutOfMemoryError":
+        first = str(error).split(". ")[0].rstrip(".")
+        return f"{first}. Remedy: smaller batches (--max-tokens), fewer beams, or a data type of fewer bytes."
+    if not isinstance(error, OSError):
+        return None
+    from ..data.files import MEDIUM_ERRORS
+
+    if isinstance(error.filename, (str, bytes)):
+        file = os.fsdecode(error.filename)
+        return f"{file}: {error.strerror}. Remedy: correct the path, or what stands there and its permissions."
+    if error.errno in MEDIUM_ERRORS:
+        return f"Writing failed: {error.strerror}. Remedy: make room, or choose another place for the output."
+    return None
+
+
+def prepare_streams() -> None:
+    """
+    Standard streams that can be used: a closed one is never taken for another file that is opened later, and what is
+    written is UTF-8, as what is read.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if hasattr(sys.stdout, "reconfigure"):
+        # Names of files may hold what is no text.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Lets what is still to be written to standard output go, so that the interpreter does not try it at its end."""
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 if __name__ == "__main__":

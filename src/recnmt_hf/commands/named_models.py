@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 
 from ..models.user_errors import UserError
@@ -22,7 +24,12 @@ def parse_model(text: str) -> tuple[str, dict[str, object]]:
         field, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"{pair!r} in {text!r} has no value. Remedy: write field=value (null for none).")
-        values[field] = yaml.safe_load(value)
+        try:
+            values[field] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(
+                f"{value!r} in {text!r} is no YAML value. Remedy: correct it, or put it in quotes."
+            ) from error
     return name, values
 
 
@@ -43,19 +50,28 @@ def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, obje
     Raises:
         ValueError: There is no model of that name.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
     from .. import MODEL_TYPES, NMTTransformerConfig
 
+    if name != "marian" and name not in MODEL_TYPES:
+        raise UserError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
+    config_class = MarianConfig if name == "marian" else CONFIG_MAPPING[name]
+    unknown = set(overrides) - {field.name for field in fields(config_class)} - {"attn_implementation"}
+    if unknown:
+        raise UserError(f"{config_class.__name__} has no {', '.join(map(repr, sorted(unknown)))}. Remedy: correct it.")
     if name == "marian":
         config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
-        fields = {
+        values = {
             field: getattr(config, field)
             for field in MarianConfig.__dataclass_fields__
             if getattr(config, field, None) is not None
             and field not in ("transformers_version", "dtype", "architectures", "id2label")
         }
-        return MarianMTModel(MarianConfig(**{**fields, "forced_eos_token_id": None, **overrides}))
-    if name not in MODEL_TYPES:
-        raise UserError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
+        try:
+            return MarianMTModel(MarianConfig(**{**values, "forced_eos_token_id": None, **overrides}))
+        except (StrictDataclassError, ValueError, RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UserError(f"MarianConfig: {reason}. Remedy: correct the fields.") from error
     return AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[name].from_preset(size, vocab_size=vocab_size, **overrides))

@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 from torch import nn
 
+from .arguments import whole
 from .named_models import MODEL_HELP, build_model, parse_model
 
 
@@ -34,7 +35,7 @@ def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. What the first adds is told against each other one")
     parser.add_argument("--size", nargs="+", default=["base"], help="presets (default: base)")
-    parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--vocab-size", type=whole(1, 2**31 - 1), default=32000)
 
 
 def run(args: argparse.Namespace) -> None:

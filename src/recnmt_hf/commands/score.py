@@ -6,9 +6,11 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterator
 
 from ..models.user_errors import UserError
-from .translate import add_decoding_arguments, load_translator
+from .arguments import check_text, chunks, load_translator, progress
+from .translate import add_decoding_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,29 +24,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decoding_arguments(parser)
 
 
+def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
+    """
+    Sources and token ids of what `recnmt translate --format jsonl` wrote.
+
+    Raises:
+        ValueError: A line is no such record; the message names file and line.
+    """
+    from ..data.text import read_lines
+
+    for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise TypeError("it is no object")
+            source, tokens = record["source"], record["tokens"]
+            if not isinstance(source, str) or not isinstance(tokens, list):
+                raise TypeError("source must be a text, and tokens a list")
+            if any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
+                raise TypeError("tokens must be whole numbers")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"{place}: no JSON object with source and tokens ({reason}). Remedy: give what `recnmt translate "
+                "--format jsonl` wrote."
+            ) from error
+        check_text(source, f"{place}: source")
+        if tokens and not source.strip():
+            raise UserError(f"{place}: tokens of an empty source have no probability. Remedy: remove the line.")
+        yield source, tokens
+
+
+def check_tokens(records: list[tuple[str, list[int]]], path: str, symbols: int) -> None:
+    """Raises `UserError` for token ids that a model has not, with the line."""
+    for number, (_, tokens) in enumerate(records, start=1):
+        wrong = next((token for token in tokens if not 0 <= token < symbols), None)
+        if wrong is not None:
+            raise UserError(
+                f"{path}, line {number}: there is no token {wrong}; the model has 0 to {symbols - 1}. Remedy: score "
+                "with the model that translated."
+            )
+
+
 def run(args: argparse.Namespace) -> None:
-    from ..data.text import read_lines, read_parallel
+    from ..data.text import read_parallel
     from ..evaluation.translator import DecodingOptions
 
-    if bool(args.jsonl) == bool(args.source or args.target) or bool(args.source) != bool(args.target):
+    by_record, by_files = args.jsonl is not None, [args.source is not None, args.target is not None]
+    if by_record == any(by_files) or any(by_files) != all(by_files):
         raise UserError("Give either --source with --target, or --jsonl.")
-    if args.jsonl:
-        records = [json.loads(line) for line in read_lines(args.jsonl)]
-        records = [record for record in records if record["tokens"]]
-        sources, targets = [r["source"] for r in records], [r["tokens"] for r in records]
-    else:
-        pairs = list(read_parallel(args.source, args.target))
-        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
     options = DecodingOptions(
         length_penalty_type=args.length_penalty_type,
         length_penalty=args.length_penalty,
         max_tokens=args.max_tokens,
     )
+    pairs = list(read_records(args.jsonl) if by_record else read_parallel(args.source, args.target))
+    if not pairs:
+        raise UserError(f"{args.jsonl} is empty. Remedy: give a file with at least one record.")
+    translator = load_translator(args)
+    if by_record:
+        config = translator.model.config
+        check_tokens(pairs, args.jsonl, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
+
+    def results() -> Iterator:
+        for chunk in chunks(pairs):
+            # The empty translation of an empty line has no tokens to ask the model for, and the scores it was given.
+            asked = [pair for pair in chunk if pair[0].strip()]
+            found = iter(translator.score(*zip(*asked, strict=True), options) if asked else [])
+            yield from (next(found) if pair[0].strip() else None for pair in chunk)
+
     total, tokens = 0.0, 0
-    for result in load_translator(args).score(sources, targets, options):
-        line = f"{result.log_prob:.6f}\t{result.score:.6f}"
+    for result in progress(results(), "pairs", len(pairs), sys.stdout):
+        values = [] if result is None else result.token_log_probs
+        line = "0.000000\t0.000000" if result is None else f"{result.log_prob:.6f}\t{result.score:.6f}"
         if args.token_scores:
-            line += "\t" + " ".join(f"{value:.6f}" for value in result.token_log_probs)
+            line += "\t" + " ".join(f"{value:.6f}" for value in values)
         print(line)
-        total, tokens = total + result.log_prob, tokens + len(result.token_log_probs)
-    print(f"{len(sources)} pairs, {tokens} tokens, perplexity {math.exp(-total / max(tokens, 1)):.4f}", file=sys.stderr)
+        total, tokens = total + sum(values), tokens + len(values)
+    empty = sum(not pair[1] for pair in pairs)
+    note = f", {empty} without tokens, whose log-probability is 0" if empty else ""
+    surprise = -total / max(tokens, 1)
+    perplexity = math.exp(surprise) if surprise < 700 else math.inf
+    print(f"{len(pairs)} pairs, {tokens} tokens, perplexity {perplexity:.4f}{note}", file=sys.stderr)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from .arguments import whole
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", help="text files, plain or gzipped; of both languages for a joint one")
     parser.add_argument("--output", "-o", required=True, help="folder that AutoTokenizer loads")
     parser.add_argument("--kind", choices=("bpe", "word", "space", "character"), default="bpe")
-    parser.add_argument("--vocab-size", type=int, default=8000, help="symbols (default: 8000)")
-    parser.add_argument("--min-frequency", type=int, default=1)
+    parser.add_argument("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="symbols (default: 8000)")
+    parser.add_argument("--min-frequency", type=whole(1, 2**31 - 1), default=1)
     parser.add_argument("--lowercase", action="store_true")
     parser.add_argument(
         "--byte-fallback",
@@ -20,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..data.files import open_output_folder
     from ..data.text import read_lines
     from ..data.tokenization import train_tokenizer
 
     texts = (line for path in args.files for line in read_lines(path) if line)
-    tokenizer = train_tokenizer(
-        texts, args.kind, args.vocab_size, args.min_frequency, args.lowercase, byte_fallback=args.byte_fallback
-    )
-    tokenizer.save_pretrained(args.output)
+    with open_output_folder(args.output, inputs=args.files) as working:
+        tokenizer = train_tokenizer(
+            texts, args.kind, args.vocab_size, args.min_frequency, args.lowercase, byte_fallback=args.byte_fallback
+        )
+        tokenizer.save_pretrained(str(working))
     print(f"{args.output}: {len(tokenizer)} symbols")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..models.user_errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a YAML file, e.g. one of scripts/recipes")
@@ -25,6 +27,8 @@ def run(args: argparse.Namespace) -> None:
     from ..training.recipe import Recipe
     from ..training.run import train
 
+    if args.resume and args.overwrite:
+        raise UserError("--resume goes on with what --overwrite deletes. Remedy: give one of them.")
     recipe = Recipe.from_file(args.recipe, args.overrides)
     if args.print_recipe:
         print(yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True), end="")

@@ -1,59 +1,223 @@
-"""Writing files that are whole or not there."""
+"""Writing files and folders that are whole or not there."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from ..models.user_errors import UserError
+from ..models.user_errors import ExistingFileError, UserError
+
+
+# What happens to a file while it is written, whoever is to blame: it is never a fault of the program.
+MEDIUM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+PREFIX = ".recnmt-"
 
 
 @contextmanager
-def open_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[str]]:
+def open_output(
+    path: str | Path | None, inputs: Iterable[str | Path | None] = (), binary: bool = False
+) -> Iterator[IO[str]] | Iterator[IO[bytes]]:
     """
-    A UTF-8 text file to write, gzipped where its name ends in `.gz`, that takes its place when it is whole: it is
-    written beside and renamed, so that an error, an interrupt or a kill leaves what stood there before. Folders on the
-    way are made. Pipes and devices are written directly.
+    A file to write that takes its place when it is whole: it is written beside and renamed, so that an error, an
+    interrupt or a kill leaves what stood there before. Folders on the way are made. Pipes and devices are written
+    directly, a symbolic link stays one.
 
     Args:
-        path (`str` or `Path`): The file.
-        inputs (iterable of `str` or `Path`): Files that are being read: none of them may be `path`.
+        path (`str` or `Path`, *optional*): The file; `None`: standard output.
+        inputs (iterable of `str` or `Path`): Files that are being read (`None`: standard input): none of them may be
+            `path`.
+        binary (`bool`, *optional*, defaults to `False`): Bytes; otherwise UTF-8 text, gzipped where the name ends in
+            `.gz`.
 
     Raises:
         UserError: `path` is a folder or one of `inputs`, or cannot be written.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder. Remedy: name a file in it.")
-    for read in inputs:
-        if path.exists() and os.path.exists(read) and os.path.samefile(path, read):
-            raise UserError(f"{path} is also read: writing would destroy it. Remedy: choose another output file.")
-    compressed = path.suffix == ".gz"
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as file:
-            yield file
+    refuse_inputs(path, inputs)
+    if path is None:
+        yield sys.stdout.buffer if binary else sys.stdout
         return
+    given, partial, folders = path, None, []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        path = real_path(given)
+        if path.is_dir() or str(given).endswith(os.sep):
+            raise UserError(f"{given} is a folder. Remedy: name a file in it.")
+        special = is_special(given, path)
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        if not special:
+            folders = make_folders(path.parent)
+            handle, partial = tempfile.mkstemp(prefix=PREFIX, suffix=".partial", dir=path.parent)
+            os.close(handle)
+        place = given if special else partial
+        if binary:
+            file = open(place, "wb")  # noqa: SIM115
+        elif path.suffix == ".gz" and not special:
+            file = gzip.open(place, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115
+        else:
+            file = open(place, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}). Remedy: choose a place where files may be written."
-        ) from error
-    os.close(handle)
+        remove_empty(folders)
+        raise cannot_write(given, error) from error
     try:
-        with (gzip.open if compressed else open)(partial, "wt", encoding="utf-8") as file:
+        with file:
             yield file
-            file.flush()
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(partial, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~umask)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        if partial is not None:
+            os.chmod(partial, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~current_umask())
+            os.replace(partial, path)
+    except BaseException as error:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
+        remove_empty(folders)
+        if concerns(error, partial):
+            raise cannot_write(given, error) from error
         raise
+
+
+@contextmanager
+def open_output_folder(
+    path: str | Path, inputs: Iterable[str | Path | None] = (), must_be_new: bool = False
+) -> Iterator[Path]:
+    """
+    A folder to write files into, which take their places when all of them are whole.
+
+    Args:
+        path (`str` or `Path`): The folder. What it holds stays, apart from files of the same names.
+        inputs (iterable of `str` or `Path`): Files that are being read: none of them is overwritten.
+        must_be_new (`bool`, *optional*, defaults to `False`): Whether the folder must not hold anything.
+
+    Returns:
+        An empty folder beside, whose files move to `path` at the end.
+
+    Raises:
+        UserError: `path` is a file or holds one of `inputs` under a name that is written, or cannot be written; with
+            `must_be_new`, it is not empty.
+    """
+    given, folders = path, []
+    try:
+        path = real_path(given)
+        is_new = not path.exists()
+        if not is_new and not path.is_dir():
+            raise ExistingFileError(f"{given} is a file, and a folder is to be written. Remedy: name a new folder.")
+        if must_be_new and not is_new and any(not each.name.startswith(PREFIX) for each in path.iterdir()):
+            raise ExistingFileError(f"{given} is not empty. Remedy: choose a new folder.")
+        # A new folder is renamed as a whole; one that is there may be a mounted disk, to which nothing can be renamed.
+        place = path.parent if is_new else path
+        folders = make_folders(place)
+        working = Path(tempfile.mkdtemp(prefix=PREFIX, suffix=".partial", dir=place))
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        remove_empty(folders)
+        raise cannot_write(given, error) from error
+    try:
+        yield working
+        if is_new:
+            os.chmod(working, 0o777 & ~current_umask())
+            os.rename(working, path)
+        else:
+            move_files(working, path, given, inputs)
+            shutil.rmtree(working)
+    except BaseException as error:
+        shutil.rmtree(working, ignore_errors=True)
+        remove_empty(folders)
+        if concerns(error, working):
+            raise cannot_write(given, error) from error
+        raise
+
+
+def move_files(working: Path, path: Path, given: str | Path, inputs: Iterable[str | Path | None]) -> None:
+    """Moves all files of a folder into another one, none of them where one cannot go."""
+    names = [file.relative_to(working) for file in sorted(working.rglob("*")) if not file.is_dir()]
+    for name in names:
+        refuse_inputs(path / name, inputs)
+        if (path / name).is_dir():
+            raise ExistingFileError(f"{Path(given) / name} is a folder. Remedy: choose a new folder.")
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(working / name, path / name)
+
+
+def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
+    """
+    Raises `UserError` where the file to be written (`None`: standard output) is one of those that are read (`None`:
+    standard input), under whatever name: a link, a path through another folder, the target of a redirection.
+    """
+    written = identity(1 if path is None else path)
+    if written is None:
+        return
+    for read in inputs:
+        if identity(0 if read is None else read) == written:
+            name = "standard output" if path is None else path
+            raise UserError(f"{name} is also read: writing would destroy it. Remedy: choose another output file.")
+
+
+def identity(path: str | Path | int) -> tuple[int, int] | None:
+    """What tells a regular file (or a file descriptor's) from all others; `None` for pipes, devices and no file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def is_special(given: str | Path, path: Path) -> bool:
+    """Whether a path is a pipe or device, or another name of an open file: they are no places to rename to."""
+    return (path.exists() and not path.is_file()) or os.path.abspath(given).startswith(("/dev/", "/proc/"))
+
+
+def real_path(path: str | Path) -> Path:
+    """Where a path leads, with all links followed."""
+    if not str(path):
+        raise UserError("The name of the output is empty. Remedy: name a place to write to.")
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise UserError(f"{path} is a link that leads back to itself. Remedy: remove it, or choose another output.")
+    return real
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Makes a folder and those above it; returns those that were not there, deepest first."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+    return missing
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def concerns(error: BaseException, partial: str | Path | None) -> bool:
+    """Whether an error is the system's answer to writing an output, not to reading an input."""
+    if not isinstance(error, OSError) or isinstance(error, UserError):
+        return False
+    if error.filename is None:
+        return error.errno in MEDIUM_ERRORS
+    return partial is not None and str(error.filename).startswith(str(partial))
+
+
+def cannot_write(path: str | Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} cannot be written ({error.strerror}). Remedy: choose a place where files may be written, with room "
+        "for them."
+    )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
+import os
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from .._plain_text import is_blank
 from ..models.user_errors import MissingFileError, UserError
+from .files import open_output
 
 
 class SentencePair(NamedTuple):
@@ -21,45 +26,111 @@ class SentencePair(NamedTuple):
     target: str
 
 
-def open_text(path: str | Path) -> IO[str]:
+STANDARD_INPUT = "standard input"
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream of which the first bytes have been read already; pipes cannot be wound back."""
+
+    def __init__(self, head: bytes, rest: IO[bytes]):
+        self.head, self.rest = head, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        data, self.head = self.head[: len(buffer)], self.head[len(buffer) :]
+        data = data or self.rest.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """
-    A UTF-8 text file, gzipped or not (told by its first bytes, not its name).
+    A file's bytes, unpacked where they are gzipped (told by its first bytes, not its name). Pipes, devices and
+    `None`, standard input, are read as any file.
 
     Raises:
         FileNotFoundError: There is no such file; the message names the folder's likely candidates.
+        ValueError: It is a folder or cannot be read.
     """
-    path = Path(path)
-    if not path.is_file():
-        near = sorted(other.name for other in path.parent.glob("*"))[:8] if path.parent.is_dir() else []
-        hint = f" {path.parent} holds: {', '.join(near)}." if near else f" The folder {path.parent} does not exist."
-        raise MissingFileError(f"There is no file {path}.{hint} Remedy: correct the path.")
-    binary = path.open("rb")
-    compressed = binary.read(2) == b"\x1f\x8b"
-    binary.seek(0)
-    return io.TextIOWrapper(gzip.open(binary) if compressed else binary, encoding="utf-8-sig", newline="\n")
+    if path is None:
+        if sys.stdin is None:
+            raise UserError("Standard input is closed. Remedy: name a file, or give text through a pipe.")
+        # It stays open; an interactive shell's own may have no bytes.
+        opened = nullcontext(getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode()))
+    else:
+        if not str(path):
+            raise UserError("The name of the file to read is empty. Remedy: name a file.")
+        path = Path(path)
+        try:
+            opened = path.open("rb")
+        except FileNotFoundError as error:
+            raise missing(path) from error
+        except IsADirectoryError as error:
+            raise UserError(f"{path} is a folder. Remedy: name a file in it.") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path} cannot be read ({reason}). Remedy: correct its path or permissions.") from error
+    with opened as binary:
+        head = binary.read(2)
+        with io.BufferedReader(_Rejoined(head, binary), 2**16) as whole:
+            if head == b"\x1f\x8b":
+                with gzip.open(whole) as unpacked:
+                    yield unpacked
+            else:
+                yield whole
 
 
-def read_lines(path: str | Path, strip: str | None = None) -> Iterator[str]:
+@contextmanager
+def open_text(path: str | Path | None) -> Iterator[IO[str]]:
+    """The text of a UTF-8 file, as [`open_bytes`] reads it; lines end at line feeds alone."""
+    with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n") as text:
+        yield text
+
+
+def missing(path: Path) -> MissingFileError:
+    if path.is_symlink():
+        return MissingFileError(
+            f"{path} is a link to {os.readlink(path)}, which is not there. Remedy: correct the link."
+        )
+    near = sorted(other.name for other in path.parent.glob("[!.]*"))[:8] if path.parent.is_dir() else []
+    hint = f" {path.parent.absolute()} holds: {', '.join(near)}." if near else ""
+    if not path.parent.is_dir():
+        hint = f" The folder {path.parent} does not exist."
+    return MissingFileError(f"There is no file {path}.{hint} Remedy: correct the path.")
+
+
+def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
     """
     The lines of a text file, without line ends and surrounding spaces (or without the characters `strip` alone).
+
+    Lines end at line feeds alone, whatever else Unicode takes for a line's end; a byte order mark is left out.
+
+    Args:
+        path (`str` or `Path`, *optional*): Plain or gzipped UTF-8 text, a pipe, or `None`: standard input.
+        strip (`str`, *optional*): Characters to take away at both ends; `None`: all kinds of space.
 
     Raises:
         ValueError: A line is not UTF-8, or a gzip file is cut short; the message names file and line.
     """
-    number = 0
-    with open_text(path) as file:
+    name, number = STANDARD_INPUT if path is None else path, 0
+    with open_bytes(path) as file:
         try:
-            for line in file:
-                number += 1
-                yield line.strip(strip)
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                yield line.decode().strip(strip)
         except UnicodeDecodeError as error:
+            wide = number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             raise UserError(
-                f"{path}, near line {number + 1}: not UTF-8 ({error.reason}). Remedy: convert the file, e.g. with "
-                "`iconv -f LATIN1 -t UTF-8`."
+                f"{name}, line {number}: not UTF-8 ({error.reason}). Remedy: convert the file, e.g. with "
+                f"`iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8`."
             ) from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(
-                f"{path}: the compressed file ends early or is damaged, after line {number}. Remedy: copy or compress "
+                f"{name}: the compressed file ends early or is damaged, after line {number}. Remedy: copy or compress "
                 "it again."
             ) from error
 
@@ -165,9 +236,7 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
         raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence pair.")
 
 
-def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Writes UTF-8 text, gzipped when the name ends in `.gz`, creating folders on the way."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
+def write_lines(path: str | Path, lines: Iterable[str], inputs: Iterable[str | Path | None] = ()) -> None:
+    """Writes UTF-8 text as [`~recnmt_hf.data.files.open_output`] does."""
+    with open_output(path, inputs) as file:
         file.writelines(f"{line}\n" for line in lines)

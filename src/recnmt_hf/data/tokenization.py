@@ -19,6 +19,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from .._loading_errors import explain, is_about_files, shorten
 from .._values import Range, check_value
 from ..models.user_errors import UserError
 
@@ -169,9 +170,15 @@ def build_splitting(kind: str):
     return pre_tokenizers.Sequence([metaspace, marks]), joined
 
 
-def load_tokenizer(path: str | Path, **kwargs) -> PreTrainedTokenizerFast:
+def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerFast:
     """
     `AutoTokenizer.from_pretrained`, checked for what translation needs.
+
+    Args:
+        path (`str` or `Path`): Folder or model id.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that its files bring along may run;
+            nobody is asked.
+        **kwargs: Those of `from_pretrained`.
 
     Raises:
         ValueError: Nothing loadable is there, or the tokenizer lacks padding or end-of-sentence tokens.
@@ -179,12 +186,15 @@ def load_tokenizer(path: str | Path, **kwargs) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), **kwargs)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **kwargs)
+    except Exception as error:
+        if not is_about_files(error):
+            raise
+        if "trust_remote_code" in str(error):
+            raise UserError(explain(error, str(path), "tokenizer")) from error
         raise UserError(
-            f"No tokenizer could be loaded from {path} ({first}). Remedy: give a folder that holds tokenizer.json, "
-            "e.g. one written by training or `recnmt tokenizer`."
+            f"No tokenizer could be loaded from {path} ({shorten(str(error))}). Remedy: give a folder that holds "
+            "tokenizer.json, e.g. one written by training or `recnmt tokenizer`."
         ) from error
     for name in ("pad_token_id", "eos_token_id"):
         if getattr(tokenizer, name) is None:

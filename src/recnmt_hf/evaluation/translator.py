@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 from transformers import (
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -22,13 +21,15 @@ from transformers import (
 )
 from transformers.utils import has_file, logging
 
+from .._loading_errors import explain, explained_loading, is_about_files, shorten
 from .._plain_text import control_ids, encode_plain, is_blank
 from .._values import Range, check_value
-from ..models.user_errors import MissingFileError, UserError
+from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
 from .decoding import MaxLengthPerSentence, length_penalty
 from .joining import glue_at, join_texts
-from .model_checks import check_loading, check_tokenizers, check_weights
+from .loading import load_model, looks_local
+from .model_checks import check_tokenizers, check_weights
 
 
 logger = logging.get_logger(__name__)
@@ -225,6 +226,7 @@ class Translator:
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
         check: bool = True,
+        trust_remote_code: bool = False,
         **kwargs,
     ) -> Translator:
         """
@@ -236,36 +238,20 @@ class Translator:
             device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
             dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
             check (`bool`, *optional*, defaults to `True`): `False` takes weights and tokenizers as they are.
-            **kwargs: Passed on to `from_pretrained`, e.g. `trust_remote_code=True`, `revision=...`.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that the model's files bring along
+                may run.
+            **kwargs: Passed on to `from_pretrained`, e.g. `revision=...`.
 
         Raises:
             FileNotFoundError: A local path does not exist or holds no model.
-            ValueError: Weights are missing, misshapen, foreign or not finite, or tokenizer and model do not fit.
+            ValueError: Something is wrong with the files, as in [`load_model`], or tokenizer and model do not fit.
         """
         path = str(path)
-        if looks_local(path) and not (Path(path) / "config.json").is_file():
-            raise MissingFileError(
-                f"{path} holds no model (config.json is missing). Remedy: give the folder that training or "
-                "save_pretrained wrote, or a model id of the Hub."
-            )
-        settings = {"dtype": dtype} if dtype is not None else {}
-        try:
-            model, info = AutoModelForSeq2SeqLM.from_pretrained(
-                path, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings, **kwargs
-            )
-        except Exception as error:
-            if type(error).__name__ != "SafetensorError":
-                raise
-            raise UserError(
-                f"The weights in {path} cannot be read ({error}). The file is cut short or damaged. Remedy: copy it "
-                "again, or use an earlier checkpoint."
-            ) from error
-        if check:
-            check_loading(model, info)
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
-        target = load_target_tokenizer(path, **kwargs)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device).eval(), tokenizer, target, check)
+        model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
+        with explained_loading(path, "tokenizer of"):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
+        target = load_target_tokenizer(path, trust_remote_code=trust_remote_code, **kwargs)
+        return cls(model, tokenizer, target, check)
 
     # -- translation -------------------------------------------------------------------------------------------------
 
@@ -618,17 +604,13 @@ class Translator:
         return None if limit is None else limit - 1
 
 
-def looks_local(path: str) -> bool:
-    """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
-    return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
-
-
-def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None:
+def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerBase | None:
     """
     The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
 
     Args:
         path: Folder or model id.
+        trust_remote_code: Whether code that its files bring along may run.
         **kwargs: Those of `from_pretrained`.
 
     Raises:
@@ -644,10 +626,15 @@ def load_target_tokenizer(path: str, **kwargs) -> PreTrainedTokenizerBase | None
         if not is_there:
             return None
         # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
-        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, config=PreTrainedConfig(), **kwargs)
-    except (OSError, ValueError) as error:
+        settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
+        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings)
+    except Exception as error:
+        if not is_about_files(error):
+            raise
+        if "trust_remote_code" in str(error):
+            raise UserError(explain(error, path, "target tokenizer of")) from error
         raise UserError(
-            f"The target tokenizer of {path} cannot be loaded ({str(error).strip().splitlines()[0]}). Remedy: see that "
+            f"The target tokenizer of {path} cannot be loaded ({shorten(str(error))}). Remedy: see that "
             f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
             "target_tokenizer."
         ) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import MarianConfig, MarianMTModel
 
+from .._loading_errors import explained_loading
 from ..evaluation.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
@@ -74,7 +75,8 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTrans
         marian = model_or_path
     else:
         settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        marian, info = MarianMTModel.from_pretrained(str(model_or_path), **settings, **kwargs)
+        with explained_loading(model_or_path):
+            marian, info = MarianMTModel.from_pretrained(str(model_or_path), **settings, **kwargs)
         check_loading(marian, info)
     config = config_from_marian(marian.config)
     model = NMTTransformerForConditionalGeneration(config).to(marian.dtype)

@@ -27,6 +27,7 @@ from transformers import (
 from .._registration import MODEL_TYPES
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.files import open_output
+from ..evaluation.loading import load_model
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.model_checks import check_padding, stamp_tokenizers
 from ..evaluation.translator import DecodingOptions, Translator
@@ -335,7 +336,7 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     mean over checkpoints is not that of the averaged weights (as for the averages of Izmailov et al., 2018). Dropout is
     off, as in translating. Does nothing for models without such norms.
     """
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(trainer.args.device).eval()
+    model = load_model(folder, trainer.args.device)
     norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor)]
     if not norms:
         return

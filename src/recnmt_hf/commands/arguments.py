@@ -1,0 +1,116 @@
+"""What the subcommands' options have in common: values that are checked as they are read, sentences, progress bars."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import IO, NoReturn, TypeVar
+
+from ..models.user_errors import UserError
+
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose complaints are a sentence each."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            2, f"{self.prog}: {printable(message.rstrip('.'))}. Remedy: {self.prog} --help shows what may be said.\n"
+        )
+
+
+def printable(text: str) -> str:
+    """A message on one line, without characters that move the cursor or cannot be shown: names may hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that takes whole numbers of a range, both ends included."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if least is not None and value < least:
+            raise argparse.ArgumentTypeError(f"{value} is not allowed; it must be at least {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is not allowed; it must be at most {most}")
+        return value
+
+    return convert
+
+
+def number(least: float | None = None, below: float | None = None) -> Callable[[str], float]:
+    """The type of an option that takes finite numbers of a range, its lower end included."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be a finite number")
+        if least is not None and value < least:
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be at least {least:g}")
+        if below is not None and value >= below:
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be below {below:g}")
+        return value
+
+    return convert
+
+
+# More would be a slip of the keyboard, and some libraries count in 32 bits.
+SEED = whole(0, 2**32 - 1)
+TOKENS = whole(1, 2**31 - 1)
+
+
+def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO | None = None) -> Iterator[T]:
+    """
+    The items, with a bar on standard error where that is a terminal, and where no results appear between.
+
+    Args:
+        items (iterable): What is counted.
+        unit (`str`): What an item is.
+        total (`int`, *optional*): How many there are, where that is known.
+        out (text stream, *optional*): Where the results go.
+    """
+    from tqdm import tqdm
+
+    shown = sys.stderr.isatty() and not (out is not None and out.isatty())
+    return iter(tqdm(items, unit=f" {unit}", total=total, file=sys.stderr, disable=not shown, mininterval=0.5))
+
+
+def check_text(text: str, name: str) -> None:
+    """Raises `UserError` where an argument was no UTF-8, or JSON named half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name} is not UTF-8 ({error.reason}). Remedy: correct it.") from error
+
+
+def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
+    """The items in lists of a size."""
+    items = iter(items)
+    while chunk := list(islice(items, size)):
+        yield chunk
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where and how a model is loaded."""
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if there is any)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights' type (default: as saved)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a Hub model brings along")
+
+
+def load_translator(args: argparse.Namespace):
+    """The model, on the device and in the data type that the arguments name."""
+    from ..evaluation.translator import Translator
+
+    settings = {"device": args.device, "dtype": args.dtype}
+    return Translator.from_pretrained(args.model, trust_remote_code=args.trust_remote_code, **settings)

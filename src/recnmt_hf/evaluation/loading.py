@@ -1,0 +1,99 @@
+"""Loading a trained model onto a device, with a sentence for everything that can be wrong with its files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.utils import logging
+
+from .._loading_errors import explained_loading
+from ..models.user_errors import MissingFileError, UserError
+from .model_checks import check_loading
+
+
+def load_model(
+    path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    trust_remote_code: bool = False,
+    check: bool = True,
+    **kwargs,
+) -> PreTrainedModel:
+    """
+    An encoder-decoder in evaluation mode. Code that its files bring along is never run unasked, and nothing is asked on
+    standard input.
+
+    Args:
+        path (`str` or `Path`): Folder or model id.
+        device (`str` or `torch.device`, *optional*): As in [`resolve_device`].
+        dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the model's own may run.
+        check (`bool`, *optional*, defaults to `True`): Whether missing, misshapen and foreign weights are refused.
+        **kwargs: Passed on to `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: A local path does not exist or holds no model.
+        ValueError: There is no such model or device, or its files are damaged or do not belong together.
+    """
+    path, device = str(path), resolve_device(device)
+    if looks_local(path) and not (Path(path) / "config.json").is_file():
+        raise MissingFileError(
+            f"{path} holds no model (config.json is missing). Remedy: give the folder that training or "
+            "save_pretrained wrote, or a model id of the Hub."
+        )
+    settings = {"dtype": dtype} if dtype is not None else {}
+    quiet_loading()
+    with explained_loading(path):
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+            path,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # all of them are named below
+            **settings,
+            **kwargs,
+        )
+    if check:
+        check_loading(model, info)
+    return model.to(device).eval()
+
+
+def resolve_device(device: str | torch.device | None = None) -> torch.device:
+    """
+    A device that is there.
+
+    Args:
+        device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
+
+    Raises:
+        ValueError: It names no device, or one that this machine has not.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        if found.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".").partition(" device type at start")[0]
+        reason = "no such kind is known" if reason.startswith("Expected one of") else reason
+        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        raise UserError(
+            f"The device {str(device)!r} cannot be used ({reason}). Remedy: this machine has {', '.join(there)}."
+        ) from error
+    return found
+
+
+def looks_local(path: str) -> bool:
+    """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
+    return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def quiet_loading() -> None:
+    """Bars of weights that are read belong on a terminal, not into a log file."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        logging.disable_progress_bar()

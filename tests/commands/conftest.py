@@ -1,0 +1,200 @@
+"""A folder full of what can be wrong: texts, records, links, models and runs, made once for all command lines."""
+
+import gzip
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import recnmt_hf
+from recnmt_hf.training.checkpoints import mark_complete
+
+
+# Leaves a trace where it is run.
+CODE = """
+import pathlib
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+pathlib.Path({marker!r}).touch()
+class Foreign(PreTrainedModel): pass
+class ForeignConfig(PreTrainedConfig): model_type = "foreign"
+class ForeignTokenizer(PreTrainedTokenizerFast): pass
+"""
+
+
+def edit_json(file, **changes):
+    fields = json.loads(file.read_text())
+    fields.update(changes)
+    file.write_text(json.dumps({name: value for name, value in fields.items() if value is not ...}))
+
+
+def make_texts(world):
+    english, german = (
+        ["The dog sleeps .", "A cat sees the bird .", "Birds sing ."],
+        ["Der Hund .", "Eine Katze .", "Ja ."],
+    )
+    plain = "".join(f"{line}\n" for line in english)
+    files = {
+        "one.en": plain,
+        "one.de": "".join(f"{line}\n" for line in german),
+        "two.de": "Der Hund .\nJa .\n",
+        "other.de": "Die Hunde .\nKeine Katze .\nNein .\n",
+        "gap.de": "Der Hund .\n\nJa .\n",
+        "empty.txt": "",
+        "blank.txt": "\n \n\n",
+        "bom.en": "\ufeff" + plain,
+        "crlf.en": plain.replace("\n", "\r\n"),
+        "cr.en": plain.replace("\n", "\r"),
+        "nul.en": plain.replace("dog", "d\0g"),
+        "separators.en": "The\u2028dog\u2029sleeps\x0b.\x0c\nA\x85cat\x1c.\nBirds\x1e.\n",
+        "huge.en": "dog " * 20000 + "\n",
+        "new\nline.en": plain,
+        "ünï ©ode.en": plain,
+        "gold": "0-0 1p1\n0-0\n0-0\n",
+        "far": "0-0\n99-0\n0-0\n",
+        "nolinks": "0-0\n0:0\n0-0\n",
+        "short.gold": "0-0\n",
+        "yes": "y\nyes\n",
+        "recipe.yaml": "model: {preset: tiny}\n",
+        "list.yaml": "- 1\n- 2\n",
+        "broken.yaml": "model: {preset: tiny\n",
+    }
+    for name, text in files.items():
+        (world / name).write_text(text, encoding="utf-8", newline="")
+    (world / "latin1.en").write_bytes("gut\nschön\n".encode("latin-1"))
+    (world / "utf16.en").write_bytes(plain.encode("utf-16"))
+    (world / "binary.en").write_bytes(bytes(range(256)) * 20)
+    (world / "good.gz").write_bytes(gzip.compress(plain.encode()))
+    (world / "cut.gz").write_bytes(gzip.compress(os.urandom(3000).hex().encode() + b"\n")[:-200])
+    (world / "false.gz").write_bytes(b"\x1f\x8b no, not really\n")
+    (world / "folder").mkdir()
+    (world / "folder" / "kept.txt").write_text("kept\n")
+    (world / "dangling").symlink_to("gone.txt")
+    (world / "loop").symlink_to("loop")
+    (world / "link.en").symlink_to("one.en")
+    os.link(world / "one.en", world / "hard.en")
+
+
+def make_records(world):
+    good = [{"source": "The dog sleeps .", "tokens": [7, 8, 2]}, {"source": "Birds sing .", "tokens": [9, 2]}]
+    second = {
+        "broken": '{"source": "A", "tokens": [',
+        "text": "just text",
+        "list": "[1, 2]",
+        "null": "null",
+        "blank": "",
+        "no-tokens": '{"source": "A"}',
+        "no-source": '{"tokens": [7, 2]}',
+        "source-number": '{"source": 7, "tokens": [7, 2]}',
+        "tokens-text": '{"source": "A", "tokens": "7 2"}',
+        "tokens-words": '{"source": "A", "tokens": ["7", "2"]}',
+        "tokens-floats": '{"source": "A", "tokens": [7.5, 2]}',
+        "tokens-bools": '{"source": "A", "tokens": [true]}',
+        "tokens-nested": '{"source": "A", "tokens": [[7], [2]]}',
+        "tokens-far": '{"source": "A", "tokens": [7, 99999]}',
+        "tokens-negative": '{"source": "A", "tokens": [-1, 2]}',
+        "tokens-many": json.dumps({"source": "A", "tokens": [7] * 1000}),
+        "source-empty": '{"source": " ", "tokens": [7, 2]}',
+        "surrogate": '{"source": "A \\ud800", "tokens": [7, 2]}',
+        "deep": "[" * 20000,
+        "empty": '{"source": "", "tokens": []}',
+        "silent": '{"source": "A cat .", "tokens": []}',
+    }
+    for name, line in second.items():
+        (world / f"{name}.jsonl").write_text(f"{json.dumps(good[0])}\n{line}\n{json.dumps(good[1])}\n")
+    (world / "good.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in good))
+
+
+def make_models(world, model, tokenizer):
+    shutil.copytree(model, world / "model")
+
+    def variant(name):
+        return shutil.copytree(world / "model", world / name)
+
+    def change(name, **changes):
+        edit_json(variant(name) / "config.json", **changes)
+
+    weights = load_file(world / "model" / "model.safetensors")
+    for name in ("empty-model", "tokenizer-only"):
+        (world / name).mkdir()
+    tokenizer.save_pretrained(world / "tokenizer-only")
+    (world / "config-only").mkdir()
+    shutil.copy(world / "model" / "config.json", world / "config-only")
+    (variant("broken-config") / "config.json").write_text('{"model_type": "nmt_transformer",')
+    (variant("list-config") / "config.json").write_text("[1, 2]")
+    (variant("null-config") / "config.json").write_text("null")
+    (variant("binary-config") / "config.json").write_bytes(bytes(range(256)))
+    (variant("empty-config") / "config.json").write_text("")
+    (variant("bare-config") / "config.json").write_text("{}")
+    change("no-type", model_type=..., auto_map=...)
+    change("unknown-type", model_type="flying_transformer", auto_map=...)
+    change("number-type", model_type=7, auto_map=...)
+    change("text-width", d_model="wide")
+    change("no-width", d_model=0)
+    change("negative-layers", encoder_layers=-1)
+    change("odd-heads", encoder_attention_heads=5)
+    change("huge-padding", pad_token_id=10**6)
+    change("wrong-dtype", dtype="float7")
+    change("unknown-attention", attn_implementation="psychic")
+    change("other-sizes", d_model=64)
+    change("more-symbols", vocab_size=len(tokenizer) + 10, decoder_vocab_size=len(tokenizer) + 10)
+    bert = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
+    (variant("bert") / "config.json").write_text(json.dumps(bert))
+    (variant("no-weights") / "model.safetensors").unlink()
+    (variant("cut-weights") / "model.safetensors").write_bytes(
+        (world / "model" / "model.safetensors").read_bytes()[:-1000]
+    )
+    (variant("empty-weights") / "model.safetensors").write_bytes(b"")
+    (variant("text-weights") / "model.safetensors").write_text("these are no weights\n" * 10)
+    pickled = variant("pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save(weights, pickled / "pytorch_model.bin")
+    wide = {name: torch.zeros(*tensor.shape[:-1], tensor.shape[-1] + 1) for name, tensor in weights.items()}
+    save_file(wide, variant("wrong-shapes") / "model.safetensors", metadata={"format": "pt"})
+    (variant("no-tokenizer") / "tokenizer.json").unlink()
+    (world / "no-tokenizer" / "tokenizer_config.json").unlink()
+    (variant("broken-tokenizer") / "tokenizer.json").write_text('{"model":')
+    (variant("list-tokenizer") / "tokenizer.json").write_text("[]")
+    (variant("empty-tokenizer") / "tokenizer.json").write_text("{}")
+    (variant("broken-tokenizer-config") / "tokenizer_config.json").write_text("{")
+    (variant("list-tokenizer-config") / "tokenizer_config.json").write_text("[]")
+    (variant("broken-generation") / "generation_config.json").write_text("{")
+    (variant("list-generation") / "generation_config.json").write_text("[]")
+    (variant("empty-target") / "target_tokenizer").mkdir()
+    words = (f"{letter}{number}" for letter in "abcdefghij" for number in range(200))
+    recnmt_hf.train_tokenizer(words, "space", 2000).save_pretrained(variant("foreign-tokenizer"))
+    for name in ("code", "code-tokenizer"):
+        folder = variant(name)
+        (folder / "foreign.py").write_text(CODE.format(marker=str(world / "code-was-run")))
+    named = {"AutoConfig": "foreign.ForeignConfig", "AutoModelForSeq2SeqLM": "foreign.Foreign"}
+    edit_json(world / "code" / "config.json", model_type="foreign", auto_map=named)
+    edit_json(
+        world / "code-tokenizer" / "tokenizer_config.json",
+        tokenizer_class="ForeignTokenizer",
+        auto_map={"AutoTokenizer": ["foreign.ForeignTokenizer", "foreign.ForeignTokenizer"]},
+    )
+    config = recnmt_hf.BiARNTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    recnmt_hf.BiARNTransformerForConditionalGeneration(config).save_pretrained(world / "biarn")
+    tokenizer.save_pretrained(world / "biarn")
+
+
+def make_runs(world):
+    log = [{"step": step, "eval_bleu": float(step)} for step in (10, 20, 30)]
+    for step in (10, 20, 30):
+        folder = shutil.copytree(world / "model", world / "run" / f"checkpoint-{step}")
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        mark_complete(folder)
+    (world / "unfinished" / "checkpoint-10").mkdir(parents=True)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory, tiny_folder, tokenizer):
+    """The folder in which the hostile command lines run."""
+    world = tmp_path_factory.mktemp("world")
+    make_texts(world)
+    make_records(world)
+    make_models(world, tiny_folder, tokenizer)
+    make_runs(world)
+    return world

@@ -1,0 +1,266 @@
+"""Command lines, files and models that cannot be right: a sentence names the cause, and nothing is lost or written."""
+
+import io
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from recnmt_hf.commands.main import main
+
+
+# What a tab-separated line cannot hold: a line feed, an escape sequence, a name that is too long, half a character.
+PLACEHOLDERS = {"{NL}": "\n", "{ESC}": "\x1b", "{LONG}": "x" * 300, "{BYTE}": "\udcff"}
+
+
+def cases():
+    """Exit code, standard input, words and message of each line."""
+    lines = Path(__file__).with_name("hostile_cases.tsv").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if not line.startswith("#"):
+            code, stdin, command, message = line.split("\t")
+            words = shlex.split(command)
+            for name, text in PLACEHOLDERS.items():
+                words = [word.replace(name, text) for word in words]
+            label = command if stdin == "-" else f"{command} < {stdin}"
+            yield pytest.param(int(code), stdin, words, message.replace("{NL}", "\\n"), id=label or "nothing")
+
+
+def snapshot(folder):
+    """Every file and folder below, with what tells that it was written anew."""
+    found = {}
+    for base, folders, files in os.walk(folder):
+        found.update({os.path.join(base, name): None for name in folders})
+        for name in files:
+            status = os.lstat(os.path.join(base, name))
+            found[os.path.join(base, name)] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return found
+
+
+def test_there_are_many_cases():
+    assert len(list(cases())) >= 300
+
+
+@pytest.mark.parametrize("code, stdin, words, message", list(cases()))
+def test_case(world, tmp_path, monkeypatch, capfd, code, stdin, words, message):
+    monkeypatch.chdir(world)
+    before = snapshot(world)
+    if code == 0:  # what is right may write, outside of the folder that all cases share
+        words = [str(tmp_path / word) if word.startswith("out") else word for word in words]
+    with open(os.devnull if stdin == "-" else stdin, encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        try:
+            found = main(words)
+        except SystemExit as stop:
+            found = stop.code
+    out, err = capfd.readouterr()
+    assert found == code, err
+    assert "Traceback" not in err and message in err
+    assert snapshot(world) == before
+    if code:
+        assert out == ""
+        last = err.rstrip("\n").split("\n")[-1]
+        command = words[0] if words and words[0] in err.split(":")[0] else None
+        assert last.startswith(f"recnmt {command}: " if command else "recnmt: ")
+        assert last.endswith(".") and last.isprintable()
+
+
+# -- files and standard input are read alike -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bom.en", "crlf.en", "cr.en", "nul.en", "separators.en", "good.gz", "empty.txt"])
+def test_standard_input_equals_a_file(world, monkeypatch, capfd, name):
+    """So do a FIFO and what bash calls process substitution: a pipe under /dev/fd."""
+    monkeypatch.chdir(world)
+    seen = []
+    monkeypatch.setattr("recnmt_hf.commands.translate.load_translator", lambda args: Echo(seen))
+    content = (world / name).read_bytes()
+
+    def translated(*words):
+        assert main(["translate", "model", *words]) == 0
+        return capfd.readouterr().out
+
+    expected = translated("-i", name)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="latin-1"))
+    assert translated() == expected
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    os.close(writer)
+    try:
+        assert translated("-i", f"/dev/fd/{reader}") == expected
+    finally:
+        os.close(reader)
+    assert not any("\ufeff" in sentence or sentence != sentence.strip() for sentence in seen)
+
+
+class Echo:
+    """Translates every sentence into itself."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def translate(self, sentences, options):
+        from recnmt_hf.evaluation.translator import Hypothesis, Translation
+
+        for sentence in sentences:
+            self.seen.append(sentence)
+            yield Translation(sentence, [Hypothesis(repr(sentence), 0.0, 0.0)])
+
+
+def test_lines_end_at_line_feeds_alone(world):
+    from recnmt_hf.data.text import read_lines
+
+    assert list(read_lines(world / "separators.en")) == ["The\u2028dog\u2029sleeps\x0b.", "A\x85cat\x1c.", "Birds\x1e."]
+    assert len(list(read_lines(world / "cr.en"))) == 1
+    assert (
+        list(read_lines(world / "bom.en")) == list(read_lines(world / "one.en")) == list(read_lines(world / "crlf.en"))
+    )
+
+
+# -- foreign code ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["code", "code-tokenizer"])
+def test_foreign_code_runs_only_when_trusted(world, tmp_path, monkeypatch, capfd, name):
+    """Nobody is asked: a text that begins with "y" is no answer."""
+    import recnmt_hf
+    from recnmt_hf.data.tokenization import load_tokenizer
+    from recnmt_hf.evaluation.translator import load_target_tokenizer
+
+    monkeypatch.chdir(world)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+    marker = world / "code-was-run"
+    loaders = [recnmt_hf.Translator.from_pretrained]
+    if name == "code-tokenizer":
+        (tmp_path / "both").mkdir()
+        (tmp_path / "both" / "target_tokenizer").symlink_to(world / name)
+        loaders += [load_tokenizer, lambda path: load_target_tokenizer(str(tmp_path / "both"))]
+    for load in loaders:
+        with pytest.raises(recnmt_hf.UserError, match="--trust-remote-code"):
+            load(name)
+    assert not marker.exists()
+
+
+def test_trusted_code_runs(world, monkeypatch, capfd):
+    monkeypatch.chdir(world)
+    try:
+        main(["translate", "code", "-i", "one.en", "--trust-remote-code"])
+        assert (world / "code-was-run").exists()
+    finally:
+        (world / "code-was-run").unlink(missing_ok=True)
+
+
+def test_everything_that_loads_says_whether_code_may_run(repository):
+    """No call of `from_pretrained` of an Auto class leaves it to transformers, which asks on standard input."""
+    import ast
+
+    for path in (repository / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner = getattr(node.func.value, "id", "")
+            if node.func.attr == "from_pretrained" and owner.startswith("Auto"):
+                given = {keyword.arg for keyword in node.keywords}
+                assert "trust_remote_code" in given or "settings" in ast.unparse(node), (path, node.lineno)
+
+
+# -- streams, interrupts and faults of the program -------------------------------------------------------------
+
+
+def test_interrupt_loses_nothing(world, tmp_path, monkeypatch, capfd):
+    kept = tmp_path / "kept.de"
+    kept.write_text("an earlier translation\n")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recnmt_hf.commands.translate.load_translator", stop)
+    assert main(["translate", "model", "-i", str(world / "one.en"), "-o", str(kept)]) == 130
+    assert capfd.readouterr().err.strip() == "recnmt translate: interrupted."
+    assert kept.read_text() == "an earlier translation\n" and [path.name for path in tmp_path.iterdir()] == ["kept.de"]
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), KeyError("ours"), RuntimeError("ours"), OSError("ours")])
+def test_faults_of_the_program_show_where_they_are(monkeypatch, capfd, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
+    assert main(["parameters", "nmt_transformer"]) == 1
+    err = capfd.readouterr().err
+    assert "Traceback" in err and "in fail" in err
+    assert err.rstrip().split("\n")[-1] == (
+        "recnmt parameters: this is a fault in recnmt_hf worth a report, with the lines above."
+    )
+
+
+def test_faults_while_loading_are_no_fault_of_the_files(world, monkeypatch, capfd):
+    """An error of the zoo's own code is not blamed on the folder, though transformers called that code."""
+    from recnmt_hf.models import modeling_nmt_transformer as modeling
+
+    own = {}
+    exec(compile("def fail(self, config):\n    return config.no_such_field", modeling.__file__, "exec"), own)
+    monkeypatch.setattr(modeling.NMTTransformerModel, "__init__", own["fail"])
+    monkeypatch.chdir(world)
+    assert main(["translate", "model", "-i", "one.en"]) == 1
+    assert "in fail" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number, says", [(28, "No space left on device"), (2, "No such file or directory")])
+def test_errors_of_the_system_are_sentences(monkeypatch, capfd, number, says):
+    def fail(*_):
+        raise OSError(number, os.strerror(number), *(["some/file"] if number == 2 else []))
+
+    monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
+    assert main(["parameters", "nmt_transformer"]) == 2
+    err = capfd.readouterr().err
+    assert says in err and "Traceback" not in err and ("some/file" in err) == (number == 2)
+
+
+def test_full_disk_behind_standard_output(monkeypatch, capfd):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 2
+    assert "No space left on device" in capfd.readouterr().err
+
+
+def test_reader_that_has_seen_enough(monkeypatch, capfd):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_closed_streams(monkeypatch, capfd):
+    """What belongs on a closed output is not lost without a word; a closed standard input is named."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 2
+    assert "Standard output is closed" in capfd.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr("recnmt_hf.commands.translate.load_translator", lambda args: Echo([]))
+    assert main(["translate", "model"]) == 2
+    assert "Standard input is closed" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["translate", "model"]) == 2
+
+
+def test_bars_only_on_terminals(world, monkeypatch, capfd):
+    from recnmt_hf.commands.arguments import progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(progress(range(3), "pairs", 3)) == [0, 1, 2] and "3/3" in terminal.getvalue()
+    terminal.truncate(0)
+    list(progress(range(3), "pairs", 3, out=Terminal()))  # results appear there themselves
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    list(progress(range(3), "pairs", 3))
+    assert terminal.getvalue() == "" and sys.stderr.getvalue() == ""

@@ -1,0 +1,156 @@
+"""Files and folders that are written are whole or not there, and never what is read."""
+
+import errno
+import gzip
+import os
+
+import pytest
+
+from recnmt_hf.data.files import open_output, open_output_folder
+from recnmt_hf.models.user_errors import UserError
+
+
+class Stop(BaseException):
+    """Stands for an interrupt."""
+
+
+@pytest.mark.parametrize("error", [Stop, ValueError, KeyboardInterrupt])
+def test_what_stood_there_stays_until_the_new_file_is_whole(tmp_path, error):
+    path = tmp_path / "out.txt"
+    path.write_text("old\n")
+    with pytest.raises(error), open_output(path) as file:
+        file.write("new\n")
+        file.flush()
+        assert path.read_text() == "old\n"
+        raise error
+    assert path.read_text() == "old\n" and os.listdir(tmp_path) == ["out.txt"]
+    with open_output(path) as file:
+        file.write("new\n")
+    assert path.read_text() == "new\n" and os.listdir(tmp_path) == ["out.txt"]
+
+
+def test_folders_on_the_way_are_made_and_go_again(tmp_path):
+    path = tmp_path / "a" / "b" / "out.txt.gz"
+    with pytest.raises(Stop), open_output(path):
+        raise Stop
+    assert os.listdir(tmp_path) == []
+    with open_output(path) as file:
+        file.write("whole\n")
+    assert gzip.decompress(path.read_bytes()) == b"whole\n"
+
+
+def test_links_and_permissions_stay(tmp_path):
+    (tmp_path / "real.txt").write_text("old\n")
+    (tmp_path / "real.txt").chmod(0o640)
+    (tmp_path / "link.txt").symlink_to("real.txt")
+    (tmp_path / "dangling.txt").symlink_to("new.txt")
+    for name, target in (("link.txt", "real.txt"), ("dangling.txt", "new.txt")):
+        with open_output(tmp_path / name) as file:
+            file.write("new\n")
+        assert (tmp_path / name).is_symlink() and (tmp_path / target).read_text() == "new\n"
+    assert (tmp_path / "real.txt").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "new.txt").stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_own_input_is_refused_under_every_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("text\n")
+    (tmp_path / "link.txt").symlink_to("in.txt")
+    os.link("in.txt", "hard.txt")
+    for name in ("in.txt", "./in.txt", str(tmp_path / "in.txt"), "link.txt", "hard.txt"):
+        with pytest.raises(UserError, match="is also read"), open_output(name, ["in.txt"]):
+            pass
+    assert (tmp_path / "in.txt").read_text() == "text\n"
+
+
+def test_redirected_streams_are_files_too(tmp_path):
+    """`recnmt translate < text -o text`, and `recnmt translate -i text >> text`."""
+    path = tmp_path / "text"
+    path.write_text("text\n")
+    kept = [os.dup(0), os.dup(1)]
+    try:
+        for descriptor, given in ((0, (path, [None])), (1, (None, [path]))):
+            opened = os.open(path, os.O_RDWR)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+            with pytest.raises(UserError, match="is also read"), open_output(*given):
+                pass
+            os.dup2(kept[descriptor], descriptor)
+    finally:
+        for descriptor, copy in enumerate(kept):
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+def test_full_disk_is_a_sentence_and_leaves_the_old_file(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old\n")
+    with pytest.raises(UserError, match=r"out\.txt cannot be written \(No space left on device\)"), open_output(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert path.read_text() == "old\n"
+    with pytest.raises(UserError, match="/dev/full cannot be written"), open_output("/dev/full") as file:
+        file.write("x" * 100_000)
+
+
+def test_errors_of_reading_are_not_blamed_on_the_output(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing"), open_output(tmp_path / "out.txt"):
+        (tmp_path / "missing").read_text()
+    with pytest.raises(OSError, match="no number"), open_output(tmp_path / "out.txt"):
+        raise OSError("no number")
+
+
+def test_file_without_permission(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old\n")
+    path.chmod(0o400)
+    if os.access(path, os.W_OK):
+        pytest.skip("this user may write everything")
+    with pytest.raises(UserError, match="Permission denied"), open_output(path):
+        pass
+
+
+@pytest.mark.parametrize("call", ["mkdir", "mkstemp"])
+def test_folder_without_permission(tmp_path, monkeypatch, call):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path))
+
+    monkeypatch.setattr("pathlib.Path.mkdir" if call == "mkdir" else "tempfile.mkstemp", refuse)
+    with pytest.raises(UserError, match=r"cannot be written \(Permission denied\)"), open_output(tmp_path / "a" / "b"):
+        pass
+
+
+def test_folder_appears_whole(tmp_path):
+    path = tmp_path / "made" / "folder"
+    with pytest.raises(Stop), open_output_folder(path) as working:
+        (working / "one").write_text("1")
+        raise Stop
+    assert os.listdir(tmp_path) == []
+    with open_output_folder(path) as working:
+        (working / "inner").mkdir()
+        (working / "inner" / "one").write_text("1")
+        assert not path.exists()
+    assert (path / "inner" / "one").read_text() == "1" and path.stat().st_mode & 0o777 == 0o777 & ~umask()
+    with open_output_folder(path) as working:
+        (working / "two").write_text("2")
+    assert sorted(os.listdir(path)) == ["inner", "two"]
+
+
+def test_folder_overwrites_no_input_and_no_folder(tmp_path):
+    (tmp_path / "one").write_text("1")
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(UserError, match="is also read"), open_output_folder(tmp_path, [tmp_path / "one"]) as working:
+        (working / "a").write_text("a")
+        (working / "one").write_text("new")
+    with pytest.raises(UserError, match="is a folder"), open_output_folder(tmp_path) as working:
+        (working / "inner").write_text("new")
+    with pytest.raises(UserError, match="is not empty"), open_output_folder(tmp_path, must_be_new=True):
+        pass
+    with pytest.raises(UserError, match="is a file"), open_output_folder(tmp_path / "one"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["inner", "one"] and (tmp_path / "one").read_text() == "1"
