@@ -20,6 +20,9 @@ from .generated import generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
 
 
+GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
+
+
 @dataclass(frozen=True)
 class Corpus:
     """
@@ -63,6 +66,11 @@ class Corpus:
             )
         if (self.source is None) != (self.target is None):
             raise UserError("A corpus of text files needs both source and target. Remedy: name the missing file.")
+        if self.generated is not None and self.generated not in GENERATED_SPLITS:
+            raise UserError(
+                f"The generated corpus has no split {self.generated!r}. Remedy: choose one of "
+                f"{', '.join(GENERATED_SPLITS)}."
+            )
 
     @classmethod
     def from_any(cls, value: Corpus | Mapping[str, Any]) -> Corpus:
@@ -88,16 +96,21 @@ class Corpus:
             return self._generated(source_lang, target_lang)
         return self._from_datasets(source_lang, target_lang, on_empty)
 
-    def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
-        if {source_lang, target_lang} != {"en", "de"}:
+    def check_languages(self, source_lang: str, target_lang: str) -> None:
+        """Raises `ValueError` where the corpus is known not to have the languages, without reading it."""
+        if self.generated and {source_lang, target_lang} != {"en", "de"}:
             raise UserError(
                 f"The generated corpus is English-German; {source_lang}-{target_lang} was asked for. Remedy: set "
                 "source_lang and target_lang to en and de (in either order), or name another corpus."
             )
+
+    def local_files(self) -> list[str]:
+        """The files that the corpus names itself."""
+        return [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+
+    def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
+        self.check_languages(source_lang, target_lang)
         sizes = {self.generated: self.size} if self.size is not None else {}
-        splits = ("train", "validation", "test", "test_deep")
-        if self.generated not in splits:
-            raise UserError(f"The generated corpus has no split {self.generated!r}; choose one of {', '.join(splits)}.")
         for pair in generate_corpus(seed=self.seed, **sizes)[self.generated]:
             yield SentencePair(getattr(pair, source_lang), getattr(pair, target_lang))
 
@@ -137,7 +150,7 @@ class Corpus:
 
     def fingerprint(self) -> list[Any]:
         """What identifies the content: fields, and the bytes of local files."""
-        files = [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+        files = self.local_files()
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
         return [

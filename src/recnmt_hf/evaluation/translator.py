@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import has_file
 
+from .._values import Range, check_value, hints_of
 from ..models.user_errors import MissingFileError, UserError
 from .decoding import MaxLengthPerSentence, length_penalty
 
@@ -81,6 +82,22 @@ class SentenceScore:
     token_log_probs: list[float]
 
 
+DECODING_RANGES: dict[str, Range | None] = {
+    "beams": Range(least=1, most=10000),
+    "num_hypotheses": Range(least=1),
+    "length_penalty_type": None,
+    "length_penalty": None,
+    "max_length_factor": Range(least=0),
+    "max_length_extra": Range(least=0),
+    "max_tokens": Range(least=1),
+    "on_long": None,
+    "max_source_length": Range(least=1),
+    "alignments": None,
+    "alignment_layer": Range(least=-1000, most=1000),
+    "buffer": Range(least=1),
+}
+
+
 @dataclass
 class DecodingOptions:
     """
@@ -118,24 +135,22 @@ class DecodingOptions:
     buffer: int = 2000
 
     def __post_init__(self) -> None:
-        for name, least in (("beams", 1), ("num_hypotheses", 1), ("max_tokens", 1), ("buffer", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} is not allowed; it must be at least {least}.")
+        hints = hints_of(DecodingOptions)
+        for name, allowed in DECODING_RANGES.items():
+            setattr(self, name, check_value(name, getattr(self, name), hints[name], allowed))
         if self.num_hypotheses > self.beams:
             raise UserError(
                 f"num_hypotheses={self.num_hypotheses} is more than beams={self.beams}. Remedy: use as many beams as "
                 "hypotheses, or more."
             )
         if self.on_long not in ("error", "split"):
-            raise UserError(f'on_long={self.on_long!r} is not allowed; it must be "error" or "split".')
-        if (
-            self.max_length_factor < 0
-            or self.max_length_extra < 0
-            or self.max_length_factor + self.max_length_extra <= 0
-        ):
+            raise UserError(
+                f'on_long={self.on_long!r} is not allowed; it must be "error" or "split". Remedy: choose one of them.'
+            )
+        if self.max_length_factor + self.max_length_extra <= 0:
             raise UserError(
                 f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
-                "allowed; neither may be negative, and one must be above 0."
+                "allowed; one must be above 0. Remedy: set max_length_extra to 50."
             )
         if self.alignments and self.on_long == "split":
             raise UserError(

@@ -17,7 +17,6 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import (
-    CONFIG_MAPPING,
     AutoModelForSeq2SeqLM,
     EarlyStoppingCallback,
     GenerationConfig,
@@ -26,7 +25,6 @@ from transformers import (
     set_seed,
 )
 
-from .._registration import MODEL_TYPES
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
@@ -34,6 +32,7 @@ from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator, load_target_tokenizer, looks_local
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint
+from .checks import build_config, check_before_training
 from .recipe import Recipe
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
@@ -88,11 +87,12 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     if recipe.training.get("use_cpu"):
         keep_freed_memory()
     state = PartialState(cpu=bool(recipe.training.get("use_cpu")))
+    arguments, patience = training_arguments(recipe, output_dir)
+    check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     if state.is_main_process:
         claim_output(output_dir, resume, overwrite)
         recipe.save(output_dir / "recipe.yaml")
     state.wait_for_everyone()
-    arguments, patience = training_arguments(recipe, output_dir)
     set_seed(arguments.seed)
 
     with state.main_process_first():
@@ -170,13 +170,12 @@ def training_arguments(recipe: Recipe, output_dir: Path) -> tuple[TranslationTra
         settings["keep_best"] = max(settings.get("keep_best", 1), recipe.average.count)
     else:
         settings["keep_last"] = max(settings.get("keep_last", 1), recipe.average.count)
-    if settings.get("bleu_samples", 1) == 0 and settings.get("metric_for_best_model") == "bleu":
-        settings["metric_for_best_model"], settings["greater_is_better"] = "loss", False
-    settings.pop("output_dir", None)
     try:
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
+    except UserError as error:
+        raise UserError(f"training.{error}") from error
     except (TypeError, ValueError) as error:
-        raise UserError(f"training: {error}") from error
+        raise UserError(f"training: {' '.join(str(error).split())} Remedy: change these fields.") from error
 
 
 def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
@@ -266,10 +265,6 @@ def build_model(
     recipe: Recipe, source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """A fresh model whose vocabulary is that of the tokenizers."""
-    section = recipe.model
-    if section.type not in MODEL_TYPES:
-        raise UserError(f"model.type={section.type!r} is not allowed; choose one of {', '.join(MODEL_TYPES)}.")
-    config_class = CONFIG_MAPPING[section.type]
     joint = target_tokenizer is source_tokenizer
     vocabulary = {
         "vocab_size": len(source_tokenizer),
@@ -280,17 +275,13 @@ def build_model(
         "bos_token_id": target_tokenizer.bos_token_id,
         "decoder_start_token_id": first_not_none(target_tokenizer.bos_token_id, target_tokenizer.pad_token_id),
     }
-    unknown = set(section.fields) - {field.name for field in fields(config_class)}
-    if unknown:
-        raise UserError(f"model.fields: {config_class.__name__} has no {', '.join(sorted(unknown))}.")
-    merged = {**vocabulary, **section.fields}
+    config = build_config(recipe, **vocabulary)
     for name in ("vocab_size", "decoder_vocab_size"):
-        if merged[name] < vocabulary[name]:
+        if getattr(config, name) < vocabulary[name]:
             raise UserError(
-                f"model.fields.{name}={merged[name]} is smaller than the tokenizer's {vocabulary[name]} "
+                f"model.fields.{name}={getattr(config, name)} is smaller than the tokenizer's {vocabulary[name]} "
                 "symbols. Remedy: leave it out, or train a smaller tokenizer."
             )
-    config = config_class.from_preset(section.preset, **merged)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config = generation_config(config, recipe)
     return model
