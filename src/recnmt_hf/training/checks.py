@@ -12,11 +12,12 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, get_scheduler
 from transformers.utils import logging
 
+from .._values import shown
 from ..data.corpora import Corpus
 from ..data.text import open_text
 from ..evaluation.translator import looks_local
 from ..models.user_errors import MissingFileError, UserError
-from .recipe import Recipe, check_corpus, each_corpus, shown
+from .recipe import Recipe, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
@@ -135,11 +136,15 @@ def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
             raise UserError(
                 f"model.fields.{name} is not allowed: {config_class.__name__} has no {name}. Remedy: {hint}."
             )
+    if section.preset not in config_class.presets:
+        raise UserError(
+            f"model.preset={shown(section.preset)} is not allowed; {section.type} has "
+            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and say the rest in model.fields."
+        )
     try:
         return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
     except UserError as error:
-        place = "model.fields" if section.preset in config_class.presets else "model.preset"
-        raise UserError(f"{place}: {error}") from error
+        raise UserError(f"model.fields: {error}") from error
     except (TypeError, ValueError) as error:  # of transformers, which checks some types itself
         raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
 

@@ -392,7 +392,7 @@ def check_names(value: Mapping[str, Any], known: set[str], place: str) -> None:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(sorted(known)[:12])} ..."
-            raise UserError(f"{place} has no field {shown(name)}; {hint}")
+            raise UserError(f"{place} has no field {shown(name)}; {hint} Remedy: correct it.")
 
 
 def default_of(one: dataclasses.Field) -> Any:
