@@ -275,13 +275,14 @@ def build_model(
         "bos_token_id": target_tokenizer.bos_token_id,
         "decoder_start_token_id": first_not_none(target_tokenizer.bos_token_id, target_tokenizer.pad_token_id),
     }
-    config = build_config(recipe, **vocabulary)
     for name in ("vocab_size", "decoder_vocab_size"):
-        if getattr(config, name) < vocabulary[name]:
+        given = recipe.model.fields.get(name)
+        if isinstance(given, int) and given < vocabulary[name]:
             raise UserError(
-                f"model.fields.{name}={getattr(config, name)} is smaller than the tokenizer's {vocabulary[name]} "
-                "symbols. Remedy: leave it out, or train a smaller tokenizer."
+                f"model.fields.{name}={given} is smaller than the tokenizer's {vocabulary[name]} symbols. Remedy: "
+                "leave it out, or train a smaller tokenizer."
             )
+    config = build_config(recipe, **vocabulary)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config = generation_config(config, recipe)
     return model
