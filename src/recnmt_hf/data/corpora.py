@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
 from ..models.user_errors import UserError
-from .generated import generate_corpus
+from .generated import Pair, generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
 
 
@@ -110,8 +111,11 @@ class Corpus:
 
     def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
         self.check_languages(source_lang, target_lang)
-        sizes = {self.generated: self.size} if self.size is not None else {}
-        for pair in generate_corpus(seed=self.seed, **sizes)[self.generated]:
+        if self.size is None:
+            splits = whole_corpus(self.seed)
+        else:
+            splits = generate_corpus(seed=self.seed, **{self.generated: self.size})
+        for pair in splits[self.generated]:
             yield SentencePair(getattr(pair, source_lang), getattr(pair, target_lang))
 
     def _from_datasets(self, source_lang: str, target_lang: str, on_empty: str) -> Iterator[SentencePair]:
@@ -157,6 +161,12 @@ class Corpus:
             {field.name: getattr(self, field.name) for field in fields(self)},
             [digest_of_file(path) for path in files if Path(path).is_file()],
         ]
+
+
+@lru_cache(maxsize=1)
+def whole_corpus(seed: int) -> dict[str, list[Pair]]:
+    """The generated corpus in its usual sizes, made once for the several splits and passes of a run."""
+    return generate_corpus(seed=seed)
 
 
 def digest_of_file(path: str | Path) -> str:

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ class Recipe:
         check_names(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
         # A recipe that extends another drops a test set of that one by null.
         tests = mapping(self.test, "test")
-        self.test = {test_name(name): corpora for name, corpora in tests.items() if corpora is not None}
+        self.test = {name_of_test(name): corpora for name, corpora in tests.items() if corpora is not None}
         self.check()
 
     def check(self) -> None:
@@ -464,7 +465,8 @@ def check_training(training: Mapping[str, Any]) -> dict[str, Any]:
             )
         if name == "max_steps" and value == -1:
             allowed = None  # epochs decide
-        checked[name] = check_value(f"training.{name}", value, hints[name], allowed, default)
+        value = check_value(f"training.{name}", value, hints[name], allowed, default)
+        checked[name] = value.value if isinstance(value, Enum) else value
     return checked
 
 
@@ -514,14 +516,20 @@ def check_evaluated_checkpoints(
             f"training.save_strategy {saves}. Remedy: set both alike."
         )
     every, each = training["save_steps"], training.get("eval_steps") or training["logging_steps"]
-    if saves == "steps" and every % each and (place != "average.which=best" or each % every):
+    alike = is_multiple(every, each) or (place == "average.which=best" and is_multiple(each, every))
+    if saves == "steps" and not alike:
         raise UserError(
             f"{place} needs checkpoints that are evaluated, but training.save_steps={every} is no multiple of "
             f"training.eval_steps={each}. Remedy: set both alike."
         )
 
 
-def test_name(name: Any) -> str:
+def is_multiple(steps: float, of: float) -> bool:
+    """Whether one number of steps is a multiple of another; both may be shares of all steps."""
+    return (steps < 1) == (of < 1) and abs(steps / of - round(steps / of)) < 1e-9 and steps >= of
+
+
+def name_of_test(name: Any) -> str:
     """A test set's name; 2014 is one too."""
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
     if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in TAKEN_NAMES:
