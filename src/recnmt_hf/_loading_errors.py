@@ -61,7 +61,7 @@ def check_json_object(file: Path) -> None:
 
 def is_about_files(error: Exception) -> bool:
     """Whether an error that loading raised tells of the files and not of the program."""
-    here = Path(__file__).parent
+    here = Path(__file__).parent / "models"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Who asks for an attribute that is not there is to blame, not who looks for it.
     places = [Path(code.co_filename) for code in codes if code.co_name not in ("__getattr__", "__getattribute__")]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import reprlib
 import types
 from dataclasses import MISSING, dataclass
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .models.user_errors import UserError
 
@@ -44,6 +46,12 @@ class Range:
         parts += [f"at most {self.most:,}"] if self.most is not None else []
         parts += [f"below {self.below:,}"] if self.below is not None else []
         return " and ".join(parts)
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The types of a dataclass' fields, as `check_value` takes them."""
+    return get_type_hints(kind)
 
 
 _short = reprlib.Repr()
@@ -136,7 +144,8 @@ def describe(kind: Any, allowed: Range | None) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
     if is_enum(kind):
-        return f"one of {', '.join(str(one.value) for one in kind)}"
+        values = [str(one.value) for one in kind]
+        return f"one of {', '.join(values[:12])}{' ...' * (len(values) > 12)}"
     if kind is int or kind is float:
         number = "whole number" if kind is int else "number"
         if allowed is not None and allowed.share:
@@ -150,6 +159,8 @@ def describe(kind: Any, allowed: Range | None) -> str:
 def remedy(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
     if isinstance(value, str) and str not in kinds and reads_as(value, kinds):
         act = "write it without quotes"
+    elif near := difflib.get_close_matches(str(value), [one.value for k in kinds if is_enum(k) for one in k], n=1):
+        act = f"write {near[0]}"
     elif isinstance(value, (bool, int, float)) and kinds[0] is str:
         act = "put it in quotes if it is meant as text"
     else:

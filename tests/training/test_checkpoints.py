@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from recnmt_hf.commands.main import main
 from recnmt_hf.training.checkpoints import (
     MANIFEST,
     average_checkpoints,
@@ -19,13 +20,13 @@ from recnmt_hf.training.checkpoints import (
 )
 
 
-def make(run, step, value=None, bleu=None):
+def make(run, step, value=None, bleu=None, metric="eval_bleu"):
     folder = run / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     value = float(step) if value is None else value
     save_file({"a": torch.full((3,), value), "n": torch.tensor([step])}, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
-    history = [{"step": s, "eval_bleu": float(b)} for s, b in (bleu or {}).items()]
+    history = [{"step": s, metric: float(b)} for s, b in (bleu or {}).items()]
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     mark_complete(folder)
     return folder
@@ -84,6 +85,19 @@ def test_choice_of_last_and_best(tmp_path):
     assert [step for step, _ in checkpoints_in(tmp_path)] == [20]
     with pytest.raises(ValueError, match="no complete checkpoint"):
         choose_checkpoints(tmp_path / "nowhere", 1)
+
+
+def test_the_best_by_loss_is_the_lowest(tmp_path, capsys):
+    loss = {10: 3.0, 20: 1.0, 30: 2.0}
+    for step in loss:
+        make(tmp_path / "run", step, bleu=loss, metric="eval_loss")
+    best = choose_checkpoints(tmp_path / "run", 2, "best", "eval_loss")
+    assert [folder.name for folder in best] == ["checkpoint-20", "checkpoint-30"]
+    words = ["average", str(tmp_path / "run"), "--count", "1", "--which", "best", "-o", str(tmp_path / "mean")]
+    assert main([*words, "--metric", "eval_bleu", "--lower-is-better"]) == 2
+    assert "--lower-is-better contradicts --metric eval_bleu" in capsys.readouterr().err
+    assert main([*words, "--metric", "eval_loss"]) == 0
+    assert load_file(tmp_path / "mean" / "model.safetensors")["n"].item() == 20
 
 
 def test_wrong_folders_are_named(tmp_path):

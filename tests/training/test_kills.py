@@ -290,13 +290,15 @@ def test_killed_average(tmp_path):
 
 @contextlib.contextmanager
 def disk_full_at(part):
-    """Nothing grows any more from the first time on that a path with `part` in it is opened for writing or made."""
+    """Nothing grows any more from the first time on that a path with `part` in it is opened, made or renamed to."""
     full = False
+    places = {"open": 0, "os.mkdir": 0, "os.rename": 1}  # of the path among an event's arguments
 
     def watcher(event, arguments):
         nonlocal full
-        full = full or (event in ("open", "os.mkdir") and part in str(arguments[0]))
-        if full and event in ("open", "os.mkdir"):
+        here = event in places and part in str(arguments[places[event]])
+        full = full or here
+        if here or (full and event in ("open", "os.mkdir")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with watched(watcher):

@@ -16,13 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=whole(1), default=5, help="of a run: how many checkpoints (default: 5)")
     parser.add_argument("--which", choices=("last", "best"), default="last", help="of a run: which ones")
     parser.add_argument("--metric", default="eval_bleu", help="of a run: what best means (default: eval_bleu)")
-    parser.add_argument("--lower-is-better", action="store_true", help="for a metric such as eval_loss")
+    parser.add_argument("--lower-is-better", action="store_true", help="for a metric that is not known to be such")
 
 
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output_folder
     from ..training.checkpoints import average_checkpoints, choose_checkpoints
+    from ..training.metrics import known_direction
 
+    if args.lower_is_better and known_direction(args.metric):
+        raise UserError(
+            f"--lower-is-better contradicts --metric {args.metric}, of which more is better. Remedy: leave it out."
+        )
     chosen = [Path(path) for path in args.inputs]
     if "" in args.inputs:
         raise UserError("The name of a folder to average is empty. Remedy: name folders of checkpoints.")
@@ -32,7 +37,9 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{folder} {reason}. Remedy: name folders of checkpoints, or of one training run.")
     if len(chosen) == 1 and not list(chosen[0].glob("*.safetensors")):
         refuse_inside(args.output, chosen[0], is_run=True)
-        chosen = choose_checkpoints(chosen[0], args.count, args.which, args.metric, not args.lower_is_better)
+        chosen = choose_checkpoints(
+            chosen[0], args.count, args.which, args.metric, False if args.lower_is_better else None
+        )
     for folder in chosen:
         refuse_inside(args.output, folder)
     with open_output_folder(args.output, must_be_new=True) as working:

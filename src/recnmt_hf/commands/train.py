@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    import yaml
     from accelerate import PartialState
 
+    from ..training.checks import check_model
     from ..training.recipe import Recipe
     from ..training.run import train
 
@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--resume goes on with what --overwrite deletes. Remedy: give one of them.")
     recipe = Recipe.from_file(args.recipe, args.overrides)
     if args.print_recipe:
-        print(yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True), end="")
+        check_model(recipe)
+        print(recipe.to_yaml(), end="")
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem
     train(recipe, output, resume=args.resume, overwrite=args.overwrite)

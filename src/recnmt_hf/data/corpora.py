@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers.utils import logging
 from .._plain_text import encode_plain, is_blank
 from .._values import Range, check_value
 from ..models.user_errors import UserError
-from .generated import generate_corpus
+from .generated import Pair, generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
 
 
@@ -34,6 +35,7 @@ PREPARATION = 2
 CONTENTS = "contents.json"
 # Above this share of unknown tokens there is a warning.
 UNKNOWN_SHARE = 0.01
+GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ class Corpus:
             )
         if (self.source is None) != (self.target is None):
             raise UserError("A corpus of text files needs both source and target. Remedy: name the missing file.")
+        if self.generated is not None and self.generated not in GENERATED_SPLITS:
+            raise UserError(
+                f"The generated corpus has no split {self.generated!r}. Remedy: choose one of "
+                f"{', '.join(GENERATED_SPLITS)}."
+            )
 
     @classmethod
     def from_any(cls, value: Corpus | Mapping[str, Any]) -> Corpus:
@@ -111,17 +118,25 @@ class Corpus:
             return self._generated(source_lang, target_lang)
         return self._from_datasets(source_lang, target_lang, on_empty)
 
-    def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
-        if {source_lang, target_lang} != {"en", "de"}:
+    def check_languages(self, source_lang: str, target_lang: str) -> None:
+        """Raises `ValueError` where the corpus is known not to have the languages, without reading it."""
+        if self.generated and {source_lang, target_lang} != {"en", "de"}:
             raise UserError(
                 f"The generated corpus is English-German; {source_lang}-{target_lang} was asked for. Remedy: set "
                 "source_lang and target_lang to en and de (in either order), or name another corpus."
             )
-        sizes = {self.generated: self.size} if self.size is not None else {}
-        splits = ("train", "validation", "test", "test_deep")
-        if self.generated not in splits:
-            raise UserError(f"The generated corpus has no split {self.generated!r}; choose one of {', '.join(splits)}.")
-        for pair in generate_corpus(seed=self.seed, **sizes)[self.generated]:
+
+    def local_files(self) -> list[str]:
+        """The files that the corpus names itself."""
+        return [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+
+    def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
+        self.check_languages(source_lang, target_lang)
+        if self.size is None:
+            splits = whole_corpus(self.seed)
+        else:
+            splits = generate_corpus(seed=self.seed, **{self.generated: self.size})
+        for pair in splits[self.generated]:
             yield SentencePair(getattr(pair, source_lang), getattr(pair, target_lang))
 
     def _from_datasets(self, source_lang: str, target_lang: str, on_empty: str) -> Iterator[SentencePair]:
@@ -168,13 +183,19 @@ class Corpus:
 
     def fingerprint(self) -> list[Any]:
         """What identifies the content: fields, and the bytes of local files."""
-        files = [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+        files = self.local_files()
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
         return [
             {field.name: getattr(self, field.name) for field in fields(self)},
             [digest_of_file(path) for path in files if Path(path).is_file()],
         ]
+
+
+@lru_cache(maxsize=1)
+def whole_corpus(seed: int) -> dict[str, list[Pair]]:
+    """The generated corpus in its usual sizes, made once for the several splits and passes of a run."""
+    return generate_corpus(seed=seed)
 
 
 def digest_of_file(path: str | Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import StoppingCriteria
 
-from .._values import check_value
+from .._values import Range, check_value, shown
 from ..models.user_errors import UserError
 
 
@@ -45,9 +45,12 @@ def length_penalty(kind: str, alpha: float) -> float:
     Raises:
         ValueError: There is no such kind, or alpha is no finite number.
     """
-    check_value("length_penalty", alpha, float)
     if kind not in LENGTH_PENALTY_TYPES:
-        raise UserError(f"There is no length penalty {kind!r}; choose one of {', '.join(LENGTH_PENALTY_TYPES)}.")
+        raise UserError(
+            f"length_penalty_type: there is no length penalty {shown(kind)}. Remedy: choose one of "
+            f"{', '.join(LENGTH_PENALTY_TYPES)}."
+        )
+    check_value("length_penalty", alpha, float, Range(least=-100, most=100), 0.6)
     return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
+from .metrics import higher_is_better
 
 
 MANIFEST = "complete.json"
@@ -176,7 +177,11 @@ def steps_of(checkpoint: Path) -> int:
 
 
 def choose_checkpoints(
-    run: str | Path, count: int, which: str = "last", metric: str = "eval_bleu", greater_is_better: bool = True
+    run: str | Path,
+    count: int,
+    which: str = "last",
+    metric: str = "eval_bleu",
+    greater_is_better: bool | None = None,
 ) -> list[Path]:
     """
     The checkpoints to average.
@@ -185,6 +190,7 @@ def choose_checkpoints(
         run (`str` or `Path`): A run's output folder.
         count (`int`): How many; fewer if there are fewer.
         which (`str`, *optional*, defaults to `"last"`): `"last"` or `"best"` by `metric`.
+        greater_is_better (`bool`, *optional*): Its direction; `None`: what is known of the metric.
 
     Raises:
         ValueError: There is no complete checkpoint, or no value of the metric.
@@ -205,7 +211,8 @@ def choose_checkpoints(
             f"No checkpoint in {run} has a value of {metric}. Remedy: name a metric that was evaluated, or average the "
             "last ones."
         )
-    ranked.sort(key=lambda entry: (entry[0] if greater_is_better else -entry[0], entry[1]), reverse=True)
+    better = higher_is_better(metric) if greater_is_better is None else greater_is_better
+    ranked.sort(key=lambda entry: (entry[0] if better else -entry[0], entry[1]), reverse=True)
     return [folder for _, _, folder in ranked[:count]]
 
 

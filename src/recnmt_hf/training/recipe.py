@@ -6,18 +6,21 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from .._registration import MODEL_TYPES
+from .._values import Range, check_value, hints_of, is_plain, shown
 from ..data.corpora import Corpus
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
 from ..evaluation.translator import DecodingOptions
-from ..models.user_errors import MissingFileError, UserError
-from .trainer import TranslationTrainingArguments
+from ..models.user_errors import UserError
+from .metrics import VALIDATION_METRICS, higher_is_better, without_prefix
+from .recipe_yaml import dump_yaml, load_yaml, read_text
+from .trainer import TRAINING_RANGES, TranslationTrainingArguments
 
 
 GENERATED = {"train": [{"generated": "train"}], "validation": [{"generated": "validation"}]}
@@ -134,12 +137,45 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "save_steps": 500,
     "logging_steps": 50,
     "metric_for_best_model": "bleu",
-    "greater_is_better": True,
     "report_to": "none",
     "restore_callback_states_from_checkpoint": True,
     "ddp_find_unused_parameters": False,
     "seed": 1,
 }
+# What transformers' arguments have and a recipe says otherwise.
+SAID_ELSEWHERE = {
+    "output_dir": "name the folder with --output",
+    "per_device_train_batch_size": "set training.max_tokens: batches are filled by tokens",
+    "per_device_eval_batch_size": "set training.max_tokens: batches are filled by tokens",
+    "save_total_limit": "set training.keep_last and training.keep_best",
+}
+
+# Sizes beyond these are slips of the pen, found before memory is asked for.
+MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS, MOST_SENTENCES = 1000, 2**20, 10**7, 10**7
+RANGES: dict[str, Range] = {
+    "data.max_source_length": Range(least=2, most=MOST_WIDTH),  # a word and the end token
+    "data.max_target_length": Range(least=2, most=MOST_WIDTH),
+    "data.max_length_ratio": Range(least=1),
+    "data.num_proc": Range(least=1, most=1024),
+    "tokenizer.vocab_size": Range(least=5, most=MOST_SYMBOLS),  # one beside the special tokens
+    "tokenizer.target_vocab_size": Range(least=5, most=MOST_SYMBOLS),
+    "tokenizer.min_frequency": Range(least=1),
+    "tokenizer.max_sentences": Range(least=1),
+    "average.count": Range(least=1, most=10000),
+    "corpus.size": Range(least=1, most=MOST_SENTENCES),
+    "training.early_stopping_patience": Range(least=1),
+}
+CHOICES = {
+    "model.type": MODEL_TYPES,
+    "data.on_empty": ("error", "skip"),
+    "tokenizer.kind": TOKENIZER_TYPES,
+    "tokenizer.target_kind": (None, *TOKENIZER_TYPES),
+    "average.which": ("last", "best"),
+}
+# A test set's translations stand in model-NAME.LANGUAGE, its scores under its name in results.json.
+NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
+TAKEN_NAMES = ("decoding", "averaged")
+LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
 
 
 @dataclass
@@ -168,52 +204,73 @@ class Recipe:
     test: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("model", ModelSection),
-            ("data", DataSection),
-            ("tokenizer", TokenizerSection),
-            ("average", AverageSection),
-        ):
+        for name, kind in SECTIONS.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
                 setattr(self, name, section(kind, value, name))
         given = mapping(self.training, "training")
         self.training = {**TRAINING_DEFAULTS, **given}
-        if "num_train_epochs" in given and "max_steps" not in given:
-            self.training["max_steps"] = -1  # epochs decide
         known = {f.name for f in fields(TranslationTrainingArguments) if f.init} | {"early_stopping_patience"}
         check_names(self.training, known, "training")
         for name in ("eval_strategy", "save_strategy", "logging_strategy"):
-            if self.training.get(name) is False:  # what YAML makes of an unquoted no
+            if self.training.get(name) is False:
                 self.training[name] = "no"
+        self.training = check_training(self.training)
+        if self.training.get("num_train_epochs") is not None and "max_steps" not in given:
+            self.training["max_steps"] = -1  # epochs decide
+        if given.get("metric_for_best_model") is None:
+            self.training["metric_for_best_model"] = "bleu" if self.training.get("bleu_samples", 1) > 0 else "loss"
         self.decoding = mapping(self.decoding, "decoding")
         check_names(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
         # A recipe that extends another drops a test set of that one by null.
-        self.test = {name: corpora for name, corpora in mapping(self.test, "test").items() if corpora is not None}
+        tests = mapping(self.test, "test")
+        self.test = {name_of_test(name): corpora for name, corpora in tests.items() if corpora is not None}
         self.check()
 
     def check(self) -> None:
-        DecodingOptions(**self.decoding)
-        for kind in (self.tokenizer.kind, self.tokenizer.target_kind or self.tokenizer.kind):
-            if kind not in TOKENIZER_TYPES:
-                raise UserError(f"tokenizer.kind={kind!r} is not allowed; choose one of {', '.join(TOKENIZER_TYPES)}.")
+        """
+        Checks everything that needs no file.
+
+        Raises:
+            UserError: A value has the wrong type or range, or contradicts another.
+        """
+        for name in SECTIONS:
+            check_section(getattr(self, name), name)
+        check_strings(self.model.fields, "model.fields")
+        for name, limit in sizes(self.model.fields):
+            check_value(name, limit[0], int, Range(most=limit[1]))
+        for name in ("source_lang", "target_lang"):
+            language = getattr(self.data, name)
+            if not LANGUAGE.fullmatch(language):
+                raise UserError(
+                    f"data.{name}={shown(language)} is not allowed; it must be a language code of letters, digits, _ "
+                    "and -. Remedy: correct it, e.g. en, de or zh-CN."
+                )
         separate = self.tokenizer.target_kind or self.tokenizer.target_vocab_size or self.tokenizer.target
         if self.tokenizer.joint and separate:
             raise UserError(
                 "tokenizer.joint=true leaves no place for a target tokenizer of its own. Remedy: set tokenizer.joint: "
                 "false, or remove target, target_kind and target_vocab_size."
             )
-        if self.average.which not in ("last", "best") or self.average.count < 1:
+        if self.tokenizer.target and not self.tokenizer.source:
             raise UserError(
-                f"average: count={self.average.count}, which={self.average.which!r} is not allowed; count must be at "
-                'least 1 and which "last" or "best".'
+                f"tokenizer.target={shown(self.tokenizer.target)} would be ignored without tokenizer.source. Remedy: "
+                "name both, or neither."
             )
-        for name, corpora in (("train", self.data.train), ("validation", self.data.validation), *self.test.items()):
-            for corpus in [corpora] if isinstance(corpora, Mapping) else corpora:
-                try:
-                    Corpus.from_any(corpus)
-                except ValueError as error:
-                    raise UserError(f"data, {name}: {error}") from error
+        self.training = check_training(self.training)
+        check_plan(self.training, self.average)
+        try:
+            DecodingOptions(**self.decoding)
+        except UserError as error:
+            raise UserError(f"decoding.{error}") from error
+        for name, corpora in self.corpora():
+            for place, corpus in each_corpus(name, corpora):
+                check_corpus(place, corpus)
+
+    def corpora(self) -> list[tuple[str, Any]]:
+        """Places and values of everything that names corpora."""
+        tests = [(f"test.{name}", corpora) for name, corpora in self.test.items()]
+        return [("data.train", self.data.train), ("data.validation", self.data.validation), *tests]
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -233,46 +290,76 @@ class Recipe:
         """
         path = Path(path)
         content = read_recipe(path)
+        set_by: list[list[str]] = []
         for override in overrides:
             name, equals, value = override.partition("=")
-            if not equals:
-                raise UserError(f"{override!r} is no override. Remedy: write section.field=value.")
+            parts = name.split(".")
+            if not equals or not all(parts) or name != name.strip():
+                raise UserError(f"{shown(override)} is no override. Remedy: write section.field=value.")
+            if not value.strip():
+                raise UserError(f"{name}= has no value. Remedy: write {name}=null for none, {name}='\"\"' for no text.")
+            for earlier in set_by:
+                if parts == earlier[: len(parts)]:
+                    raise UserError(f"{name} replaces {'.'.join(earlier)} given before it. Remedy: give one of them.")
+            set_by.append(parts)
             place = content
-            *parents, last = name.split(".")
-            for parent in parents:
-                place = place.setdefault(parent, {})
+            for depth, parent in enumerate(parts[:-1], start=1):
+                if place.get(parent) is None:
+                    place[parent] = {}
+                place = place[parent]
                 if not isinstance(place, dict):
-                    raise UserError(f"{name} cannot be set: {parent} is not a section of {path}.")
-            place[last] = load_yaml(value)
+                    scalar = ".".join(parts[:depth])
+                    raise UserError(
+                        f"{name} cannot be set: {scalar} is {kind_of(place)}, not a mapping. Remedy: give {scalar} as "
+                        "a whole."
+                    )
+            place[parts[-1]] = load_yaml(value, f"the value of {name}")
         check_names(content, {f.name for f in fields(cls)}, "the recipe")
         return cls(**content)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def to_yaml(self) -> str:
+        """The recipe with all defaults filled in, as [`from_file`] reads it."""
+        return dump_yaml(self.to_dict())
+
     def save(self, path: str | Path) -> None:
         """Writes the recipe with all defaults filled in."""
         with open_output(path) as file:
-            file.write(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
+            file.write(self.to_yaml())
+
+
+SECTIONS = {"model": ModelSection, "data": DataSection, "tokenizer": TokenizerSection, "average": AverageSection}
 
 
 def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The content of a recipe's file, on top of the one it extends."""
-    if not path.is_file():
-        near = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml"))) or "no YAML file"
-        raise MissingFileError(f"There is no recipe {path}; {path.parent} holds {near}. Remedy: correct the path.")
+    text = read_text(path)
     if path.resolve() in extended_by:
         raise UserError(f"{path} extends itself. Remedy: correct its line `extends`.")
-    try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is no valid YAML ({' '.join(str(error).split())}). Remedy: correct it.") from error
-    content = mapping(content if content is not None else {}, str(path))
+    if len(extended_by) >= 32:
+        raise UserError(f"{path} is the last of more than 32 recipes that extend each other. Remedy: join some.")
+    content = load_yaml(text, str(path))
+    if content is not None and not isinstance(content, dict):
+        raise UserError(
+            f"{path} is no recipe: it must be a mapping of sections, not {kind_of(content)}. Remedy: correct the path, "
+            "or write sections such as training: {max_steps: 1000}."
+        )
+    content = content or {}
     extended = content.pop("extends", None)
+    known = {f.name for f in fields(Recipe)}
+    if extended_by and any(name not in known for name in content):  # its words stay where they are
+        raise UserError(
+            f"{path} is no recipe: it has other sections than {', '.join(sorted(known))}. Remedy: correct the line "
+            f"`extends` of {extended_by[-1]}, or this file."
+        )
     if extended is None:
         return content
-    if not isinstance(extended, str):
-        raise UserError(f"{path}: extends must be the name of one file, not {extended!r}.")
+    if not isinstance(extended, str) or not extended:
+        raise UserError(
+            f"{path}: extends must be the name of one file, not {kind_of(extended)}. Remedy: write extends: base.yaml."
+        )
     return merged(read_recipe(path.parent / extended, (*extended_by, path.resolve())), content)
 
 
@@ -285,28 +372,23 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML with numbers such as 5e-4, which YAML 1.1 takes for text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
-
-
-def load_yaml(text: str) -> Any:
-    """A YAML document or value."""
-    return yaml.load(text, Loader=_Loader)
+def kind_of(value: Any) -> str:
+    """A value's kind, for messages that must not show it."""
+    kinds = {str: "text", bool: "true or false", list: "a list", dict: "a mapping", type(None): "null"}
+    return kinds.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{name} must be a mapping of names to values, not {value!r}.")
-    return dict(value)
+    """A section's content; one without any is empty."""
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(
+            f"{name} must be a mapping of names to values, not {kind_of(value)}. Remedy: write {name}: {{name: value}}."
+        )
+    return dict(value or {})
 
 
 def section(kind: type, value: Any, name: str) -> Any:
-    value = mapping(value if value is not None else {}, name)
+    value = mapping(value, name)
     check_names(value, {f.name for f in fields(kind)}, name)
     return kind(**value)
 
@@ -316,4 +398,185 @@ def check_names(value: Mapping[str, Any], known: set[str], place: str) -> None:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(sorted(known)[:12])} ..."
-            raise UserError(f"{place} has no field {name!r}; {hint}")
+            raise UserError(f"{place} has no field {shown(name)}; {hint} Remedy: correct it.")
+
+
+def default_of(one: dataclasses.Field) -> Any:
+    return one.default if one.default_factory is MISSING else MISSING
+
+
+def check_section(value: Any, place: str) -> None:
+    """Types, ranges and choices of a section's fields."""
+    for one in fields(value):
+        name = f"{place}.{one.name}"
+        found = getattr(value, one.name)
+        if isinstance(found, Mapping) and name in ("data.train", "data.validation"):
+            continue  # one corpus
+        if name in CHOICES:
+            check_choice(name, found, CHOICES[name])
+            continue
+        found = check_value(name, found, hints_of(type(value))[one.name], RANGES.get(name), default_of(one))
+        if found == "":
+            raise UserError(f"{name} is empty. Remedy: leave it out, or write what it shall be.")
+        setattr(value, one.name, found)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    if value not in choices:
+        words = ["null" if choice is None else choice for choice in choices]
+        near = difflib.get_close_matches(str(value), [choice for choice in choices if choice], n=1)
+        hint = f"write {near[0]}" if near else "choose one of them"
+        raise UserError(f"{name}={shown(value)} is not allowed; it must be one of {', '.join(words)}. Remedy: {hint}.")
+
+
+def check_strings(value: Any, place: str) -> None:
+    """Texts and numbers within free values are such as can be written down."""
+    if isinstance(value, str) and not is_plain(value):
+        raise UserError(f"{place}={shown(value)} is not allowed; it must be text. Remedy: correct it.")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_value(place, value, float)
+    for key, one in value.items() if isinstance(value, Mapping) else ():
+        check_strings(one, f"{place}.{key}")
+    for number, one in enumerate(value) if isinstance(value, list) else ():
+        check_strings(one, f"{place}[{number}]")
+
+
+def sizes(fields_of_model: Mapping[str, Any]) -> list[tuple[str, tuple[int, int]]]:
+    """The whole numbers among a model's fields, and the most that each may be."""
+    found = []
+    for name, value in fields_of_model.items():
+        most = MOST_LAYERS if name.endswith("_layers") else MOST_SYMBOLS if "vocab" in name else MOST_WIDTH
+        for number, one in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(one, int) and not isinstance(one, bool):
+                place = f"model.fields.{name}" + (f"[{number}]" if isinstance(value, list) else "")
+                found.append((place, (one, most)))
+    return found
+
+
+def check_training(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Types and ranges of the training section's fields."""
+    kinds = {f.name: default_of(f) for f in fields(TranslationTrainingArguments) if f.init}
+    hints = {**hints_of(TranslationTrainingArguments), "early_stopping_patience": int | None}
+    checked = {}
+    for name, value in training.items():
+        if name in SAID_ELSEWHERE:
+            raise UserError(f"training.{name} has no effect in a recipe. Remedy: {SAID_ELSEWHERE[name]}.")
+        allowed = TRAINING_RANGES.get(name) or RANGES.get(f"training.{name}")
+        default = TRAINING_DEFAULTS.get(name, kinds.get(name))
+        if name == "max_steps" and value == -1 and training.get("num_train_epochs") is None:
+            raise UserError(
+                "training.max_steps=-1 leaves the length of training to training.num_train_epochs, which is missing. "
+                "Remedy: set one of them."
+            )
+        if name == "max_steps" and value == -1:
+            allowed = None  # epochs decide
+        value = check_value(f"training.{name}", value, hints[name], allowed, default)
+        checked[name] = value.value if isinstance(value, Enum) else value
+    return checked
+
+
+def check_plan(training: Mapping[str, Any], average: AverageSection) -> None:
+    """What the training section says at several places goes together."""
+    metric = without_prefix(training["metric_for_best_model"])
+    check_choice("training.metric_for_best_model", metric, VALIDATION_METRICS)
+    higher_is_better(metric, training.get("greater_is_better"), "training.")
+    evaluates, saves = str(training["eval_strategy"]), str(training["save_strategy"])
+    if metric == "bleu" and training.get("bleu_samples", 1) == 0:
+        raise UserError(
+            "training.metric_for_best_model=bleu needs translations, but training.bleu_samples=0 switches them off. "
+            "Remedy: set bleu_samples to 100 or more, or metric_for_best_model to loss."
+        )
+    needing = {
+        "training.early_stopping_patience": training.get("early_stopping_patience"),
+        "training.load_best_model_at_end": training.get("load_best_model_at_end"),
+        "training.save_strategy=best": saves == "best",
+        "average.which=best": average.which == "best",
+    }
+    for name, is_set in needing.items():
+        if is_set and evaluates == "no":
+            raise UserError(
+                f"{name} needs evaluation during training, but training.eval_strategy is no. Remedy: set it to steps, "
+                "or leave the other out."
+            )
+    if average.which == "best" or training.get("load_best_model_at_end"):
+        check_evaluated_checkpoints(training, evaluates, saves, average)
+    stated = "keep_best" if average.which == "best" else "keep_last"
+    if stated in training and training[stated] < average.count:
+        raise UserError(
+            f"average.count={average.count} needs as many checkpoints, but training.{stated}={training[stated]} keeps "
+            f"fewer. Remedy: raise {stated}, or lower average.count."
+        )
+
+
+def check_evaluated_checkpoints(
+    training: Mapping[str, Any], evaluates: str, saves: str, average: AverageSection
+) -> None:
+    """Checkpoints can be ranked only where an evaluation and a save meet."""
+    place = "average.which=best" if average.which == "best" else "training.load_best_model_at_end"
+    if saves == "best":
+        return
+    if saves != evaluates:
+        raise UserError(
+            f"{place} needs checkpoints that are evaluated, but training.eval_strategy is {evaluates} and "
+            f"training.save_strategy {saves}. Remedy: set both alike."
+        )
+    every, each = training["save_steps"], training.get("eval_steps") or training["logging_steps"]
+    alike = is_multiple(every, each) or (place == "average.which=best" and is_multiple(each, every))
+    if saves == "steps" and not alike:
+        raise UserError(
+            f"{place} needs checkpoints that are evaluated, but training.save_steps={every} is no multiple of "
+            f"training.eval_steps={each}. Remedy: set both alike."
+        )
+
+
+def is_multiple(steps: float, of: float) -> bool:
+    """Whether one number of steps is a multiple of another; both may be shares of all steps."""
+    return (steps < 1) == (of < 1) and abs(steps / of - round(steps / of)) < 1e-9 and steps >= of
+
+
+def name_of_test(name: Any) -> str:
+    """A test set's name; 2014 is one too."""
+    text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
+    if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in TAKEN_NAMES:
+        raise UserError(
+            f"test: {shown(name)} is no name for a test set; it must be a file's name of letters, digits, _, - and . "
+            f"(but not {' or '.join(TAKEN_NAMES)}). Remedy: choose another, e.g. newstest2014."
+        )
+    return text
+
+
+def each_corpus(name: str, corpora: Any) -> list[tuple[str, Any]]:
+    """Place and value of each corpus; a single one may stand without a list."""
+    if isinstance(corpora, (Corpus, Mapping)):
+        return [(name, corpora)]
+    if not isinstance(corpora, (list, tuple)) or not corpora:
+        raise UserError(
+            f"{name} must be a list of corpora, not {kind_of(corpora) if corpora != [] else 'an empty list'}. Remedy: "
+            "write e.g. [{source: a.en, target: a.de}] or [{generated: train}]."
+        )
+    return [(f"{name}[{number}]", corpus) for number, corpus in enumerate(corpora)]
+
+
+def check_corpus(place: str, corpus: Any) -> Corpus:
+    """
+    The corpus that a recipe names.
+
+    Raises:
+        UserError: It has an unknown field, a value of the wrong type, or not exactly one kind of source.
+    """
+    if isinstance(corpus, Corpus):
+        return corpus
+    corpus = mapping(corpus, place)
+    check_names(corpus, {f.name for f in fields(Corpus)}, place)
+    for one in fields(Corpus):
+        if one.name in corpus:
+            value = corpus[one.name]
+            name = f"{place}.{one.name}"
+            value = check_value(name, value, hints_of(Corpus)[one.name], RANGES.get(f"corpus.{one.name}"), one.default)
+            if value == "":
+                raise UserError(f"{name} is empty. Remedy: leave it out, or write what it shall be.")
+            corpus[one.name] = value
+    try:
+        return Corpus(**corpus)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error

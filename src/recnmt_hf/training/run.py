@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import (
-    CONFIG_MAPPING,
     AutoModelForSeq2SeqLM,
     EarlyStoppingCallback,
     GenerationConfig,
@@ -24,7 +23,6 @@ from transformers import (
     set_seed,
 )
 
-from .._registration import MODEL_TYPES
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.files import open_output
 from ..evaluation.loading import load_model
@@ -33,6 +31,7 @@ from ..evaluation.model_checks import check_padding, stamp_tokenizers
 from ..evaluation.translator import DecodingOptions, Translator
 from ..models.user_errors import UserError
 from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint, newest_intact_checkpoint, steps_of
+from .checks import build_config, check_before_training
 from .output_folder import (
     DATA,
     FINAL,
@@ -99,6 +98,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     if use_cpu:
         keep_freed_memory()
     processes = Processes(use_cpu, settings.get("ddp_timeout", 1800), settings.get("ddp_backend"))
+    arguments, patience = training_arguments(recipe, output_dir, use_cpu)
+    check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     with ExitStack() as held:
 
         def claim() -> Path | None:
@@ -109,7 +110,6 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         checkpoint = processes.on_main(claim)
         held.enter_context(sudden_ends_explained(output_dir))
         held.enter_context(progress_bars_on_terminals(processes.is_main))
-        arguments, patience = training_arguments(recipe, output_dir, use_cpu)
         set_seed(arguments.seed)
 
         tokenizers, train_data, validation_data = processes.main_first(
@@ -216,13 +216,12 @@ def training_arguments(
         settings["keep_best"] = max(settings.get("keep_best", 1), recipe.average.count)
     else:
         settings["keep_last"] = max(settings.get("keep_last", 1), recipe.average.count)
-    if settings.get("bleu_samples", 1) == 0 and settings.get("metric_for_best_model") == "bleu":
-        settings["metric_for_best_model"], settings["greater_is_better"] = "loss", False
-    settings.pop("output_dir", None)
     try:
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
+    except UserError as error:
+        raise UserError(f"training.{error}") from error
     except (TypeError, ValueError) as error:
-        raise UserError(f"training: {error}") from error
+        raise UserError(f"training: {' '.join(str(error).split())} Remedy: change these fields.") from error
 
 
 def prepare(
@@ -256,11 +255,7 @@ def build_model(
     recipe: Recipe, source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """A fresh model whose vocabulary is that of the tokenizers."""
-    section = recipe.model
-    if section.type not in MODEL_TYPES:
-        raise UserError(f"model.type={section.type!r} is not allowed; choose one of {', '.join(MODEL_TYPES)}.")
     check_padding(source_tokenizer, target_tokenizer)
-    config_class = CONFIG_MAPPING[section.type]
     joint = target_tokenizer is source_tokenizer
     vocabulary = {
         "vocab_size": len(source_tokenizer),
@@ -271,17 +266,14 @@ def build_model(
         "bos_token_id": target_tokenizer.bos_token_id,
         "decoder_start_token_id": first_not_none(target_tokenizer.bos_token_id, target_tokenizer.pad_token_id),
     }
-    unknown = set(section.fields) - {field.name for field in fields(config_class)}
-    if unknown:
-        raise UserError(f"model.fields: {config_class.__name__} has no {', '.join(sorted(unknown))}.")
-    merged = {**vocabulary, **section.fields}
     for name in ("vocab_size", "decoder_vocab_size"):
-        if merged[name] < vocabulary[name]:
+        given = recipe.model.fields.get(name)
+        if isinstance(given, int) and given < vocabulary[name]:
             raise UserError(
-                f"model.fields.{name}={merged[name]} is smaller than the tokenizer's {vocabulary[name]} "
-                "symbols. Remedy: leave it out, or train a smaller tokenizer."
+                f"model.fields.{name}={given} is smaller than the tokenizer's {vocabulary[name]} symbols. Remedy: "
+                "leave it out, or train a smaller tokenizer."
             )
-    config = config_class.from_preset(section.preset, **merged)
+    config = build_config(recipe, **vocabulary)
     stamp_tokenizers(config, source_tokenizer, target_tokenizer)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config = generation_config(config, recipe)

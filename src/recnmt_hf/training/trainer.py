@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
+from .._values import Range, check_value, hints_of
 from ..data.batching import TokenBatchSampler
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.model_checks import check_padding
@@ -29,10 +30,54 @@ from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translato
 from ..models.seq2seq_base import read_safetensors
 from ..models.user_errors import UserError
 from .checkpoints import checkpoints_in, discard, mark_complete, rotate
+from .metrics import higher_is_better
 
 
 # Of a model that compares all pairs: a batch's pairs for each token of its budget.
 PAIRS_PER_TOKEN = 64
+# Which numbers the arguments allow, those of transformers among them.
+_STEPS = Range(above=0, share=True)
+_FRACTION = Range(least=0, below=1)
+_SEED = Range(least=0, most=2**32 - 1)
+TRAINING_RANGES: dict[str, Range] = {
+    "num_train_epochs": Range(above=0),
+    "max_steps": Range(least=1),
+    "learning_rate": Range(least=0),
+    "warmup_steps": Range(least=0, share=True),
+    "weight_decay": Range(least=0),
+    "adam_beta1": _FRACTION,
+    "adam_beta2": _FRACTION,
+    "adam_epsilon": Range(above=0),
+    "max_grad_norm": Range(least=0),
+    "label_smoothing_factor": _FRACTION,
+    "gradient_accumulation_steps": Range(least=1),
+    "eval_steps": _STEPS,
+    "save_steps": _STEPS,
+    "logging_steps": _STEPS,
+    "eval_delay": Range(least=0),
+    "per_device_train_batch_size": Range(least=1),
+    "per_device_eval_batch_size": Range(least=1),
+    "eval_accumulation_steps": Range(least=1),
+    "torch_empty_cache_steps": Range(least=1),
+    "neftune_noise_alpha": Range(least=0),
+    "generation_max_length": Range(least=1),
+    "generation_num_beams": Range(least=1),
+    "dataloader_num_workers": Range(least=0, most=1024),
+    "dataloader_prefetch_factor": Range(least=1),
+    "ddp_bucket_cap_mb": Range(least=1),
+    "ddp_timeout": Range(least=1),
+    "seed": _SEED,
+    "data_seed": _SEED,
+    "max_tokens": Range(least=1),
+    "max_sentences": Range(least=1),
+    "max_squared_tokens": Range(least=0),
+    "adadelta_rho": _FRACTION,
+    "adadelta_eps": Range(above=0),
+    "bleu_samples": Range(least=0),
+    "bleu_beams": Range(least=1),
+    "keep_last": Range(least=1),
+    "keep_best": Range(least=0),
+}
 
 
 @dataclass
@@ -69,6 +114,12 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     keep_best: int = field(default=1, metadata={"help": "best checkpoints kept"})
 
     def __post_init__(self) -> None:
+        hints = hints_of(TranslationTrainingArguments)
+        for name, allowed in TRAINING_RANGES.items():
+            if name in hints and not (name == "max_steps" and self.max_steps == -1):  # -1: epochs decide
+                setattr(self, name, check_value(name, getattr(self, name), hints[name], allowed))
+        if self.metric_for_best_model is not None:
+            self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
         super().__post_init__()
         if self.optimizer not in (None, "adadelta"):
             raise UserError(

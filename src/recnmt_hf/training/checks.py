@@ -1,0 +1,237 @@
+"""What can be known of a training run before anything is read, tokenized or written."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, get_scheduler
+from transformers.utils import logging
+
+from .._values import shown
+from ..data.corpora import Corpus
+from ..data.text import open_text
+from ..evaluation.translator import looks_local
+from ..models.user_errors import MissingFileError, UserError
+from .recipe import Recipe, check_corpus, each_corpus
+from .trainer import TranslationTrainer, TranslationTrainingArguments
+
+
+MOST_PARAMETERS = 10**11
+# Of a parameter while it is trained on the CPU: weight, gradient and Adam's two averages in float32.
+TRAINING_BYTES, WEIGHT_BYTES = 16, 4
+
+
+def check_before_training(
+    recipe: Recipe, arguments: TranslationTrainingArguments, from_checkpoint: bool = False
+) -> None:
+    """
+    Checks what a run would otherwise find out after hours: values that contradict each other, files that are not
+    there, a model that cannot be built or does not fit the memory. Reads no corpus and writes nothing.
+
+    Args:
+        recipe ([`Recipe`]): The run.
+        arguments ([`TranslationTrainingArguments`]): Made from it.
+        from_checkpoint (`bool`, *optional*, defaults to `False`): Whether the run goes on from one, so that it needs
+            no baseline any more.
+
+    Raises:
+        UserError: The message names the field, and the remedy.
+    """
+    recipe.check()
+    if not from_checkpoint:
+        check_baseline(recipe)
+    check_tokenizers(recipe)
+    for name, corpora in recipe.corpora():
+        for place, corpus in each_corpus(name, corpora):
+            check_files(place, check_corpus(place, corpus), recipe)
+    check_model(recipe)
+    check_schedule(arguments)
+    if recipe.data.cache_dir:
+        check_cache(Path(recipe.data.cache_dir))
+
+
+def check_baseline(recipe: Recipe) -> None:
+    """The model that a warm start needs is there."""
+    baseline = recipe.model.init_from
+    if baseline is None or not looks_local(baseline):
+        return
+    for wanted, what in (("config.json", "config.json"), ("*.safetensors", "weights (*.safetensors)")):
+        if not list(Path(baseline).glob(wanted)):
+            raise MissingFileError(
+                f"model.init_from={baseline} holds no model ({what} missing). Remedy: train the baseline first, or "
+                "name its folder."
+            )
+
+
+def check_tokenizers(recipe: Recipe) -> None:
+    """Folders of tokenizers that are to be loaded are there."""
+    for side in ("source", "target"):
+        folder = getattr(recipe.tokenizer, side)
+        if folder and looks_local(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
+            raise MissingFileError(
+                f"tokenizer.{side}={folder} holds no tokenizer (tokenizer_config.json is missing). Remedy: name a "
+                "folder written by training or `recnmt tokenizer`, or leave it out to train one."
+            )
+
+
+def check_files(place: str, corpus: Corpus, recipe: Recipe) -> None:
+    """A corpus' files can be opened and hold something, and its languages are those of the recipe where known."""
+    try:
+        corpus.check_languages(recipe.data.source_lang, recipe.data.target_lang)
+        for path in corpus.local_files():
+            check_file(path)
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{place}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    if corpus.dataset and corpus.dataset.startswith(("/", "./", "../", "~")) and not Path(corpus.dataset).exists():
+        raise MissingFileError(f"{place}: there is no folder {corpus.dataset}. Remedy: correct the path.")
+
+
+def check_file(path: str) -> None:
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a folder. Remedy: name a file in it.")
+    try:
+        with open_text(path) as file:
+            if not file.buffer.read(1):
+                raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence.")
+    except (OSError, EOFError) as error:
+        if isinstance(error, UserError):
+            raise
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path} cannot be read ({why}). Remedy: correct the path or its permissions.") from None
+
+
+def check_cache(folder: Path) -> None:
+    """Prepared data can be kept there."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        why = "cannot be written to" if nearest.is_dir() else "is no folder"
+        raise UserError(f"data.cache_dir={folder}: {nearest} {why}. Remedy: choose another, or leave it out.")
+
+
+def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
+    """
+    The model's configuration.
+
+    Args:
+        recipe ([`Recipe`]): Its section `model` says which.
+        **vocabulary: Fields that the tokenizers decide, unless `model.fields` does.
+
+    Raises:
+        UserError: There is no such preset or field, or a value is not allowed.
+    """
+    section = recipe.model
+    config_class = CONFIG_MAPPING[section.type]
+    known = {field.name for field in fields(config_class)}
+    for name in section.fields:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"write {near[0]}" if near else f"see the fields of {config_class.__name__}"
+            raise UserError(
+                f"model.fields.{name} is not allowed: {config_class.__name__} has no {name}. Remedy: {hint}."
+            )
+    if section.preset not in config_class.presets:
+        raise UserError(
+            f"model.preset={shown(section.preset)} is not allowed; {section.type} has "
+            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and say the rest in model.fields."
+        )
+    try:
+        return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
+    except UserError as error:
+        raise UserError(f"model.fields: {error}") from error
+    except (TypeError, ValueError) as error:  # of transformers, which checks some types itself
+        raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
+
+
+def check_model(recipe: Recipe) -> None:
+    """
+    The model can be built, has positions for the longest training sentences, and fits the memory.
+
+    Raises:
+        UserError: It has not; nothing of the model's size was asked for.
+    """
+    section, tokenizer = recipe.model, recipe.tokenizer
+    vocabulary: dict[str, Any] = {}
+    if not (section.init_from or tokenizer.source):
+        vocabulary = {"vocab_size": tokenizer.vocab_size, "share_encoder_decoder_embeddings": tokenizer.joint}
+        if not tokenizer.joint:
+            vocabulary["decoder_vocab_size"] = tokenizer.target_vocab_size or tokenizer.vocab_size
+    config = build_config(recipe, **vocabulary)
+    if config.position_embedding_type != "none":
+        for side, has in (
+            ("source", config.encoder_position_embeddings),
+            ("target", config.decoder_position_embeddings),
+        ):
+            longest = getattr(recipe.data, f"max_{side}_length")
+            if has and longest > config.max_position_embeddings:
+                raise UserError(
+                    f"data.max_{side}_length={longest} is more than the model's positions "
+                    f"(max_position_embeddings={config.max_position_embeddings}). Remedy: lower the one, or raise "
+                    "model.fields.max_position_embeddings."
+                )
+        # Made in float64 wherever the weights are.
+        refuse_beyond_memory(recipe, 4 * 8 * config.max_position_embeddings * config.d_model, "a table of positions")
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = AutoModelForSeq2SeqLM.from_config(config)
+    finally:
+        logging.set_verbosity(level)
+    count = model.num_parameters()
+    if count > MOST_PARAMETERS:
+        raise UserError(f"{described(recipe)} has {count:,} parameters. Remedy: lower the largest of model.fields.")
+    each = TRAINING_BYTES if recipe.training.get("use_cpu") else WEIGHT_BYTES
+    refuse_beyond_memory(recipe, count * each, f"{count:,} parameters")
+
+
+def refuse_beyond_memory(recipe: Recipe, needed: int, what: str) -> None:
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise UserError(
+            f"{described(recipe)} needs {needed / 2**30:,.1f} GiB for {what}, and this machine has "
+            f"{there / 2**30:,.1f}. Remedy: use a smaller preset, or lower the largest of model.fields and "
+            "tokenizer.vocab_size."
+        )
+
+
+def described(recipe: Recipe) -> str:
+    given = ", ".join(f"{name}={shown(value)}" for name, value in list(recipe.model.fields.items())[:6])
+    return f"model: {recipe.model.type} ({recipe.model.preset}{', ' * bool(given)}{given})"
+
+
+def check_schedule(arguments: TranslationTrainingArguments) -> None:
+    """The optimizer and the learning rate's schedule can be made."""
+    try:
+        if not arguments.optim_target_modules:  # those look at the model
+            TranslationTrainer.get_optimizer_cls_and_kwargs(arguments)
+    except (ImportError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"training.optim={shown(arguments.optim)} cannot be used ({first_line(error)}). Remedy: leave it out, or "
+            "use adamw_torch."
+        ) from error
+    name, steps = arguments.lr_scheduler_type, max(arguments.max_steps, 1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9))
+    try:
+        get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=arguments.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise UserError(
+            f"training.lr_scheduler_type={shown(name)} cannot be used ({first_line(error)}). Remedy: correct "
+            "training.lr_scheduler_kwargs, or use another."
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
