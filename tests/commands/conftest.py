@@ -153,6 +153,18 @@ def make_models(world, model, tokenizer):
     torch.save(weights, pickled / "pytorch_model.bin")
     wide = {name: torch.zeros(*tensor.shape[:-1], tensor.shape[-1] + 1) for name, tensor in weights.items()}
     save_file(wide, variant("wrong-shapes") / "model.safetensors", metadata={"format": "pt"})
+    first = next(name for name in weights if name.endswith("fc1.weight"))
+    broken = {
+        "missing-tensor": {name: tensor for name, tensor in weights.items() if name != first},
+        "no-embedding": {name: tensor for name, tensor in weights.items() if "shared" not in name},
+        "nan-weights": {**weights, first: torch.full_like(weights[first], float("nan"))},
+        "foreign-tensor": {**weights, "model.encoder.gate.weight": torch.zeros(2, 2)},
+    }
+    for name, tensors in broken.items():
+        save_file(tensors, variant(name) / "model.safetensors", metadata={"format": "pt"})
+    change("absurd-layers", encoder_layers=10**9)
+    change("absurd-positions", max_position_embeddings=10**9)
+    change("absurd-width", d_model=10**12)
     (variant("no-tokenizer") / "tokenizer.json").unlink()
     (world / "no-tokenizer" / "tokenizer_config.json").unlink()
     (variant("broken-tokenizer") / "tokenizer.json").write_text('{"model":')
@@ -165,6 +177,8 @@ def make_models(world, model, tokenizer):
     (variant("empty-target") / "target_tokenizer").mkdir()
     words = (f"{letter}{number}" for letter in "abcdefghij" for number in range(200))
     recnmt_hf.train_tokenizer(words, "space", 2000).save_pretrained(variant("foreign-tokenizer"))
+    few = (text for text in ("a b c", "d e f"))
+    recnmt_hf.train_tokenizer(few, "space", 20).save_pretrained(variant("smaller-tokenizer"))
     for name in ("code", "code-tokenizer"):
         folder = variant(name)
         (folder / "foreign.py").write_text(CODE.format(marker=str(world / "code-was-run")))

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from model_contract import VOCABULARY, ModelContract, ragged_batch
+from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters
 from slow_transformer import SlowTransformer
+from torch.nn.attention.flex_attention import flex_attention
 
+import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
 from recnmt_hf.models.attention import RelativeMultiHeadAttention, directional_mask
 
@@ -137,3 +139,25 @@ def test_attention_kernels_that_do_not_fit_are_refused():
         config = TestNMTTransformer().config(self_attention_type=kind)
         with pytest.raises(ValueError, match=f"self_attention_type='{kind}' cannot be computed"):
             NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
+
+
+@pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_equals_sdpa(prefix, monkeypatch):
+    """Its kernel's own reference, uncompiled: padding and beams (transformers takes no static cache with it)."""
+    monkeypatch.setattr(
+        "transformers.integrations.flex_attention.compile_friendly_flex_attention",
+        lambda query, key, value, training=False, **kwargs: flex_attention(query, key, value, **kwargs),
+    )
+    config = getattr(recnmt_hf, f"{prefix}Config")(**{**TINY, "d_model": 64})
+    model = scatter_parameters(getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval(), 0.1)
+    batch = ragged_batch()
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    found = []
+    with torch.no_grad():
+        for implementation in ("sdpa", "flex_attention"):
+            model.set_attn_implementation(implementation)
+            tokens = [model.generate(**source, num_beams=beams, max_new_tokens=5) for beams in (1, 3)]
+            found.append((model(**batch).logits, *tokens))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))

@@ -16,7 +16,7 @@ def parse_model(text: str) -> tuple[str, dict[str, object]]:
     Raises:
         ValueError: A field has no value.
     """
-    import yaml
+    from ..training.recipe_yaml import load_yaml
 
     name, _, fields = text.partition(":")
     values: dict[str, object] = {}
@@ -24,12 +24,7 @@ def parse_model(text: str) -> tuple[str, dict[str, object]]:
         field, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"{pair!r} in {text!r} has no value. Remedy: write field=value (null for none).")
-        try:
-            values[field] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UserError(
-                f"{value!r} in {text!r} is no YAML value. Remedy: correct it, or put it in quotes."
-            ) from error
+        values[field] = load_yaml(value, f"{field} of {name}")
     return name, values
 
 

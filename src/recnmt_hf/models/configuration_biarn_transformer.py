@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import Seq2SeqConfig
+from .configuration_seq2seq import MOST_LAYERS, Seq2SeqConfig
 
 
 RECURRENCE_ENCODER_TYPES = (None, "biarn", "arn", "birnn", "rnn")
@@ -114,7 +114,8 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     def check_values(self) -> None:
         super().check_values()
         self.check_choice("recurrence_encoder_type", RECURRENCE_ENCODER_TYPES)
-        self.check_whole("recurrence_encoder_layers", "recurrence_hidden_size", "multi_column_rnn_layers")
+        self.check_whole("recurrence_encoder_layers", "multi_column_rnn_layers", maximum=MOST_LAYERS)
+        self.check_whole("recurrence_hidden_size")
         if self.recurrence_steps is not None:
             steps = self.recurrence_steps
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from .configuration_seq2seq import Seq2SeqConfig
+from .configuration_seq2seq import MOST_LAYERS, Seq2SeqConfig
 
 
 class RNMTConfig(Seq2SeqConfig):
@@ -172,8 +172,9 @@ class RNMTConfig(Seq2SeqConfig):
         self.check_choice("decoder_type", ("conditional_gru", "rnnsearch"))
         self.check_choice("readout", ("maxout", "tanh"))
         self.check_fraction("readout_dropout")
-        self.check_whole("relation_layers", minimum=0)
-        self.check_whole("relation_hidden_size", "relation_gp_layers", "relation_mlp_layers")
+        self.check_whole("relation_layers", minimum=0, maximum=MOST_LAYERS)
+        self.check_whole("relation_gp_layers", "relation_mlp_layers", maximum=MOST_LAYERS)
+        self.check_whole("relation_hidden_size")
         self.check_choice("relation_conv_mode", ("stacked", "parallel"))
         self.check_flag(
             "relation_batch_norm",

@@ -7,6 +7,8 @@ from transformers import PreTrainedConfig
 from .user_errors import UserError
 
 
+# No network is as large as this; a number beyond it is a mistake, found before memory is asked for.
+MOST_LAYERS, LARGEST_SIZE, LARGEST_TABLE = 1000, 2**24, 2**30
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "marian", "learned", "none")
 
 
@@ -220,7 +222,13 @@ class Seq2SeqConfig(PreTrainedConfig):
             "decoder_ffn_dim",
             "max_position_embeddings",
         )
-        self.check_whole("encoder_layers", "decoder_layers")
+        self.check_whole("encoder_layers", "decoder_layers", maximum=MOST_LAYERS)
+        if self.max_position_embeddings * self.d_model > LARGEST_TABLE:
+            self.refuse(
+                "max_position_embeddings",
+                f"at most {LARGEST_TABLE // self.d_model} with d_model={self.d_model}",
+                "use as many positions as the longest sentence has tokens",
+            )
         self.check_fraction("dropout", "attention_dropout", "activation_dropout")
         self.check_flag(
             "normalize_before",
@@ -252,7 +260,7 @@ class Seq2SeqConfig(PreTrainedConfig):
                 f"vocab_size={self.vocab_size} while share_encoder_decoder_embeddings=True",
                 "set share_encoder_decoder_embeddings=False for separate vocabularies",
             )
-        if self.init_std is not None and not (isinstance(self.init_std, (int, float)) and self.init_std >= 0):
+        if self.init_std is not None and not (isinstance(self.init_std, (int, float)) and 0 <= self.init_std < 1e6):
             self.refuse("init_std", "None or a number >= 0", "leave it out for Xavier-uniform initialisation")
         if not (isinstance(self.layer_norm_eps, float) and self.layer_norm_eps > 0):
             self.refuse("layer_norm_eps", "a number > 0", "use 1e-5")
@@ -278,11 +286,13 @@ class Seq2SeqConfig(PreTrainedConfig):
             f"Remedy: {remedy}."
         )
 
-    def check_whole(self, *fields: str, minimum: int = 1) -> None:
+    def check_whole(self, *fields: str, minimum: int = 1, maximum: int = LARGEST_SIZE) -> None:
         for field in fields:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 self.refuse(field, f"a whole number >= {minimum}", f"use {minimum} or more")
+            if value > maximum:
+                self.refuse(field, f"at most {maximum}", "see whether a digit is too many")
 
     def check_fraction(self, *fields: str) -> None:
         for field in fields:

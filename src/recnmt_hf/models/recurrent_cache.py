@@ -159,7 +159,7 @@ class RecurrentStates:
 
     states: dict[str, torch.Tensor]
     history: dict[str, torch.Tensor]
-    steps_seen: int
+    steps_seen: int | torch.Tensor
     recording: bool
 
     def start_states(self) -> None:
@@ -288,12 +288,18 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
         super().__init__(max_cache_len=max_cache_len, **kwargs)
         self.start_states()
 
+    def start_states(self) -> None:
+        super().start_states()
+        self.steps_seen = torch.tensor(0)  # a number would be compiled into the graph, each one anew
+
     def keep(self, name: str, state: torch.Tensor) -> None:
         held = self.states.get(name)
         if held is None or held.shape != state.shape:
             held = state.clone()
+            self.steps_seen = self.steps_seen.to(state.device)
             if not torch.compiler.is_compiling():
                 torch._dynamo.mark_static_address(held)
+                torch._dynamo.mark_static_address(self.steps_seen)
             self.states[name] = held
         else:
             held.copy_(state)

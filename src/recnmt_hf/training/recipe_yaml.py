@@ -164,7 +164,7 @@ def load_yaml(text: str, name: str) -> Any:
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         # Quoted words would be the file's.
         problem = re.sub(r"'(?!<)[^']{2,}'|\"[^\"]*\"", "...", error.problem or "it ends early")
-        raise UserError(f"{name}{place}: no valid YAML for a recipe ({problem}). Remedy: correct it.") from None
+        raise UserError(f"{name}{place}: no valid YAML ({problem}). Remedy: correct it.") from None
     finally:
         if loader is not None:
             loader.dispose()
