@@ -3,18 +3,31 @@
 import numpy as np
 import pytest
 import torch
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 import recnmt_hf
 from recnmt_hf.data.corpora import prepare_dataset
 
 
-def trainer_for(tmp_path, tokenizer, **settings):
+def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", **settings):
     torch.manual_seed(1)
-    config = recnmt_hf.NMTTransformerConfig.from_preset(
-        "tiny", vocab_size=len(tokenizer), d_model=32, encoder_layers=1, decoder_layers=1, dropout=0.0
+    settings = {"max_steps": 1, "save_strategy": "no", **settings}
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset(
+        "tiny",
+        vocab_size=len(tokenizer),
+        share_encoder_decoder_embeddings=True,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        dropout=0.0,
+        **({"relation_layers": 0} if prefix == "RNMT" else {}),
     )
-    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
     data = prepare_dataset(
         {"generated": "validation", "size": 16}, "en", "de", tokenizer, tokenizer, tmp_path / "data"
     ).select_columns(["input_ids", "labels"])
@@ -23,11 +36,9 @@ def trainer_for(tmp_path, tokenizer, **settings):
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
-        max_steps=1,
         optim="sgd",
         learning_rate=0.1,
         max_grad_norm=0.0,
-        save_strategy="no",
         logging_steps=1,
         **settings,
     )
@@ -72,3 +83,27 @@ def test_evaluation_by_generation(tmp_path, tokenizer):
     )
     metrics = trainer.evaluate()
     assert metrics["eval_loss"] > 0 and metrics["eval_tokens"] > 0
+
+
+@pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "RNMT"])
+def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
+    """Without generation the loss is there, the best checkpoint is loaded, and early stopping stops."""
+    trainer = trainer_for(
+        tmp_path,
+        tokenizer,
+        prefix,
+        max_steps=8,
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        per_device_eval_batch_size=5,
+    )
+    trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9))
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert trainer.state.global_step == len(losses) == 2, "the second loss is not better by the threshold"
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert trainer.label_names == ["labels"]
