@@ -194,8 +194,8 @@ class Seq2SeqConfig(PreTrainedConfig):
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """
         As in transformers, and two things more: the decoder's view names the kinds of its cache layers
-        (`cache_layer_types`), and a model with two vocabularies is viewed from its decoder, because releases before
-        5.20 size beam search by the `vocab_size` of this call.
+        (`cache_layer_types`), and a model with two vocabularies is viewed from its decoder, because generation takes
+        the number of target symbols from the `vocab_size` of this call.
         """
         if decoder is None and encoder is None and self.decoder_vocab_size != self.vocab_size:
             decoder = True
