@@ -183,6 +183,24 @@ class ModelContract:
         with torch.inference_mode():
             assert torch.equal(logits()[0], tokens)
 
+    @pytest.mark.parametrize("beams", [1, 3])
+    def test_padded_prompts_give_the_same_logits_with_every_cache(self, variant, beams):
+        model = self.model(variant)
+        batch = ragged_batch()
+        del batch["labels"]
+        prompt = torch.tensor([[0, 0, 1, 8], [1, 6, 7, 8], [0, 1, 7, 9]])
+        settings = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long(), "num_beams": beams}
+        settings |= {"max_new_tokens": 4, "min_new_tokens": 4, "output_logits": True, "return_dict_in_generate": True}
+        expected = model.generate(**batch, **settings, use_cache=False)
+        decoder = model.config.get_text_config(decoder=True)
+        static = EncoderDecoderCache(
+            StaticCache(config=decoder, max_cache_len=12), StaticCache(config=decoder, max_cache_len=12)
+        )
+        for cache in ({}, {"cache_implementation": "static"}, {"past_key_values": static}):
+            found = model.generate(**batch, **settings, **cache, disable_compile=True)
+            assert torch.equal(found.sequences, expected.sequences)
+            torch.testing.assert_close(found.logits, expected.logits, atol=1e-9, rtol=0)
+
     def test_a_cache_serves_a_second_source(self, variant):
         """A handed-in cache that is reset holds nothing of the source before, whatever its length."""
         model = self.model(variant)
@@ -412,6 +430,15 @@ class ModelContract:
         for name in gradients[0]:
             torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-10, rtol=1e-8)
 
+    def test_the_loss_without_logits_has_no_second_derivative(self, variant):
+        model = self.model(variant)
+        loss = model(**ragged_batch(), return_logits=False).loss
+        with pytest.raises(recnmt_hf.UserError, match="cannot be differentiated twice"):
+            torch.autograd.grad(loss, model.lm_head.weight, create_graph=True)
+        nothing = {**ragged_batch(), "labels": torch.full((3, 5), -100)}
+        for settings in ({}, {"return_logits": False}):
+            assert model(**nothing, num_items_in_batch=0, **settings).loss == 0
+
     def test_accumulated_loss_equals_one_batch(self, variant):
         model = self.model(variant)
         batch = ragged_batch()
@@ -618,6 +645,21 @@ class ModelContract:
         model.save_pretrained(tmp_path)
         _, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+
+    def test_an_output_matrix_that_came_apart_is_saved(self, variant, tmp_path):
+        """As adapters leave it that trained a copy of a tied matrix and were merged."""
+        model = self.model(
+            {**variant, "tie_word_embeddings": True, "share_encoder_decoder_embeddings": True}, torch.float32
+        )
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+        model.save_pretrained(tmp_path)
+        loaded = self.model_class.from_pretrained(tmp_path).eval()
+        assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+        assert torch.equal(aligned(loaded)(**ragged_batch()).logits, model(**ragged_batch()).logits)
+        decoder = model.model.decoder
+        decoder.embed_tokens = torch.nn.Embedding.from_pretrained(torch.randn_like(decoder.embed_tokens.weight))
+        with pytest.raises(recnmt_hf.UserError, match=r"decoder.embed_tokens.weight and model.shared.weight differ"):
+            model.save_pretrained(tmp_path / "two")
 
     def test_a_missing_embedding_is_reported_and_initialised(self, variant, tmp_path):
         model = self.model({**variant, "share_encoder_decoder_embeddings": True}, torch.float32)

@@ -680,3 +680,27 @@ def test_every_row_of_the_tables_is_a_config():
 def test_wrong_values_are_refused_with_the_remedy(fields, message):
     with pytest.raises(ValueError, match=f"BiARNTransformerConfig: {message}"):
         TestBiARNTransformer().config(**fields)
+
+
+def test_compiled_and_plain_steps_share_a_cache():
+    """Few states of the recurrence are kept in another layout by plain steps than by compiled ones."""
+    model = TestBiARNTransformer().model({"recurrence_steps": 2, "decoder_attention_heads": 2})
+    batch = ragged_batch()
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    target = torch.randint(4, 30, (3, 6))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        encoded, cache, steps = model.get_encoder()(**source), None, []
+        for t in range(6):
+            outputs = (compiled if t % 2 else model)(
+                encoder_outputs=encoded,
+                attention_mask=source["attention_mask"],
+                decoder_input_ids=target[:, t : t + 1],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = outputs.past_key_values
+            steps.append(outputs.logits)
+        expected = model(**source, decoder_input_ids=target).logits
+    torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-9, rtol=0)

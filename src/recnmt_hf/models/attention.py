@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .fast_paths import dropout as random_dropout
 from .fast_paths import enabled, is_plain, prefers_plain_products, project
-from .recurrent_cache import SourceMemoryLayer
+from .recurrent_cache import SourceMemoryLayer, memory_of
 
 
 def eager_attention_forward(
@@ -273,7 +273,7 @@ class AbsorbingAttention(MultiHeadAttention):
             return super().forward(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
         batch_size, query_length, width = hidden_states.shape
         key, value, attention_mask = read_source_memory(
-            self.memory,
+            f"{self.memory}/absorbed",
             self.layer_idx,
             self.absorb_memory,
             key_value_states,
@@ -338,7 +338,8 @@ def read_source_memory(
     A memory's keys, values and mask: projected on the first step of a generation, from the cache afterwards.
 
     Args:
-        name (`str`): Under which the memory is cached; `"encoder"` is the only one a static cache has room for.
+        name (`str`): Under which the memory is cached; `"encoder"` is the only one a static cache has room for. A slash
+            and a layout may follow.
         layer_idx (`int`, *optional*): Place in the cache; `None` where nothing is cached.
         project_memory: From states `(num_sources, key_length, d)` to keys and values `(num_sources, num_heads,
             key_length, ..)`.
@@ -352,7 +353,7 @@ def read_source_memory(
             key, value = project_memory(key_value_states)
             layer.store(name, key, value, attention_mask, decoder_rows)
             past_key_values.is_updated[layer_idx] = True
-        return *layer.memories[name], layer.masks[name]
+        return *layer.memories[name], layer.masks[memory_of(name)]
     if layer is None or name != "encoder":
         return *project_memory(key_value_states), attention_mask
     # A static (or foreign) cache has one row for each row of the decoder.

@@ -64,9 +64,12 @@ class SourceMemoryLayer(DynamicLayer):
         attention_mask: torch.Tensor | None,
         decoder_rows: int,
     ) -> None:
-        """Keeps a memory's projections and its prepared mask; `name="encoder"` is what `keys` and `values` show."""
+        """
+        Keeps a memory's projections and its prepared mask; `name="encoder"` is what `keys` and `values` show. Behind a
+        slash a name says how the memory is laid out; all layouts have one mask, that of the first.
+        """
         self.memories[name] = (keys, values)
-        self.masks[name] = attention_mask
+        self.masks.setdefault(memory_of(name), attention_mask)
         self.decoder_rows = decoder_rows
         if name == "encoder":
             self.dtype, self.device = keys.dtype, keys.device
@@ -106,7 +109,7 @@ class SourceMemoryLayer(DynamicLayer):
         source_of_row = torch.div(rows, group, rounding_mode="floor")
         for name, (keys, values) in self.memories.items():
             self.memories[name] = (keys.index_select(0, source_of_row), values.index_select(0, source_of_row))
-            mask = self.masks[name]
+        for name, mask in self.masks.items():
             if mask is not None and mask.shape[0] == num_sources:
                 self.masks[name] = mask.index_select(0, source_of_row)
         self.keys, self.values = self.memories["encoder"]
@@ -124,6 +127,11 @@ class SourceMemoryLayer(DynamicLayer):
             self.memories = {name: (k.to(device), v.to(device)) for name, (k, v) in self.memories.items()}
             self.masks = {name: None if m is None else m.to(device) for name, m in self.masks.items()}
             self.keys, self.values = self.memories["encoder"]
+
+
+def memory_of(name: str) -> str:
+    """The memory that a name stands for, whatever its layout."""
+    return name.partition("/")[0]
 
 
 def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -167,10 +168,35 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             if own.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
                 self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}
             self.__class__ = own
+        given = self._keys_to_ignore_on_save
+        self._keys_to_ignore_on_save = self.still_tied() or None
         try:
             super().save_pretrained(*args, **kwargs)
         finally:
-            self.__class__ = wrapped
+            self.__class__, self._keys_to_ignore_on_save = wrapped, given
+
+    def still_tied(self) -> list[str]:
+        """
+        Names of tied parameters that are their source indeed; merged adapters may have given one values of its own.
+
+        Raises:
+            UserError: Source and target have different embeddings where the configuration has one for both: loading
+                would take one of them.
+        """
+        own = dict(self.named_parameters(remove_duplicate=False))
+        same = []
+        for target, source in (self._tied_weights_keys or {}).items():
+            if target not in own or source not in own:
+                continue
+            if own[target] is own[source] or own[target].data_ptr() == own[source].data_ptr() != 0:
+                same.append(target)
+            elif target.endswith("embed_tokens.weight"):
+                raise UserError(
+                    f"{target} and {source} differ, but share_encoder_decoder_embeddings=True says that they are one "
+                    "matrix. Remedy: adapt a model with share_encoder_decoder_embeddings=False, or leave embeddings "
+                    "out of what the adapter copies."
+                )
+        return same
 
     @classmethod
     def auto_map(cls) -> dict[str, str]:
@@ -831,6 +857,17 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         return shifted.masked_fill(shifted == IGNORE_INDEX, self.config.pad_token_id)
 
     # -- generation --------------------------------------------------------------------------------------------------
+
+    def create_masks_for_generate(
+        self, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """
+        The decoder's mask for a static cache. That of a padded prompt goes to the decoder as it is, `(batch_size, seen
+        + length)`: positions and recurrent states count by it, which a mask of queries and keys does not tell.
+        """
+        if attention_mask is not None:
+            return attention_mask
+        return create_masks_for_generate(attention_mask=None, **kwargs)
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any

@@ -68,8 +68,8 @@ def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None)
     if num_items_in_batch is None:
         return (labels != IGNORE_INDEX).sum().clamp(min=1)
     if isinstance(num_items_in_batch, torch.Tensor):
-        return num_items_in_batch.to(labels.device)
-    return num_items_in_batch
+        return num_items_in_batch.to(labels.device).clamp(min=1)
+    return max(num_items_in_batch, 1)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -78,7 +78,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     than `chunk_size x vocab_size` logits exist at any moment. Products run in the states' dtype (that of autocast where
     it is on), softmax and sums in float32 (float64 for float64 states).
 
-    The gradients of states and matrix are formed in the forward pass while a chunk's logits are at hand. In float16
+    The gradients of states and matrix are formed in the forward pass while a chunk's logits are at hand; it cannot be
+    differentiated twice (the loss with logits can). In float16
     they would be too small for their type without the factor of a gradient scaler, which the backward pass knows: there
     the logits are made again.
     """
@@ -114,6 +115,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor):
+        if torch.is_grad_enabled():  # create_graph=True: what was formed in the forward pass would count as constant
+            raise UserError(
+                "The loss without logits cannot be differentiated twice. Remedy: compute it with return_logits=True."
+            )
         states_dtype, weight_dtype = ctx.dtypes
         if ctx.is_late:
             states, matrix, bias, labels = ctx.saved_tensors
