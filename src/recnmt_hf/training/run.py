@@ -40,6 +40,7 @@ from .output_folder import (
     check_free_space,
     claim_output,
     locked,
+    refused_without_trace,
     remove_leftovers,
     replace_folder,
     sudden_ends_explained,
@@ -101,10 +102,13 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     arguments, patience = training_arguments(recipe, output_dir, use_cpu)
     check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     with ExitStack() as held:
+        before_training = ExitStack()
 
         def claim() -> Path | None:
-            held.enter_context(locked(output_dir))
-            claim_output(output_dir, resume, overwrite)
+            killed = held.enter_context(locked(output_dir))
+            held.enter_context(before_training)  # ends before the lock does
+            if claim_output(output_dir, resume, overwrite, killed):
+                before_training.enter_context(refused_without_trace(output_dir))
             return point_of_return(recipe, output_dir) if resume else None
 
         checkpoint = processes.on_main(claim)
@@ -152,6 +156,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             eval_dataset=validation_data,
             callbacks=[EarlyStoppingCallback(patience)] if patience else [],
         )
+        before_training.close()
         train_on(trainer, checkpoint, patience)
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
