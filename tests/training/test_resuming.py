@@ -58,6 +58,7 @@ def run(finished, tmp_path):
         ("training", {"label_smoothing_factor": 0.2}, "training.label_smoothing_factor: 0.1 -> 0.2"),
         ("training", {"gradient_accumulation_steps": 2}, r"\(processes: 1 -> 1, gradient_accumulation_steps: 1 -> 2\)"),
         ("data", {"train": [{"generated": "train", "size": 21}]}, r"training data .* \(20 sentence pairs then, 21 now"),
+        ("training", {"max_steps": 3}, r"training\.max_steps=3 is fewer than the 4 steps that .*checkpoint-4 has"),
         ("data", {"max_source_length": 5}, r"training data .* \(20 sentence pairs then, 1?\d now"),
     ],
 )

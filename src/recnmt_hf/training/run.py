@@ -23,6 +23,7 @@ from transformers import (
     set_seed,
 )
 
+from .._values import shown
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.files import open_output
 from ..evaluation.loading import load_model
@@ -225,8 +226,21 @@ def training_arguments(
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
     except UserError as error:
         raise UserError(f"training.{error}") from error
-    except (TypeError, ValueError) as error:
-        raise UserError(f"training: {' '.join(str(error).split())} Remedy: change these fields.") from error
+    except Exception as error:  # of whatever transformers calls to make sense of a value
+        what = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise UserError(f"{blamed(settings, str(output_dir))}: {what}. Remedy: correct it, or leave it out.") from error
+
+
+def blamed(settings: dict[str, Any], output_dir: str) -> str:
+    """Those fields, with their values, without any one of which the Trainer's arguments can be made."""
+    found = []
+    for name, value in settings.items():
+        try:
+            TranslationTrainingArguments(output_dir=output_dir, **{n: v for n, v in settings.items() if n != name})
+        except Exception:
+            continue
+        found.append(f"training.{name}={shown(value)}")
+    return ", ".join(found) or "training"
 
 
 def prepare(
