@@ -14,6 +14,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from .models.user_errors import UserError
 
 
+# What no machine number of 64 bits holds is no size of anything.
+LARGEST = 2**63
+
+
 @dataclass(frozen=True)
 class Range:
     """
@@ -88,6 +92,8 @@ def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, 
         value = int(value)
     if not any(fits(value, kind, allowed) for kind in kinds):
         words = " or ".join(dict.fromkeys(describe(kind, allowed) for kind in kinds))
+        if isinstance(value, (int, float)) and LARGEST <= abs(value) < math.inf and {int, float} & set(kinds):
+            words += ", of a size below 2^63"
         act = remedy(value, kinds, default)
         raise UserError(f"{name}={shown(value)} is not allowed; it must be {words}. Remedy: {act}.")
     return value
@@ -119,8 +125,8 @@ def fits(value: Any, kind: Any, allowed: Range | None) -> bool:
     if kind is int or kind is float:
         if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
             return False
-        # NaN compares as false; what no machine number holds is no size of anything.
-        return -(2**63) < value < 2**63 and (allowed is None or allowed.allows(value))
+        # NaN compares as false.
+        return -LARGEST < value < LARGEST and (allowed is None or allowed.allows(value))
     if kind is str:
         return isinstance(value, str) and is_plain(value)
     if origin in (list, dict) and get_args(kind):
@@ -149,8 +155,8 @@ def describe(kind: Any, allowed: Range | None) -> str:
     if kind is int or kind is float:
         number = "whole number" if kind is int else "number"
         if allowed is not None and allowed.share:
-            zero = "" if allowed.least is not None else " above 0"
-            return f"a whole number{'' if zero else ' of at least 0'}, or a share of all steps{zero} and below 1"
+            least, zero = (0, "") if allowed.least is not None else (1, " above 0")
+            return f"a whole number of at least {least}, or a share of all steps{zero} and below 1"
         return f"a {number} {allowed.words() if allowed else ''}".rstrip()
     named = {bool: "true or false", str: "text", list: "a list", dict: "a mapping of names to values"}
     return named.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))

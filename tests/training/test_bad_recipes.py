@@ -4,6 +4,7 @@ import math
 import os
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -300,7 +301,20 @@ BEFORE = {
     "schedule kwargs": ({"training": {"lr_scheduler_kwargs": {"spin": 1}}}, "inverse_sqrt cannot be used"),
     "optimizer": ({"training": {"optim": "adamw_8bit"}}, "training.optim=adamw_8bit cannot be used"),
     "optimizer of ours": ({"training": {"optimizer": "adagrad"}}, "training.optimizer='adagrad' is not allowed"),
-    "precision": ({"training": {"bf16": True, "fp16": True}}, "training: At most one of fp16 and bf16"),
+    "precision": ({"training": {"bf16": True, "fp16": True}}, "training.bf16=True, training.fp16=True: At most one"),
+    "report": ({"training": {"report_to": "wandb2"}}, "training.report_to='wandb2' cannot be used (wandb2 is not"),
+    "one process": ({"training": {"fsdp": "full_shard"}}, "training.fsdp needs several processes"),
+    "sharding": ({"training": {"deepspeed": "none.json"}}, "training.deepspeed='none.json': "),
+    "accelerator": ({"training": {"accelerator_config": "none.json"}}, "training.accelerator_config='none.json': "),
+    "accelerator field": (
+        {"training": {"accelerator_config": {"x": 1}}},
+        "got an unexpected keyword argument 'x'. Remedy: correct it, or leave it out.",
+    ),
+    "compiler": ({"training": {"torch_compile_backend": "gcc"}}, "training.torch_compile_backend='gcc' is not allowed"),
+    "compiler's mode": (
+        {"training": {"torch_compile": True, "torch_compile_mode": "zeal"}},
+        "training.torch_compile_mode='zeal' is not allowed; it must be one of default",
+    ),
 }
 
 
@@ -314,8 +328,23 @@ def test_before_training(tmp_path, monkeypatch, case):
     sections, expected = BEFORE[case]
     base = {"model": {"preset": "tiny"}, "training": {"use_cpu": True, "max_steps": 2}}
     plan = Recipe(**{**base, **{name: {**base.get(name, {}), **value} for name, value in sections.items()}})
-    assert expected in message_of(train, plan, tmp_path / "run")
+    with mock.patch.dict(os.environ):  # where transformers' arguments leave the compiler's name
+        assert expected in message_of(train, plan, tmp_path / "run")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_not_installed_is_found_before_training(tmp_path):
+    plan = Recipe(model={"preset": "tiny"}, training={"use_cpu": True, "report_to": ["wandb"]})
+    callback = mock.Mock(side_effect=RuntimeError("WandbCallback requires wandb to be installed."))
+    with mock.patch.dict("transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK", wandb=callback):
+        message = message_of(train, plan, tmp_path / "run")
+    assert "training.report_to='wandb' cannot be used (WandbCallback requires wandb to be installed)." in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_does_not_do_may_be_said_to_be_off():
+    training = {"predict_with_generate": False, "push_to_hub": False, "do_train": False, "generation_config": None}
+    assert training.items() <= Recipe(training=training).training.items()
 
 
 def test_a_recipe_changed_after_it_was_made_is_checked_again(tmp_path):

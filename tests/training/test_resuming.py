@@ -19,7 +19,7 @@ import yaml
 from safetensors.torch import load_file
 from test_kills import PAIRS, tiny
 
-from recnmt_hf.models.user_errors import UserError
+from recnmt_hf.models.user_errors import ExistingFileError, UserError
 from recnmt_hf.training import output_folder
 from recnmt_hf.training.checkpoints import MANIFEST, average_checkpoints, checkpoints_in, newest_checkpoint
 from recnmt_hf.training.run import train
@@ -58,6 +58,7 @@ def run(finished, tmp_path):
         ("training", {"label_smoothing_factor": 0.2}, "training.label_smoothing_factor: 0.1 -> 0.2"),
         ("training", {"gradient_accumulation_steps": 2}, r"\(processes: 1 -> 1, gradient_accumulation_steps: 1 -> 2\)"),
         ("data", {"train": [{"generated": "train", "size": 21}]}, r"training data .* \(20 sentence pairs then, 21 now"),
+        ("training", {"max_steps": 3}, r"training\.max_steps=3 is fewer than the 4 steps that .*checkpoint-4 has"),
         ("data", {"max_source_length": 5}, r"training data .* \(20 sentence pairs then, 1?\d now"),
     ],
 )
@@ -239,6 +240,79 @@ def test_file_systems_without_locks(finished, tmp_path, capsys):
     assert "cannot be locked (Function not implemented): see that no second run writes" in capsys.readouterr().err
 
 
+# -- whose folder it is ------------------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def test_overwriting_a_finished_run(finished, run):
+    (run / "runs").mkdir()
+    train(small(finished, training={"max_steps": 1}), run, overwrite=True)
+    assert [step for step, _ in checkpoints_in(run)] == [1]
+    assert (run / "model/model.safetensors").is_file() and (run / "results.json").is_file()
+    assert not (run / "runs").exists()
+
+
+@pytest.mark.parametrize("demand", ["resume", "overwrite"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["model/thesis.txt"],
+        ["model.old/thesis.txt", "runs/a.txt"],
+        ["checkpoint-500/trainer_state.json", "checkpoint-500/model.safetensors"],
+        ["recipe.yaml", "run.json", "results.json"],
+        ["tokenizer/tokenizer.json"],
+        ["tokenizers.partial/thesis.txt", ".thesis.partial"],
+    ],
+)
+def test_foreign_files_of_a_runs_names_stay(finished, tmp_path, demand, files):
+    """A cook's recipe.yaml and a stock Trainer's checkpoint are no run of ours."""
+    folder = tmp_path / "folder"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{model: thesis}")
+    before = contents(folder)
+    with pytest.raises(ExistingFileError, match=r"nothing there shows that a training run wrote it.*Remedy: choose"):
+        train(small(finished), folder, **{demand: True})
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("kept", ["recipe.yaml", "run.json", "checkpoint-4"])
+def test_signs_of_a_run(run, kept):
+    for path in run.iterdir():
+        if path.name not in (kept, "model"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert output_folder.claim_output(run, resume=True, overwrite=False) is False
+    assert output_folder.claim_output(run, resume=False, overwrite=True) is True
+    assert not list(run.iterdir())
+
+
+def test_runs_killed_before_their_recipe(finished, tmp_path):
+    """The lock and a tokenizer are all that there is."""
+    for demand in ("resume", "overwrite"):
+        folder = tmp_path / demand
+        (folder / "tokenizer").mkdir(parents=True)
+        (folder / ".lock").write_text("process 1 on here\n")
+        train(small(finished, training={"max_steps": 1}), folder, **{demand: True})
+        assert (folder / "model/model.safetensors").is_file()
+    folder = tmp_path / "new"
+    (folder / "model").mkdir(parents=True)
+    (folder / ".lock").touch()
+    with pytest.raises(ExistingFileError, match="nothing there shows"):
+        train(small(finished), folder, resume=True)
+
+
+def test_what_is_half_written_is_deleted_in_runs_alone(run):
+    shutil.copytree(run / "checkpoint-4", run / "checkpoint-5")
+    (run / "checkpoint-5" / MANIFEST).unlink()
+    shutil.copytree(run / "checkpoint-5", run.parent / "other/checkpoint-5")
+    output_folder.remove_leftovers(run)
+    output_folder.remove_leftovers(run.parent / "other")
+    assert not (run / "checkpoint-5").exists() and (run.parent / "other/checkpoint-5").exists()
+
+
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +323,8 @@ def test_free_space_is_checked_before_training(finished, tmp_path):
         pytest.raises(UserError, match=r"20\.0 kB free.*about [\d.]+ kB more.*at most 4 checkpoints of .*keep_last=2"),
     ):
         train(small(finished), tmp_path / "run")
-    assert not (tmp_path / "run/recipe.yaml").exists()
+    assert not list((tmp_path / "run").iterdir())  # so that the same command works once there is room
+    train(small(finished, training={"max_steps": 1}), tmp_path / "run")
 
 
 def test_estimate_of_room(finished, run):

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DynamoBackend
 from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from .._values import shown
@@ -17,7 +20,7 @@ from ..data.corpora import Corpus
 from ..data.text import open_text
 from ..evaluation.translator import looks_local
 from ..models.user_errors import MissingFileError, UserError
-from .recipe import Recipe, check_corpus, each_corpus
+from .recipe import Recipe, check_choice, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
@@ -51,6 +54,7 @@ def check_before_training(
             check_files(place, check_corpus(place, corpus), recipe)
     check_model(recipe)
     check_schedule(arguments)
+    check_machinery(arguments)
     if recipe.data.cache_dir:
         check_cache(Path(recipe.data.cache_dir))
 
@@ -231,6 +235,41 @@ def check_schedule(arguments: TranslationTrainingArguments) -> None:
             f"training.lr_scheduler_type={shown(name)} cannot be used ({first_line(error)}). Remedy: correct "
             "training.lr_scheduler_kwargs, or use another."
         ) from error
+
+
+def check_machinery(arguments: TranslationTrainingArguments) -> None:
+    """What reports, compiles and shards is there; the Trainer would look for it after the data is prepared."""
+    for name in arguments.report_to or []:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"training.report_to={shown(name)} cannot be used ({first_line(error).rstrip('.')}). Remedy: install "
+                "it, or write none."
+            ) from error
+    if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
+        raise UserError(
+            "training.fsdp needs several processes, and this is one. Remedy: leave it out, or start them with "
+            "accelerate launch."
+        )
+    if arguments.torch_compile:
+        check_compiler(arguments)
+
+
+def check_compiler(arguments: TranslationTrainingArguments) -> None:
+    """The compiler's backend and mode exist."""
+    import torch._dynamo
+    import torch._inductor
+
+    known = set(torch._dynamo.list_backends(None)) & {backend.value.lower() for backend in DynamoBackend}
+    choices = {"torch_compile_backend": sorted(known)}
+    if arguments.torch_compile_backend == "inductor":
+        choices["torch_compile_mode"] = list(torch._inductor.list_mode_options())
+    for name, values in choices.items():
+        value = getattr(arguments, name)
+        if value is not None and value not in values:
+            check_choice(f"training.{name}", value, values)
 
 
 def first_line(error: Exception) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+import yaml
 
 from ..evaluation.translator import TARGET_TOKENIZER
 from ..models.user_errors import ExistingFileError, UserError
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
 from .processes import say
+from .recipe import SECTIONS
 from .resuming import RECIPE, RECORD
 from .tokenizers import PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
 from .trainer import TranslationTrainingArguments
@@ -36,6 +39,8 @@ _WRITTEN_BY_RUNS = re.compile(
     rf"checkpoint-\d+|{FINAL}|{FINAL}\.partial|{FINAL}\.old|{FINAL}-[\w.-]+\.\w+|{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}"
     rf"|{re.escape(PARTIAL_TOKENIZERS)}|{re.escape(RECIPE)}|{re.escape(RECORD)}|{re.escape(RESULTS)}|runs|\..+\.partial"
 )
+# What a run writes before its recipe.
+_WRITTEN_EARLY = re.compile(rf"{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}|{re.escape(PARTIAL_TOKENIZERS)}|\..+\.partial")
 _PARTIAL_DATA = re.compile(r"[0-9a-f]{24}-\w+")
 
 
@@ -56,23 +61,27 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[bool]:
     """
     Keeps every other run out of a folder. The lock is the system's on an open file, so it ends with the process that
     holds it, however that ends. Reading the folder stays free to all.
+
+    Yields:
+        Whether the file was there before, as a run leaves it that is killed.
 
     Raises:
         ValueError: Another run holds it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        was_there = (folder / LOCK).is_file()
         handle = acquire(folder / LOCK)
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written ({error.strerror}). Remedy: choose a folder where files may be written."
         ) from error
     try:
-        yield
+        yield was_there
     finally:
         if handle in _locks:
             (folder / LOCK).unlink(missing_ok=True)  # before it is freed, or it could be another's
@@ -121,42 +130,108 @@ def acquire(path: Path) -> int | None:
 # -- what is there ---------------------------------------------------------------------------------------------------
 
 
-def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
+def traces_in(output_dir: Path) -> list[Path]:
+    """What a folder holds beside prepared data and the lock."""
+    return [path for path in output_dir.glob("*") if path.name not in (DATA, LOCK)] if output_dir.is_dir() else []
+
+
+def holds_run(output_dir: Path) -> bool:
+    """
+    Whether a run of ours wrote into a folder: its recipe with all sections, its record, or a checkpoint with a manifest
+    is there. Names alone are no sign: others too call a folder `model`, `runs` or `checkpoint-500`.
+    """
+    return (
+        is_mapping_with(output_dir / RECIPE, SECTIONS)
+        or is_mapping_with(output_dir / RECORD, ("processes", "training_data"))
+        or any((folder / MANIFEST).is_file() for _, folder in numbered_in(output_dir))
+    )
+
+
+def is_mapping_with(path: Path, names: Iterable[str]) -> bool:
+    """Whether a YAML or JSON file is a mapping that has all these names."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return False
+    return isinstance(content, dict) and set(names) <= content.keys()
+
+
+def claim_output(output_dir: Path, resume: bool, overwrite: bool, killed: bool = False) -> bool:
     """
     Makes sure the run may write into its folder: it is new, or resumed, or deleted on demand.
+
+    Args:
+        output_dir (`Path`): The folder.
+        resume, overwrite (`bool`): What the user demands.
+        killed (`bool`, *optional*, defaults to `False`): Whether a killed run's lock is there. Before its recipe a run
+            writes tokenizers alone; where nothing else is there, they are that run's.
+
+    Returns:
+        Whether the folder is empty now, but for prepared data.
 
     Raises:
         FileExistsError: The folder holds an earlier run that is neither to be resumed nor overwritten, or files that no
             run wrote.
     """
-    traces = [path for path in output_dir.glob("*") if path.name not in (DATA, LOCK)] if output_dir.is_dir() else []
+    traces = traces_in(output_dir)
+    listed = ", ".join(sorted(path.name for path in traces)[:4])
     if traces and not resume and not overwrite:
         raise ExistingFileError(
-            f"{output_dir} is not empty ({', '.join(sorted(path.name for path in traces)[:4])}). Remedy: go on with "
-            "--resume, delete it with --overwrite, or choose another folder."
+            f"{output_dir} is not empty ({listed}). Remedy: go on with --resume, delete it with --overwrite, or choose "
+            "another folder."
         )
-    if traces and overwrite and not resume:
-        foreign = [path.name for path in traces if not _WRITTEN_BY_RUNS.fullmatch(path.name)]
-        if foreign:
-            raise ExistingFileError(
-                f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
-                "Remedy: choose another folder."
-            )
-        for _, folder in numbered_in(output_dir):
-            discard(folder)
-        for path in traces:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=not path.exists())
-            else:
-                path.unlink()
+    foreign = [path.name for path in traces if not _WRITTEN_BY_RUNS.fullmatch(path.name)]
+    if foreign and overwrite and not resume:
+        raise ExistingFileError(
+            f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
+            "Remedy: choose another folder."
+        )
+    begun = killed and all(_WRITTEN_EARLY.fullmatch(path.name) for path in traces)
+    if traces and not begun and not holds_run(output_dir):
+        raise ExistingFileError(
+            f"{output_dir} is not empty ({listed}), and nothing there shows that a training run wrote it (a "
+            f"{RECIPE} with all sections, {RECORD}, or a checkpoint with {MANIFEST}); all of it stays. Remedy: choose "
+            "another folder, or empty this one yourself."
+        )
+    if overwrite and not resume:
+        delete_run(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
+    return not traces or (overwrite and not resume)
+
+
+def delete_run(output_dir: Path) -> None:
+    """Deletes what runs wrote. What shows that it is a run goes last: cut off, it can be deleted again."""
+    for _, folder in numbered_in(output_dir):
+        discard(folder)
+    for path in sorted(traces_in(output_dir), key=lambda path: path.name in (RECIPE, RECORD)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def refused_without_trace(output_dir: Path) -> Iterator[None]:
+    """
+    For a folder that was empty: where a run ends before its training begins, what it wrote goes, so that the corrected
+    run may have the folder. Prepared data stays: it is of use to that one.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, PARTIAL_TOKENIZERS, RECIPE, RECORD):
+                remove(output_dir / name)
+        raise
 
 
 def remove_leftovers(output_dir: Path) -> None:
     """Deletes what a killed run had half written or half deleted; what is whole stays."""
-    for _, folder in numbered_in(output_dir):
-        if not (folder / MANIFEST).exists():
-            discard(folder)
+    if holds_run(output_dir):  # or they are others' checkpoints, which have no manifest
+        for _, folder in numbered_in(output_dir):
+            if not (folder / MANIFEST).exists():
+                discard(folder)
     for name in (f"{FINAL}.partial", REPLACED, PARTIAL_TOKENIZERS):
         shutil.rmtree(output_dir / name, ignore_errors=True)
     for path in output_dir.glob(f".*{PARTIAL}"):

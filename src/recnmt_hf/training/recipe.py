@@ -149,6 +149,20 @@ SAID_ELSEWHERE = {
     "per_device_eval_batch_size": "set training.max_tokens: batches are filled by tokens",
     "save_total_limit": "set training.keep_last and training.keep_best",
 }
+# What they have and a run of ours does not do; a recipe may say that it is off.
+NOT_DONE = {
+    "resume_from_checkpoint": "go on with --resume",
+    "local_rank": "start several processes with torchrun or accelerate launch, which number them",
+    "do_train": "leave it out: a run trains",
+    "do_eval": "set training.eval_strategy",
+    "do_predict": "name test sets in test",
+    "push_to_hub": "publish the finished model with its push_to_hub",
+    "predict_with_generate": "set training.bleu_samples, which makes BLEU by generation",
+    "generation_config": "set training.bleu_beams, and decoding for the finished model",
+    "generation_max_length": "set decoding.max_length_extra for the finished model",
+    "generation_num_beams": "set training.bleu_beams, and decoding.beams for the finished model",
+    "use_liger_kernel": "leave it out: these models have no Liger kernels",
+}
 
 # Sizes beyond these are slips of the pen, found before memory is asked for.
 MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS, MOST_SENTENCES = 1000, 2**20, 10**7, 10**7
@@ -461,6 +475,8 @@ def check_training(training: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in training.items():
         if name in SAID_ELSEWHERE:
             raise UserError(f"training.{name} has no effect in a recipe. Remedy: {SAID_ELSEWHERE[name]}.")
+        if name in NOT_DONE and value not in (None, False, kinds.get(name)):
+            raise UserError(f"training.{name}={shown(value)} has no effect in a recipe. Remedy: {NOT_DONE[name]}.")
         allowed = TRAINING_RANGES.get(name) or RANGES.get(f"training.{name}")
         default = TRAINING_DEFAULTS.get(name, kinds.get(name))
         if name == "max_steps" and value == -1 and training.get("num_train_epochs") is None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from ..data.files import open_output
 from ..models.user_errors import UserError
 from .checkpoints import state_of, steps_of
-from .recipe import AverageSection, DataSection, ModelSection, Recipe, TokenizerSection
+from .recipe import NOT_DONE, AverageSection, DataSection, ModelSection, Recipe, TokenizerSection
 from .trainer import TranslationTrainingArguments
 
 
@@ -61,6 +61,7 @@ FREE = {
     "training.skip_memory_metrics",
     "training.torch_empty_cache_steps",
 }
+FREE |= {f"training.{name}" for name in NOT_DONE}
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # These hold from the checkpoint on: what it has learnt stays meaningful.
 FROM_HERE = {
@@ -216,6 +217,12 @@ def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str
     Raises:
         ValueError: Something changed that cannot; the message names all such fields, old and new.
     """
+    wanted, made = recipe.training["max_steps"], steps_of(checkpoint)
+    if 0 < wanted < made:
+        raise UserError(
+            f"training.max_steps={wanted} is fewer than the {made} steps that {checkpoint} has. Remedy: set it to "
+            f"{made} or more, or start anew in another folder or with --overwrite."
+        )
     changes = changes_of_recipe(recipe, output_dir)
     if changes is None:
         return [f"{output_dir} has no readable {RECIPE}: what changed since the run began cannot be told."]

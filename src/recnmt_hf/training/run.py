@@ -23,6 +23,7 @@ from transformers import (
     set_seed,
 )
 
+from .._values import shown
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.files import open_output
 from ..evaluation.loading import load_model
@@ -40,6 +41,7 @@ from .output_folder import (
     check_free_space,
     claim_output,
     locked,
+    refused_without_trace,
     remove_leftovers,
     replace_folder,
     sudden_ends_explained,
@@ -101,10 +103,13 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     arguments, patience = training_arguments(recipe, output_dir, use_cpu)
     check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     with ExitStack() as held:
+        before_training = ExitStack()
 
         def claim() -> Path | None:
-            held.enter_context(locked(output_dir))
-            claim_output(output_dir, resume, overwrite)
+            killed = held.enter_context(locked(output_dir))
+            held.enter_context(before_training)  # ends before the lock does
+            if claim_output(output_dir, resume, overwrite, killed):
+                before_training.enter_context(refused_without_trace(output_dir))
             return point_of_return(recipe, output_dir) if resume else None
 
         checkpoint = processes.on_main(claim)
@@ -152,6 +157,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             eval_dataset=validation_data,
             callbacks=[EarlyStoppingCallback(patience)] if patience else [],
         )
+        before_training.close()
         train_on(trainer, checkpoint, patience)
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
@@ -220,8 +226,21 @@ def training_arguments(
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
     except UserError as error:
         raise UserError(f"training.{error}") from error
-    except (TypeError, ValueError) as error:
-        raise UserError(f"training: {' '.join(str(error).split())} Remedy: change these fields.") from error
+    except Exception as error:  # of whatever transformers calls to make sense of a value
+        what = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise UserError(f"{blamed(settings, str(output_dir))}: {what}. Remedy: correct it, or leave it out.") from error
+
+
+def blamed(settings: dict[str, Any], output_dir: str) -> str:
+    """Those fields, with their values, without any one of which the Trainer's arguments can be made."""
+    found = []
+    for name, value in settings.items():
+        try:
+            TranslationTrainingArguments(output_dir=output_dir, **{n: v for n, v in settings.items() if n != name})
+        except Exception:
+            continue
+        found.append(f"training.{name}={shown(value)}")
+    return ", ".join(found) or "training"
 
 
 def prepare(

@@ -42,7 +42,7 @@ _SEED = Range(least=0, most=2**32 - 1)
 TRAINING_RANGES: dict[str, Range] = {
     "num_train_epochs": Range(above=0),
     "max_steps": Range(least=1),
-    "learning_rate": Range(least=0),
+    "learning_rate": Range(least=0, most=10**6),  # beyond it, a slip of the pen
     "warmup_steps": Range(least=0, share=True),
     "weight_decay": Range(least=0),
     "adam_beta1": _FRACTION,
