@@ -100,6 +100,8 @@ def make_records(world):
         "surrogate": '{"source": "A \\ud800", "tokens": [7, 2]}',
         "deep": "[" * 20000,
         "empty": '{"source": "", "tokens": []}',
+        "invisible": '{"source": "\u200b\u2060", "tokens": []}',
+        "source-invisible": '{"source": "\u200b", "tokens": [7, 2]}',
         "silent": '{"source": "A cat .", "tokens": []}',
     }
     for name, line in second.items():

@@ -378,6 +378,7 @@ class Translator:
         sources: Sequence[str],
         targets: Sequence[str] | Sequence[Sequence[int]],
         options: DecodingOptions | None = None,
+        places: Sequence[str] | None = None,
         **changes,
     ) -> list[SentenceScore]:
         """
@@ -387,6 +388,7 @@ class Translator:
             sources (sequence of `str`): Source sentences.
             targets (sequence of `str`, or of token ids as in [`Hypothesis`]): Their translations.
             options ([`DecodingOptions`], *optional*): Length penalty and batch size.
+            places (sequence of `str`, *optional*): Where each pair comes from, for messages; `None`: its number.
 
         Raises:
             ValueError: There are not as many sources as targets, or a source is empty.
@@ -397,14 +399,17 @@ class Translator:
         source_ids, target_ids = [], []
         unknown = UnknownTokens(self.tokenizer)
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-            self.check_text(source, f"Source {number}")
+            names = [f"{side} {number}" for side in ("Source", "Translation", "Pair")]
+            if places is not None:
+                names = [f"{places[number - 1]}: {side}" for side in ("the source", "the translation", "the pair")]
+            self.check_text(source, names[0])
             ids = [] if is_blank(source) else self.encode_source(source)
             if self.is_empty(ids):
-                raise UserError(f"Source {number} is empty and has no probability. Remedy: remove the pair.")
+                raise UserError(f"{names[0]} is empty and has no probability. Remedy: remove the pair.")
             unknown.count(ids)
             source_ids.append(ids)
-            target_ids.append(self.target_ids(target, f"Translation {number}"))
-            self.check_lengths(len(ids), len(target_ids[-1]), f"Pair {number}")
+            target_ids.append(self.target_ids(target, names[1]))
+            self.check_lengths(len(ids), len(target_ids[-1]), names[2])
         unknown.warn()
         penalty = options.penalty()
         found = self.score_tokens(source_ids, target_ids, options.max_tokens)
@@ -505,6 +510,10 @@ class Translator:
             if not hasattr(id, "__index__") or isinstance(id, float) or not 0 <= id < rows:
                 raise UserError(f"{place}: {id!r} is no token id of 0 to {rows - 1}. Remedy: give the model's own ids.")
         return [operator.index(id) for id in ids]
+
+    def says_nothing(self, sentence: str) -> bool:
+        """Whether a source has no visible character, or none that its tokenizer keeps: its translation is empty."""
+        return is_blank(sentence) or self.is_empty(self.encode_source(sentence))
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Whether a source's encoding holds nothing but control tokens."""
