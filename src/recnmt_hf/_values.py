@@ -14,6 +14,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from .models.user_errors import UserError
 
 
+# Beyond these translating takes all memory, or no float holds the divisor of a score.
+MOST_BEAMS = 1000
+MOST_LENGTH_PENALTY = 100
+
+
 @dataclass(frozen=True)
 class Range:
     """

@@ -91,6 +91,29 @@ def test_the_commands_refuse_them_too(damaged, monkeypatch, capsys, tmp_path):
     assert "is missing" in capsys.readouterr().err
 
 
+def test_no_report_that_can_be_ignored(damaged):
+    """The refusal is all that is said; who does not have it checked gets transformers' own report."""
+    import logging
+
+    import recnmt_hf.evaluation.pipeline  # noqa: F401 - registers the task
+
+    folder = damaged(lambda weights: weights.pop(WEIGHT))
+    records, logger = [], logging.getLogger("transformers.modeling_utils")
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ValueError, match="is missing"):
+            Translator.from_pretrained(folder, device="cpu")
+        with pytest.raises(ValueError, match="is missing"):
+            transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
+        assert not records
+        Translator.from_pretrained(folder, device="cpu", check=False)
+        assert any(WEIGHT.rpartition(".")[2] in record.getMessage() for record in records)
+    finally:
+        logger.removeHandler(handler)
+
+
 def test_whoever_wants_to_may_look_alone(damaged):
     folder = damaged(with_value(float("nan")))
     translator = Translator.from_pretrained(folder, device="cpu", check=False)

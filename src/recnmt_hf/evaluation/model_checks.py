@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -174,10 +175,7 @@ def check_tokenizers(
     stamps = getattr(config, STAMPS, None)
     for side, tokenizer in (("source", source), ("target", target)):
         if tokenizer.pad_token_id is None:
-            raise UserError(
-                f"The {side} tokenizer has no padding token. Remedy: set it (tokenizer.pad_token = ...) to the one "
-                "that the model was trained with."
-            )
+            raise without_padding(tokenizer, side)
         check_vocabulary(tokenizer, rows[side], side)
         if not strict:
             continue
@@ -188,6 +186,23 @@ def check_tokenizers(
     if strict:
         check_padding(source, target, getattr(config, "pad_token_id", None))
         check_end(model, target)
+
+
+def without_padding(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
+    """The error for a tokenizer without a padding token; most often the file that names it was lost."""
+    folder = Path(str(tokenizer.name_or_path))
+    own = folder / "target_tokenizer"
+    folder = own if side == "target" and own.is_dir() else folder
+    file = folder / "tokenizer_config.json"
+    if str(tokenizer.name_or_path) and folder.is_dir() and not file.exists():
+        return UserError(
+            f"The {side} tokenizer has no padding token: {file} is missing. Remedy: copy it from where the model was "
+            "saved."
+        )
+    return UserError(
+        f"The {side} tokenizer has no padding token. Remedy: set it (tokenizer.pad_token = ...) to the one that the "
+        "model was trained with."
+    )
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:

@@ -23,10 +23,10 @@ from transformers.utils import has_file, logging
 
 from .._loading_errors import explain, explained_loading, is_about_files, shorten
 from .._plain_text import control_ids, encode_plain, is_blank
-from .._values import Range, check_value
+from .._values import MOST_BEAMS, Range, check_value
 from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
-from .decoding import MaxLengthPerSentence, length_penalty
+from .decoding import ALPHA, MaxLengthPerSentence, length_penalty
 from .joining import glue_at, join_texts
 from .loading import load_model, looks_local
 from .model_checks import check_tokenizers, check_weights
@@ -101,11 +101,11 @@ class DecodingOptions:
     How to translate.
 
     Args:
-        beams (`int`, *optional*, defaults to 4): Beam size; 1 is greedy search.
+        beams (`int`, *optional*, defaults to 4): Beam size, at most 1000; 1 is greedy search.
         num_hypotheses (`int`, *optional*, defaults to 1): Hypotheses of each sentence, at most `beams`.
         length_penalty_type (`str`, *optional*, defaults to `"vaswani"`): `"vaswani"`: `((5 + len) / 6) ** alpha`;
             `"hf"`: `len ** alpha`.
-        length_penalty (`float`, *optional*, defaults to 0.6): alpha.
+        length_penalty (`float`, *optional*, defaults to 0.6): alpha, from -100 to 100.
         max_length_factor (`float`, *optional*, defaults to 1.0),
         max_length_extra (`int`, *optional*, defaults to 50):
             Most new tokens: `factor * source tokens + extra`, sentence by sentence.
@@ -162,10 +162,10 @@ class DecodingOptions:
 # Type and range of each option.
 WHOLE = Range(least=1)
 ALLOWED: dict[str, tuple[object, Range | None]] = {
-    "beams": (int, WHOLE),
-    "num_hypotheses": (int, WHOLE),
+    "beams": (int, Range(least=1, most=MOST_BEAMS)),
+    "num_hypotheses": (int, Range(least=1, most=MOST_BEAMS)),
     "length_penalty_type": (str, None),
-    "length_penalty": (float, None),
+    "length_penalty": (float, ALPHA),
     "max_length_factor": (float, Range(least=0, most=1000)),
     "max_length_extra": (int, Range(least=0)),
     "max_tokens": (int, WHOLE),
