@@ -16,6 +16,9 @@ from .models.user_errors import UserError
 
 # What no machine number of 64 bits holds is no size of anything.
 LARGEST = 2**63
+# Beyond these translating takes all memory, or no float holds the divisor of a score.
+MOST_BEAMS = 1000
+MOST_LENGTH_PENALTY = 100
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def make_records(world):
         "surrogate": '{"source": "A \\ud800", "tokens": [7, 2]}',
         "deep": "[" * 20000,
         "empty": '{"source": "", "tokens": []}',
+        "invisible": '{"source": "\u200b\u2060", "tokens": []}',
+        "source-invisible": '{"source": "\u200b", "tokens": [7, 2]}',
         "silent": '{"source": "A cat .", "tokens": []}',
     }
     for name, line in second.items():
@@ -167,6 +169,7 @@ def make_models(world, model, tokenizer):
     change("absurd-width", d_model=10**12)
     (variant("no-tokenizer") / "tokenizer.json").unlink()
     (world / "no-tokenizer" / "tokenizer_config.json").unlink()
+    (variant("no-tokenizer-config") / "tokenizer_config.json").unlink()
     (variant("broken-tokenizer") / "tokenizer.json").write_text('{"model":')
     (variant("list-tokenizer") / "tokenizer.json").write_text("[]")
     (variant("empty-tokenizer") / "tokenizer.json").write_text("{}")
@@ -200,6 +203,7 @@ def make_runs(world):
         folder = shutil.copytree(world / "model", world / "run" / f"checkpoint-{step}")
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
         mark_complete(folder)
+    shutil.copytree(world / "model", world / "finished-run" / "model")
     (world / "unfinished" / "checkpoint-10").mkdir(parents=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 
@@ -156,7 +157,8 @@ def test_translate_reads_standard_input(tiny_folder, corpus):
 
 
 def test_average_of_a_run(tmp_path, capsys, tiny_folder):
-    code, _, _ = call(capsys, "average", tiny_folder, tiny_folder, "-o", tmp_path / "mean")
+    shutil.copytree(tiny_folder, tmp_path / "twin")
+    code, _, _ = call(capsys, "average", tiny_folder, tmp_path / "twin", "-o", tmp_path / "mean")
     assert code == 0 and (tmp_path / "mean" / "model.safetensors").is_file()
     code, _, err = call(capsys, "average", tiny_folder, "-o", tmp_path / "mean")
     assert code == 2 and "is not empty" in err

@@ -1,9 +1,13 @@
 """Command lines, files and models that cannot be right: a sentence names the cause, and nothing is lost or written."""
 
+import errno
 import io
 import os
 import shlex
+import shutil
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -208,15 +212,86 @@ def test_faults_while_loading_are_no_fault_of_the_files(world, monkeypatch, capf
     assert "in fail" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number, says", [(28, "No space left on device"), (2, "No such file or directory")])
-def test_errors_of_the_system_are_sentences(monkeypatch, capfd, number, says):
+@pytest.mark.parametrize(
+    "number, file, code",
+    [
+        (errno.ENOSPC, None, 2),
+        (errno.EACCES, "some/file", 2),
+        (errno.EISDIR, "some/file", 2),
+        (errno.EMFILE, "some/file", 2),
+        (errno.ENOENT, "NMT_transformer", 1),
+        (errno.ENOENT, "nmt_transformer", 2),  # the word of the command line
+        (errno.EEXIST, "some/file", 1),
+        (errno.ENOTEMPTY, b"some/file", 1),
+    ],
+)
+def test_errors_of_the_system(monkeypatch, capfd, number, file, code):
+    """They are sentences where the user or the machine is to blame; what only we named is our fault."""
+
     def fail(*_):
-        raise OSError(number, os.strerror(number), *(["some/file"] if number == 2 else []))
+        raise OSError(number, os.strerror(number), file)
 
     monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
-    assert main(["parameters", "nmt_transformer"]) == 2
+    assert main(["parameters", "nmt_transformer"]) == code
     err = capfd.readouterr().err
-    assert says in err and "Traceback" not in err and ("some/file" in err) == (number == 2)
+    assert os.strerror(number) in err and ("Traceback" in err) == (code == 1)
+    assert number == errno.EMFILE or code == 1 or file is None or f"{file}:" in err
+
+
+@pytest.mark.parametrize(
+    "words, patched",
+    [
+        ("average model TWIN -o OUT", "shutil.copy2"),
+        ("average model TWIN -o OUT", "recnmt_hf.training.checkpoints.save_file"),
+        ("corpus OUT --train 5 --validation 1 --test 1 --test-deep 1", "recnmt_hf.data.files.os.replace"),
+    ],
+)
+def test_a_full_disk_is_told_of_the_output(world, tmp_path, monkeypatch, capfd, words, patched):
+    """Neither the file that is copied nor the folder beside, of which nobody knows, is to blame."""
+    monkeypatch.chdir(world)
+    output, twin = tmp_path / "out", shutil.copytree(world / "model", tmp_path / "twin")
+
+    def fail(source, *_, **__):
+        if patched.endswith("save_file"):  # as safetensors says it
+            raise RuntimeError("I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
+
+    monkeypatch.setattr(patched, fail)
+    assert main([{"OUT": str(output), "TWIN": str(twin)}.get(word, word) for word in words.split()]) == 2
+    err = capfd.readouterr().err
+    assert f"{output} cannot be written (No space left on device). Remedy" in err
+    assert ".recnmt-" not in err and ".json" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["twin"]
+
+
+def test_interrupts_that_libraries_turn_into_something_else(monkeypatch, capfd):
+    def fail(*_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RecursionError("maximum recursion depth exceeded") from None
+
+    monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["parameters", "nmt_transformer"]) == 130
+    assert capfd.readouterr().err.strip() == "recnmt parameters: interrupted."
+    assert signal.getsignal(signal.SIGINT) is before
+
+    def own(*_):  # of a program that calls this one
+        raise KeyboardInterrupt
+
+    seen = []
+    monkeypatch.setattr(
+        "recnmt_hf.commands.parameters.build_model", lambda *_: seen.append(signal.getsignal(2)) or 1 / 0
+    )
+    signal.signal(signal.SIGINT, own)
+    try:
+        assert main(["parameters", "nmt_transformer"]) == 1
+        assert seen == [own] and signal.getsignal(signal.SIGINT) is own
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(main, ["parameters", "nmt_transformer"]).result() == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_full_disk_behind_standard_output(monkeypatch, capfd):

@@ -4,13 +4,14 @@ import json
 import shutil
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 import recnmt_hf
 from recnmt_hf.evaluation import Translator
-from recnmt_hf.evaluation.model_checks import check_loading, check_tokenizers, check_weights, stamp_tokenizers
+from recnmt_hf.evaluation.model_checks import check_loading, check_tokenizers, check_weights, stamp, stamp_tokenizers
 
 
 WEIGHT = "model.encoder.layers.0.fc1.weight"
@@ -88,6 +89,29 @@ def test_the_commands_refuse_them_too(damaged, monkeypatch, capsys, tmp_path):
     (tmp_path / "in").write_text("The dog sleeps.\n")
     assert main(["translate", str(folder), "-i", str(tmp_path / "in"), "--device", "cpu"]) == 2
     assert "is missing" in capsys.readouterr().err
+
+
+def test_no_report_that_can_be_ignored(damaged):
+    """The refusal is all that is said; who does not have it checked gets transformers' own report."""
+    import logging
+
+    import recnmt_hf.evaluation.pipeline  # noqa: F401 - registers the task
+
+    folder = damaged(lambda weights: weights.pop(WEIGHT))
+    records, logger = [], logging.getLogger("transformers.modeling_utils")
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ValueError, match="is missing"):
+            Translator.from_pretrained(folder, device="cpu")
+        with pytest.raises(ValueError, match="is missing"):
+            transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
+        assert not records
+        Translator.from_pretrained(folder, device="cpu", check=False)
+        assert any(WEIGHT.rpartition(".")[2] in record.getMessage() for record in records)
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_whoever_wants_to_may_look_alone(damaged):
@@ -178,6 +202,66 @@ def test_a_trained_model_knows_its_tokenizers(tokenizer, smaller, other, tmp_pat
     longer.add_tokens(["<speaker>", "<pause>"])
     model.resize_token_embeddings(len(longer))
     Translator(model, longer)
+
+
+def changed_tokenizer(tokenizer, folder, **parts):
+    """The same symbols, and other steps around them."""
+    tokenizer.save_pretrained(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, **parts}))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "character"])
+def test_a_tokenizer_that_encodes_otherwise(corpus, tmp_path, kind):
+    """The model's own passes after saving and loading; so does any where an older release wrote the stamps."""
+    tokenizer = recnmt_hf.train_tokenizer(text(corpus), kind, 400)
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    stamp_tokenizers(model.config, tokenizer)
+    Translator(model, changed_tokenizer(tokenizer, tmp_path))
+    others = [
+        changed_tokenizer(tokenizer, tmp_path, normalizer={"type": "Lowercase"}),
+        changed_tokenizer(tokenizer, tmp_path, post_processor=None),
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match=r"source tokenizer is not the one.*encodes text in another way.*Remedy"):
+            Translator(model, other)
+        with pytest.raises(ValueError, match=r"target tokenizer is not the one.*encodes text in another way.*Remedy"):
+            Translator(model, tokenizer, other)
+    for side in model.config.tokenizer_stamps.values():
+        del side["behaviour"]
+    Translator(model, others[0])
+
+
+def test_what_encodes_by_chance_has_no_checksum_of_it(tokenizer, tmp_path):
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    sampled = changed_tokenizer(tokenizer, tmp_path, model={**content["model"], "dropout": 0.5})
+    assert "behaviour" in stamp(tokenizer) and "behaviour" not in stamp(sampled)
+    # Without an unknown token some text cannot be encoded at all.
+    vocabulary = {token: id for token, id in content["model"]["vocab"].items() if token != "<unk>"}
+    closed = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    assert "behaviour" not in stamp(transformers.PreTrainedTokenizerFast(tokenizer_object=closed))
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "eos_token_id", "pad_token_id"])
+def test_settings_of_generate_that_contradict_the_model(tiny_folder, tmp_path, name):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    fields = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**fields, name: 9}))
+    with pytest.raises(ValueError, match=rf"generation_config\.json says {name} 9, config\.json \d.*Remedy"):
+        Translator.from_pretrained(folder, device="cpu")
+    if name == "eos_token_id":  # several ends are no contradiction
+        (folder / "generation_config.json").write_text(json.dumps({**fields, name: [9, fields[name]]}))
+        Translator.from_pretrained(folder, device="cpu")
+
+
+def test_a_model_without_an_end(tiny_folder):
+    translator = Translator.from_pretrained(tiny_folder, device="cpu")
+    translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match=r"no token that ends a sentence.*Remedy"):
+        Translator(translator.model, translator.tokenizer)
+    Translator(translator.model, translator.tokenizer, check=False)
 
 
 def test_training_tells_the_model_its_tokenizers(tokenizer, other):

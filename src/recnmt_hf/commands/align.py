@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ..models.user_errors import UserError
-from .arguments import TOKENS, add_device_arguments, check_text, chunks, load_translator, progress, whole
+from .arguments import TOKENS, add_device_arguments, check_text, chunks, load_translator, progress, stream, whole
 
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
         if args.output is not None and os.path.realpath(args.output) == os.path.realpath(args.plot):
             raise UserError(f"--output and --plot both name {args.plot}. Remedy: name two files.")
     to_stdout = args.output is None and gold is None and args.plot is None
-    with open_output(args.output, inputs) if args.output is not None or to_stdout else nullcontext() as out:
+    with open_output(stream(args.output), inputs) if args.output is not None or to_stdout else nullcontext() as out:
         translator = load_translator(args)
 
         def aligned() -> Iterator[WordAlignment]:

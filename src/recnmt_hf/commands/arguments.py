@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import IO, NoReturn, TypeVar
 
+from .._values import MOST_BEAMS
 from ..models.user_errors import UserError
 
 
@@ -46,8 +49,8 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
     return convert
 
 
-def number(least: float | None = None, below: float | None = None) -> Callable[[str], float]:
-    """The type of an option that takes finite numbers of a range, its lower end included."""
+def number(least: float | None = None, below: float | None = None, most: float | None = None) -> Callable[[str], float]:
+    """The type of an option that takes finite numbers of a range: from `least`, below `below` or to `most`."""
 
     def convert(text: str) -> float:
         try:
@@ -60,6 +63,8 @@ def number(least: float | None = None, below: float | None = None) -> Callable[[
             raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be at least {least:g}")
         if below is not None and value >= below:
             raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be below {below:g}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be at most {most:g}")
         return value
 
     return convert
@@ -68,6 +73,7 @@ def number(least: float | None = None, below: float | None = None) -> Callable[[
 # More would be a slip of the keyboard, and some libraries count in 32 bits.
 SEED = whole(0, 2**32 - 1)
 TOKENS = whole(1, 2**31 - 1)
+BEAMS = whole(1, MOST_BEAMS)
 
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO | None = None) -> Iterator[T]:
@@ -92,6 +98,28 @@ def check_text(text: str, name: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{name} is not UTF-8 ({error.reason}). Remedy: correct it.") from error
+
+
+def named_twice(paths: Sequence[str]) -> tuple[str, str] | None:
+    """Two names of the same file or folder, if there are any; pipes and devices may be read twice."""
+    for number, path in enumerate(paths):
+        for other in paths[:number]:
+            if path == other:
+                return other, path
+            with suppress(OSError, ValueError):
+                is_plain = os.path.isfile(path) or os.path.isdir(path)
+                if is_plain and os.path.samefile(path, other):
+                    return other, path
+    return None
+
+
+def told_twice(names: tuple[str, str]) -> str:
+    return f"{names[0]} is named twice" if names[0] == names[1] else f"{names[0]} and {names[1]} are the same"
+
+
+def stream(path: str | None) -> str | None:
+    """The name of a file; `None`, standard input or output, for what commands usually call them."""
+    return None if path == "-" else path
 
 
 def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ..models.user_errors import UserError
-from .arguments import whole
+from .arguments import named_twice, told_twice, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"--lower-is-better contradicts --metric {args.metric}, of which more is better. Remedy: leave it out."
         )
+    if twice := named_twice(args.inputs):
+        raise UserError(f"{told_twice(twice)}, and would count twice. Remedy: name each checkpoint once.")
     chosen = [Path(path) for path in args.inputs]
     if "" in args.inputs:
         raise UserError("The name of a folder to average is empty. Remedy: name folders of checkpoints.")

@@ -16,7 +16,7 @@ import transformers
 from torch.utils import flop_counter
 
 from ..models import fast_paths
-from .arguments import SEED, number, whole
+from .arguments import BEAMS, SEED, number, whole
 from .named_models import MODEL_HELP, build_model, parse_model
 from .path_timings import of_choice, time_paths
 
@@ -203,7 +203,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mean-length", type=whole(1), default=27, help="mean tokens of a sentence (default: 27)")
     parser.add_argument("--train-batch-size", type=whole(1), default=16)
     parser.add_argument("--generate-batch-size", type=whole(1), nargs="+", default=[16])
-    parser.add_argument("--beams", type=whole(1), default=4)
+    parser.add_argument("--beams", type=BEAMS, default=4)
     parser.add_argument("--batches", type=whole(1), default=1, help="batches of one turn (default: 1)")
     parser.add_argument("--repeats", type=whole(1), default=7, help="turns of each model (default: 7)")
     parser.add_argument("--label-smoothing", type=number(0, below=1), default=0.0)

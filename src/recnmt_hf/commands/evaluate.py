@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections import Counter
 from contextlib import nullcontext
 
 from ..models.user_errors import UserError
-from .arguments import whole
+from .arguments import named_twice, told_twice, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +39,8 @@ def run(args: argparse.Namespace) -> None:
     from ..evaluation import metrics
     from ..evaluation.significance import METHODS, compare_systems
 
-    twice = [path for path, count in Counter(args.hypotheses).items() if count > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is named twice. Remedy: name each system's translations once.")
+    if twice := named_twice(args.hypotheses):
+        raise UserError(f"{told_twice(twice)}. Remedy: name each system's translations once.")
     if args.length_edges != sorted(set(args.length_edges)):
         raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
     metrics.check_tokenizer(args.tokenize)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from .. import __version__
 from ..models.user_errors import UserError
@@ -32,6 +35,12 @@ COMMANDS = {
 }
 # Exit codes; argparse's own for a wrong command line is that of a user's mistake.
 SUCCESS, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+# What the system says of any file, whoever names it: permissions, kinds of places, room, limits, damage.
+TOO_MANY = {errno.EMFILE, errno.ENFILE}
+ENVIRONMENT = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENXIO),
+}
 
 
 class ClosedOutput(io.TextIOBase):
@@ -82,28 +91,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     prepare_streams()
-    try:
-        args = parse(build_parser(chosen), argv)
-        args.run(args)
-        sys.stdout.flush()
-    except UserError as error:
-        if os.environ.get("RECNMT_TRACEBACK"):
-            raise
-        return complain(name, str(error))
-    except KeyboardInterrupt:
-        print(f"\n{name}: interrupted.", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        discard_output()
-    except Exception as error:
-        sentence = sentence_of(error)
-        if sentence is None or os.environ.get("RECNMT_TRACEBACK"):
-            traceback.print_exc()
-            print(f"{name}: this is a fault in recnmt_hf worth a report, with the lines above.", file=sys.stderr)
-            return FAULT
-        discard_output()
-        return complain(name, sentence)
+    args = None
+    with noticed_interrupts() as interrupts:
+        try:
+            args = parse(build_parser(chosen), argv)
+            args.run(args)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            return interrupted(name)
+        except Exception as error:
+            # Libraries that are interrupted while they are imported may raise anything.
+            if interrupts and not os.environ.get("RECNMT_TRACEBACK"):
+                if isinstance(error, BrokenPipeError):
+                    discard_output()
+                return interrupted(name)
+            if isinstance(error, UserError):
+                if os.environ.get("RECNMT_TRACEBACK"):
+                    raise
+                return complain(name, str(error))
+            if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
+                discard_output()
+                return SUCCESS
+            sentence = sentence_of(error, argv, getattr(args, "output", None))
+            if sentence is None or os.environ.get("RECNMT_TRACEBACK"):
+                traceback.print_exc()
+                print(f"{name}: this is a fault in recnmt_hf worth a report, with the lines above.", file=sys.stderr)
+                return FAULT
+            discard_output()
+            return complain(name, sentence)
     return SUCCESS
+
+
+@contextmanager
+def noticed_interrupts() -> Iterator[list[int]]:
+    """
+    A list that is no longer empty once the user has interrupted, which raises `KeyboardInterrupt` as ever. A handler
+    that a caller has installed stays, as do other threads, in which there can be none.
+    """
+    interrupts: list[int] = []
+
+    def note(number, frame) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupts
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def interrupted(name: str) -> int:
+    print(f"\n{name}: interrupted.", file=sys.stderr)
+    return INTERRUPTED
 
 
 def complain(name: str, sentence: str) -> int:
@@ -111,21 +156,34 @@ def complain(name: str, sentence: str) -> int:
     return MISTAKE
 
 
-def sentence_of(error: Exception) -> str | None:
-    """What to say of the system's answers: about a file, a full disk, used-up memory. `None`: it is a fault of ours."""
+def sentence_of(error: Exception, argv: Sequence[str], output: str | None = None) -> str | None:
+    """
+    What to say of the system's answers: about a file, a full disk, used-up memory. `None`: it is a fault of ours, as is
+    a file that is missing though the user did not name it.
+    """
     if type(error).__name__ == "OutOfMemoryError":
         first = str(error).split(". ")[0].rstrip(".")
         return f"{first}. Remedy: smaller batches (--max-tokens), fewer beams, or a data type of fewer bytes."
     if not isinstance(error, OSError):
         return None
-    from ..data.files import MEDIUM_ERRORS
+    from ..data.files import MEDIUM_ERRORS, SPACE_ERRORS
 
-    if isinstance(error.filename, (str, bytes)):
-        file = os.fsdecode(error.filename)
+    if error.errno in TOO_MANY:
+        return f"{error.strerror}. Remedy: allow more (`ulimit -n`), or end what holds files open."
+    file = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
+    if error.errno in SPACE_ERRORS or (file is None and error.errno in MEDIUM_ERRORS):
+        # Copying names the file that is read; what the user gave was looked at where it was opened.
+        place = f"{output} cannot be written" if file is not None and output else "Writing failed"
+        return f"{place}: {error.strerror}. Remedy: make room, or choose another place for the output."
+    if file is not None and (error.errno in ENVIRONMENT or is_named(file, argv)):
         return f"{file}: {error.strerror}. Remedy: correct the path, or what stands there and its permissions."
-    if error.errno in MEDIUM_ERRORS:
-        return f"Writing failed: {error.strerror}. Remedy: make room, or choose another place for the output."
     return None
+
+
+def is_named(file: str, argv: Sequence[str]) -> bool:
+    """Whether a file is one that the command line names, be it as `option=file`."""
+    words = {part for word in argv for part in (word, word.partition("=")[2]) if part}
+    return os.path.realpath(file) in {os.path.realpath(word) for word in words if "\0" not in word}
 
 
 def prepare_streams() -> None:

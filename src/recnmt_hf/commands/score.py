@@ -31,6 +31,7 @@ def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
     Raises:
         ValueError: A line is no such record; the message names file and line.
     """
+    from .._plain_text import is_blank
     from ..data.text import read_lines
 
     for number, line in enumerate(read_lines(path), start=1):
@@ -51,7 +52,7 @@ def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
                 "--format jsonl` wrote."
             ) from error
         check_text(source, f"{place}: source")
-        if tokens and not source.strip():
+        if tokens and is_blank(source):
             raise UserError(f"{place}: tokens of an empty source have no probability. Remedy: remove the line.")
         yield source, tokens
 
@@ -88,11 +89,14 @@ def run(args: argparse.Namespace) -> None:
         check_tokens(pairs, args.jsonl, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
 
     def results() -> Iterator:
-        for chunk in chunks(pairs):
+        file = args.jsonl if by_record else args.source
+        for chunk in chunks(enumerate(pairs, start=1)):
             # The empty translation of an empty line has no tokens to ask the model for, and the scores it was given.
-            asked = [pair for pair in chunk if pair[0].strip()]
-            found = iter(translator.score(*zip(*asked, strict=True), options) if asked else [])
-            yield from (next(found) if pair[0].strip() else None for pair in chunk)
+            asked = [(number, pair) for number, pair in chunk if pair[1] or not translator.says_nothing(pair[0])]
+            places = [f"{file}, line {number}" for number, _ in asked]
+            columns = zip(*(pair for _, pair in asked), strict=True)
+            found = dict(zip(places, translator.score(*columns, options, places) if asked else [], strict=True))
+            yield from (found.get(f"{file}, line {number}") for number, _ in chunk)
 
     total, tokens = 0.0, 0
     for result in progress(results(), "pairs", len(pairs), sys.stdout):

@@ -7,8 +7,12 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
+from .._values import MOST_LENGTH_PENALTY
 from ..models.user_errors import UserError
-from .arguments import TOKENS, add_device_arguments, load_translator, number, progress, whole
+from .arguments import BEAMS, TOKENS, add_device_arguments, load_translator, number, progress, stream, whole
+
+
+ALPHA = number(-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +23,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         default="vaswani",
         help="vaswani: ((5 + length) / 6) ** alpha; hf: length ** alpha (default: vaswani)",
     )
-    parser.add_argument("--length-penalty", type=number(), default=0.6, metavar="ALPHA", help="default: 0.6")
+    parser.add_argument("--length-penalty", type=ALPHA, default=0.6, metavar="ALPHA", help="default: 0.6")
     parser.add_argument(
         "--max-tokens", type=TOKENS, default=4096, help="tokens of a batch, times beams (default: 4096)"
     )
@@ -28,10 +32,10 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of a trained model, or a model id of the Hub")
-    parser.add_argument("--input", "-i", help="text file, plain or gzipped (default: standard input)")
-    parser.add_argument("--output", "-o", help="file to write (default: standard output)")
-    parser.add_argument("--beams", type=whole(1), default=4, help="beam size; 1 is greedy search (default: 4)")
-    parser.add_argument("--n-best", type=whole(1), default=1, help="hypotheses of each sentence (default: 1)")
+    parser.add_argument("--input", "-i", help="text file, plain or gzipped (default: -, standard input)")
+    parser.add_argument("--output", "-o", help="file to write (default: -, standard output)")
+    parser.add_argument("--beams", type=BEAMS, default=4, help="beam size; 1 is greedy search (default: 4)")
+    parser.add_argument("--n-best", type=BEAMS, default=1, help="hypotheses of each sentence (default: 1)")
     parser.add_argument(
         "--format",
         choices=("text", "n-best", "jsonl"),
@@ -82,9 +86,10 @@ def run(args: argparse.Namespace) -> None:
     style = args.format or ("n-best" if args.n_best > 1 else "text")
     if args.alignments and style != "jsonl":
         raise UserError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
-    with open_output(args.output, inputs=[args.input]) as out:
-        lines = read_lines(args.input)
-        lines = lines if args.input is None else begun(lines)
+    source, target = stream(args.input), stream(args.output)
+    with open_output(target, inputs=[source]) as out:
+        lines = read_lines(source)
+        lines = lines if source is None else begun(lines)
         translations = load_translator(args).translate(lines, options)
         for line, translation in enumerate(progress(translations, "sentences", out=out)):
             if style == "text":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import re
 import shutil
 import stat
 import sys
@@ -19,7 +20,20 @@ from ..models.user_errors import ExistingFileError, UserError
 
 # What happens to a file while it is written, whoever is to blame: it is never a fault of the program.
 MEDIUM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+# There is no room: only writing can meet this, whatever file the error names (copying names the one that is read).
+SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PREFIX = ".recnmt-"
+
+
+class UnwritableError(UserError):
+    """A file or folder that cannot be written."""
+
+    def __init__(self, path: str | Path, reason: str | None):
+        super().__init__(
+            f"{path} cannot be written ({reason}). Remedy: choose a place where files may be written, with room for "
+            "them."
+        )
+        self.path, self.reason = path, reason
 
 
 @contextmanager
@@ -129,6 +143,10 @@ def open_output_folder(
     except BaseException as error:
         shutil.rmtree(working, ignore_errors=True)
         remove_empty(folders)
+        if isinstance(error, UnwritableError) and Path(error.path).is_relative_to(working):
+            raise UnwritableError(given, error.reason) from error  # nobody knows the folder beside
+        if not isinstance(error, UserError) and (number := room_error(error)) is not None:
+            raise UnwritableError(given, os.strerror(number)) from error
         if concerns(error, working):
             raise cannot_write(given, error) from error
         raise
@@ -217,7 +235,13 @@ def concerns(error: BaseException, partial: str | Path | None) -> bool:
 
 
 def cannot_write(path: str | Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path} cannot be written ({error.strerror}). Remedy: choose a place where files may be written, with room "
-        "for them."
-    )
+    return UnwritableError(path, error.strerror)
+
+
+def room_error(error: BaseException) -> int | None:
+    """The number of [`SPACE_ERRORS`] that an error tells of; libraries in Rust and `shutil` put it into words."""
+    number = getattr(error, "errno", None)
+    if number is None:
+        found = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))
+        number = int(found[1] or found[2]) if found else None
+    return number if number in SPACE_ERRORS else None

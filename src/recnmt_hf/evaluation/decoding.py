@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from transformers import StoppingCriteria
 
-from .._values import Range, check_value, shown
+from .._values import MOST_LENGTH_PENALTY, Range, check_value, shown
 from ..models.user_errors import UserError
 
 
 LENGTH_PENALTY_TYPES = ("vaswani", "hf")
+ALPHA = Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)
 
 
 class VaswaniLengthPenalty(float):
@@ -43,14 +44,14 @@ def length_penalty(kind: str, alpha: float) -> float:
         alpha (`float`): 0 switches it off.
 
     Raises:
-        ValueError: There is no such kind, or alpha is no finite number.
+        ValueError: There is no such kind, or alpha is no number from -100 to 100.
     """
     if kind not in LENGTH_PENALTY_TYPES:
         raise UserError(
             f"length_penalty_type: there is no length penalty {shown(kind)}. Remedy: choose one of "
             f"{', '.join(LENGTH_PENALTY_TYPES)}."
         )
-    check_value("length_penalty", alpha, float, Range(least=-100, most=100), 0.6)
+    check_value("length_penalty", alpha, float, ALPHA, 0.6)
     return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -12,6 +14,10 @@ from transformers.utils import logging
 from .._loading_errors import explained_loading
 from ..models.user_errors import MissingFileError, UserError
 from .model_checks import check_loading
+
+
+# Files that stand in a model's folder, and are taken for the model.
+MODEL_FILES = (".json", ".safetensors")
 
 
 def load_model(
@@ -38,15 +44,17 @@ def load_model(
         FileNotFoundError: A local path does not exist or holds no model.
         ValueError: There is no such model or device, or its files are damaged or do not belong together.
     """
+    if not str(path):
+        raise MissingFileError(
+            "'' holds no model: the name is empty. Remedy: give the folder that training or save_pretrained wrote, or "
+            "a model id of the Hub."
+        )
     path, device = str(path), resolve_device(device)
     if looks_local(path) and not (Path(path) / "config.json").is_file():
-        raise MissingFileError(
-            f"{path} holds no model (config.json is missing). Remedy: give the folder that training or "
-            "save_pretrained wrote, or a model id of the Hub."
-        )
+        raise no_model(path)
     settings = {"dtype": dtype} if dtype is not None else {}
     quiet_loading()
-    with explained_loading(path):
+    with explained_loading(path), without_reports() if check else nullcontext():
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             path,
             use_safetensors=True,
@@ -91,6 +99,39 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 def looks_local(path: str) -> bool:
     """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
     return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def no_model(path: str) -> MissingFileError:
+    """The error for a path without a model, with the model that is near: a file's own folder, or that of a run."""
+    place, near = Path(path), []
+    if place.is_file():
+        what, near = f"{path} is a file, and holds no model", [place.parent] if place.suffix in MODEL_FILES else []
+    else:
+        what = f"{path} holds no model (config.json is missing)"
+        checkpoints = [each for each in place.glob("checkpoint-*") if each.name[11:].isdigit()]
+        newest = sorted(checkpoints, key=lambda each: int(each.name[11:]), reverse=True)
+        near = [place / "model", *newest]
+    found = next((folder for folder in near if (folder / "config.json").is_file()), None)
+    hint = "the folder that training or save_pretrained wrote, or a model id of the Hub"
+    return MissingFileError(f"{what}. Remedy: give {hint if found is None else found}.")
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """
+    Silences transformers' report on missing and foreign weights, which says that it can be ignored, where
+    [`check_loading`] refuses them.
+    """
+    reporter = logging.get_logger("transformers.modeling_utils")
+
+    def is_error(record) -> bool:
+        return record.levelno >= logging.ERROR
+
+    reporter.addFilter(is_error)  # a level of its own would have transformers look for more to report
+    try:
+        yield
+    finally:
+        reporter.removeFilter(is_error)
 
 
 def quiet_loading() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .._plain_text import encode_plain
 from ..models.user_errors import UserError
 
 
@@ -20,6 +23,16 @@ STAMPS = "tokenizer_stamps"
 # Embeddings have more rows than the tokenizer symbols where they were rounded up for speed, or by a few made-up words.
 MULTIPLES = (8, 16, 32, 64, 128, 256)
 MADE_UP = 8
+# Texts in which tokenizers of the same symbols differ: case, accents (composed and not), digits, spaces, punctuation,
+# other scripts, and what looks like a control token. A changed word changes every stamp that models carry.
+PROBES = (
+    "The old house, which she HAD seen in 1987, wasn't sold; it cost 3.50 -- didn't it?",
+    "Größe, façade, nai\u0308ve, Über; \u201eZitat\u201c \u2013 (so)!",
+    "  two  spaces\tand a tab </s> <pad> \u2581_ ",
+    "\u6211\u4eec\u53bb\u5317\u4eac\u3002\uff21\u3000\u041f\u0440\u0438\u0432\u0435\u0442 \u03a3\u03af \ufb01",
+)
+# And that many of its own symbols, spread over the vocabulary: it may know none of the words above.
+OWN_PROBES = 64
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -107,16 +120,37 @@ def stamp_tokenizers(
 
     Tokens that are added later, behind the symbols of today, do not matter.
     """
-    stamps = {"source": stamp(source), "target": stamp(target or source)}
+    stamps = {"source": stamp(source), "target": stamp(target or source, is_target=True)}
     setattr(config, STAMPS, stamps)
 
 
-def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> dict[str, Any]:
-    """Number and checksum of a tokenizer's symbols, or of its first `size` ones."""
+def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target: bool = False) -> dict[str, Any]:
+    """
+    Number and checksum of a tokenizer's symbols, or of its first `size` ones, and a checksum of how it encodes
+    (`behaviour`; left out where that is not the same each time, or where some text cannot be encoded).
+    """
     symbols = sorted((id, token) for token, id in tokenizer.get_vocab().items() if size is None or id < size)
-    content = "\n".join(f"{id} {token}" for id, token in symbols)
     size = 1 + symbols[-1][0] if size is None and symbols else size
-    return {"symbols": size, "sha256": hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()}
+    found = {"symbols": size, "sha256": checksum("\n".join(f"{id} {token}" for id, token in symbols))}
+    own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // OWN_PROBES)]]
+    probes = [*PROBES, *own, *(token.swapcase() for token in own)]
+    # Three times, since subwords may be sampled.
+    encodings = [encoded(tokenizer, probes, is_target) for _ in range(3)]
+    if encodings[0] is not None and all(each == encodings[0] for each in encodings):
+        found["behaviour"] = checksum(json.dumps(encodings[0]))
+    return found
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], is_target: bool) -> list[list[int]] | None:
+    """Token ids of texts; `None` where the tokenizer cannot encode them."""
+    try:
+        return [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in texts]
+    except Exception:  # the `tokenizers` library raises no other kind for a vocabulary without an unknown token
+        return None
+
+
+def checksum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_tokenizers(
@@ -141,10 +175,7 @@ def check_tokenizers(
     stamps = getattr(config, STAMPS, None)
     for side, tokenizer in (("source", source), ("target", target)):
         if tokenizer.pad_token_id is None:
-            raise UserError(
-                f"The {side} tokenizer has no padding token. Remedy: set it (tokenizer.pad_token = ...) to the one "
-                "that the model was trained with."
-            )
+            raise without_padding(tokenizer, side)
         check_vocabulary(tokenizer, rows[side], side)
         if not strict:
             continue
@@ -157,6 +188,23 @@ def check_tokenizers(
         check_end(model, target)
 
 
+def without_padding(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
+    """The error for a tokenizer without a padding token; most often the file that names it was lost."""
+    folder = Path(str(tokenizer.name_or_path))
+    own = folder / "target_tokenizer"
+    folder = own if side == "target" and own.is_dir() else folder
+    file = folder / "tokenizer_config.json"
+    if str(tokenizer.name_or_path) and folder.is_dir() and not file.exists():
+        return UserError(
+            f"The {side} tokenizer has no padding token: {file} is missing. Remedy: copy it from where the model was "
+            "saved."
+        )
+    return UserError(
+        f"The {side} tokenizer has no padding token. Remedy: set it (tokenizer.pad_token = ...) to the one that the "
+        "model was trained with."
+    )
+
+
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
     """Raises `UserError` when the tokenizer has ids that the model's embedding has not."""
     if len(tokenizer) > rows:
@@ -167,14 +215,22 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -
 
 
 def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
-    """Raises `UserError` when a tokenizer's symbols are not those that the model's configuration tells."""
-    found = stamp(tokenizer, expected.get("symbols"))
+    """
+    Raises `UserError` when a tokenizer's symbols are not those that the model's configuration tells, or when it splits
+    text into others (models of older releases do not tell how).
+    """
+    found = stamp(tokenizer, expected.get("symbols"), side == "target")
     if found["sha256"] != expected.get("sha256"):
-        raise UserError(
-            f"The {side} tokenizer is not the one that the model was trained with: its symbols are others. Remedy: use "
-            "the tokenizer from the folder that training wrote. If the model was trained anew with this one, say so by "
-            "stamp_tokenizers(model.config, ...) and save it; check=False (in Python) translates all the same."
-        )
+        reason = "its symbols are others"
+    elif expected.get("behaviour") is not None and found.get("behaviour") != expected["behaviour"]:
+        reason = "it has the same symbols and encodes text in another way (tokenizer.json or its settings were changed)"
+    else:
+        return
+    raise UserError(
+        f"The {side} tokenizer is not the one that the model was trained with: {reason}. Remedy: use the tokenizer "
+        "from the folder that training wrote. If the model was trained anew with this one, say so by "
+        "stamp_tokenizers(model.config, ...) and save it; check=False (in Python) translates all the same."
+    )
 
 
 def check_size(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
@@ -205,14 +261,33 @@ def check_padding(
 
 
 def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
-    """Raises `UserError` when the model ends sentences with another token than the tokenizer."""
-    ends: set[int] = set()
-    for settings in (model.config, getattr(model, "generation_config", None)):
-        end = getattr(settings, "eos_token_id", None)
-        ends |= set(end) if isinstance(end, (list, tuple)) else {end} - {None}
-    if ends and target.eos_token_id is not None and target.eos_token_id not in ends:
+    """
+    Raises `UserError` when the model ends sentences with another token than the tokenizer, or with none, or when the
+    settings of `generate` name other control tokens than those that the model was trained with.
+    """
+    config, generation = model.config, getattr(model, "generation_config", None)
+    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        trained, used = (ids_of(settings, name) for settings in (config, generation))
+        if trained and used and not trained & used:
+            raise UserError(
+                f"generation_config.json says {name} {min(used)}, config.json {min(trained)}: the model was trained "
+                "with one of them. Remedy: write that into both files; check=False (in Python) translates all the same."
+            )
+    ends = ids_of(config, "eos_token_id") | ids_of(generation, "eos_token_id")
+    if not ends:
+        raise UserError(
+            "The model has no token that ends a sentence (eos_token_id), and could not end any. Remedy: write the one "
+            "that it was trained with into config.json; check=False (in Python) translates all the same."
+        )
+    if target.eos_token_id is not None and target.eos_token_id not in ends:
         raise UserError(
             f"The model ends sentences with token {min(ends)}, the target tokenizer with {target.eos_token_id}: it is "
             "not the one that the model was trained with. Remedy: use that one; check=False (in Python) translates all "
             "the same."
         )
+
+
+def ids_of(settings: Any, name: str) -> set[int]:
+    """The token ids that a setting names, be it one, several or none."""
+    value = getattr(settings, name, None)
+    return (set(value) if isinstance(value, (list, tuple)) else {value}) - {None}

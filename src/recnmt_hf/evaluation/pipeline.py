@@ -7,6 +7,7 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .loading import without_reports
 from .model_checks import check_loading
 from .translator import DecodingOptions, Translation, Translator, decoding_options, load_target_tokenizer
 
@@ -25,7 +26,8 @@ class WholeModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> PreTrainedModel:
         settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(*args, **{**kwargs, **settings})
+        with without_reports():
+            model, info = AutoModelForSeq2SeqLM.from_pretrained(*args, **{**kwargs, **settings})
         setattr(model, LOADING_INFO, info)
         return model
 

@@ -23,10 +23,10 @@ from transformers.utils import has_file, logging
 
 from .._loading_errors import explain, explained_loading, is_about_files, shorten
 from .._plain_text import control_ids, encode_plain, is_blank
-from .._values import Range, check_value
+from .._values import MOST_BEAMS, Range, check_value
 from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
-from .decoding import MaxLengthPerSentence, length_penalty
+from .decoding import ALPHA, MaxLengthPerSentence, length_penalty
 from .joining import glue_at, join_texts
 from .loading import load_model, looks_local
 from .model_checks import check_tokenizers, check_weights
@@ -101,11 +101,11 @@ class DecodingOptions:
     How to translate.
 
     Args:
-        beams (`int`, *optional*, defaults to 4): Beam size; 1 is greedy search.
+        beams (`int`, *optional*, defaults to 4): Beam size, at most 1000; 1 is greedy search.
         num_hypotheses (`int`, *optional*, defaults to 1): Hypotheses of each sentence, at most `beams`.
         length_penalty_type (`str`, *optional*, defaults to `"vaswani"`): `"vaswani"`: `((5 + len) / 6) ** alpha`;
             `"hf"`: `len ** alpha`.
-        length_penalty (`float`, *optional*, defaults to 0.6): alpha.
+        length_penalty (`float`, *optional*, defaults to 0.6): alpha, from -100 to 100.
         max_length_factor (`float`, *optional*, defaults to 1.0),
         max_length_extra (`int`, *optional*, defaults to 50):
             Most new tokens: `factor * source tokens + extra`, sentence by sentence.
@@ -162,10 +162,10 @@ class DecodingOptions:
 # Type and range of each option.
 WHOLE = Range(least=1)
 ALLOWED: dict[str, tuple[object, Range | None]] = {
-    "beams": (int, WHOLE),
-    "num_hypotheses": (int, WHOLE),
+    "beams": (int, Range(least=1, most=MOST_BEAMS)),
+    "num_hypotheses": (int, Range(least=1, most=MOST_BEAMS)),
     "length_penalty_type": (str, None),
-    "length_penalty": (float, None),
+    "length_penalty": (float, ALPHA),
     "max_length_factor": (float, Range(least=0, most=1000)),
     "max_length_extra": (int, Range(least=0)),
     "max_tokens": (int, WHOLE),
@@ -378,6 +378,7 @@ class Translator:
         sources: Sequence[str],
         targets: Sequence[str] | Sequence[Sequence[int]],
         options: DecodingOptions | None = None,
+        places: Sequence[str] | None = None,
         **changes,
     ) -> list[SentenceScore]:
         """
@@ -387,6 +388,7 @@ class Translator:
             sources (sequence of `str`): Source sentences.
             targets (sequence of `str`, or of token ids as in [`Hypothesis`]): Their translations.
             options ([`DecodingOptions`], *optional*): Length penalty and batch size.
+            places (sequence of `str`, *optional*): Where each pair comes from, for messages; `None`: its number.
 
         Raises:
             ValueError: There are not as many sources as targets, or a source is empty.
@@ -397,14 +399,17 @@ class Translator:
         source_ids, target_ids = [], []
         unknown = UnknownTokens(self.tokenizer)
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-            self.check_text(source, f"Source {number}")
+            names = [f"{side} {number}" for side in ("Source", "Translation", "Pair")]
+            if places is not None:
+                names = [f"{places[number - 1]}: {side}" for side in ("the source", "the translation", "the pair")]
+            self.check_text(source, names[0])
             ids = [] if is_blank(source) else self.encode_source(source)
             if self.is_empty(ids):
-                raise UserError(f"Source {number} is empty and has no probability. Remedy: remove the pair.")
+                raise UserError(f"{names[0]} is empty and has no probability. Remedy: remove the pair.")
             unknown.count(ids)
             source_ids.append(ids)
-            target_ids.append(self.target_ids(target, f"Translation {number}"))
-            self.check_lengths(len(ids), len(target_ids[-1]), f"Pair {number}")
+            target_ids.append(self.target_ids(target, names[1]))
+            self.check_lengths(len(ids), len(target_ids[-1]), names[2])
         unknown.warn()
         penalty = options.penalty()
         found = self.score_tokens(source_ids, target_ids, options.max_tokens)
@@ -505,6 +510,10 @@ class Translator:
             if not hasattr(id, "__index__") or isinstance(id, float) or not 0 <= id < rows:
                 raise UserError(f"{place}: {id!r} is no token id of 0 to {rows - 1}. Remedy: give the model's own ids.")
         return [operator.index(id) for id in ids]
+
+    def says_nothing(self, sentence: str) -> bool:
+        """Whether a source has no visible character, or none that its tokenizer keeps: its translation is empty."""
+        return is_blank(sentence) or self.is_empty(self.encode_source(sentence))
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Whether a source's encoding holds nothing but control tokens."""
