@@ -149,6 +149,8 @@ def holds_run(output_dir: Path) -> bool:
 
 def is_mapping_with(path: Path, names: Iterable[str]) -> bool:
     """Whether a YAML or JSON file is a mapping that has all these names."""
+    if not path.is_file():  # a pipe would have it wait
+        return False
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
