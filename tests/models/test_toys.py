@@ -78,4 +78,4 @@ class TestGateToy(ModelContract):
 
 class TestInputToy(ModelContract):
     config_class, model_class = zoo("input_toy", "InputToy")
-    variants = {"gru": {}, "lstm": {"cell": "lstm"}}
+    variants = {"default": {}, "lstm": {"cell": "lstm"}}

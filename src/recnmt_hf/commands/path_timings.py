@@ -122,6 +122,7 @@ def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 
 def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from .. import BiARNTransformerConfig
+    from ..models import attentive_steps
     from ..models import modeling_biarn_transformer as biarn
     from ..models.absorbing_attention import AbsorbingAttention
     from ..models.attention import MultiHeadAttention
@@ -148,7 +149,7 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
 
         return all_steps
 
-    few = biarn.few_steps(steps, heads, inputs)
+    few = attentive_steps.few_steps(steps, heads, inputs)
     for trains in (True, False):
         yield Case(
             "steps of a BiARN",
@@ -161,8 +162,8 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         yield Case(
             "BiARN reads words",
             shape,
-            read(biarn.reads_words),
-            read(biarn.reads_projected_words),
+            read(attentive_steps.reads_words),
+            read(attentive_steps.reads_projected_words),
             few and fast_paths.allowed(),
             trains,
         )

@@ -231,7 +231,7 @@ class MultiHeadAttention(nn.Module):
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
 
 
-def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None):
+def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
     """
     The mask over a memory for the configured attention implementation.
 
@@ -249,7 +249,7 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
     )
 
 
-def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None):
+def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
     """
     The mask of an encoder's self-attention over `states` `(batch_size, length, d)`; `attention_mask` `(batch_size,
     length)`, 1 keeps.
@@ -264,7 +264,7 @@ def causal_mask(
     states: torch.Tensor,
     attention_mask: torch.Tensor | None,
     past_key_values: Cache | None,
-):
+) -> Any:
     """The decoder's own mask; a single new token of an unpadded, growing cache sees everything and needs none."""
     cache = None if past_key_values is None else self_attention_cache(past_key_values)
     if attention_mask is None and states.shape[1] == 1 and not (cache is not None and cache.is_compileable):

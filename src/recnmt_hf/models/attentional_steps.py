@@ -163,7 +163,7 @@ class AttentionalSteps(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor):
+    def backward(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor) -> Any:
         with without_autocast(of_states.device):
             return AttentionalSteps.gradients(ctx, of_states, of_attention)
 

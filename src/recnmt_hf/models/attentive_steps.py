@@ -32,7 +32,7 @@ class SharedStepWeights(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         # Steps and batch become the rows of one product, for each direction where there are several.
         inputs = torch.stack(ctx.inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
         gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
@@ -49,7 +49,7 @@ class StepProduct(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (weight,) = ctx.saved_tensors
         inner = torch.matmul(gradient, weight.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
         return inner, None, gradient

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import MOST_LAYERS
+from .configuration_seq2seq import FROM_OTHERS, MOST_LAYERS, Filled
 
 
 RECURRENCE_ENCODER_TYPES = (None, "biarn", "arn", "birnn", "rnn")
@@ -84,7 +84,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     recurrence_encoder_layers: int = 1
     recurrence_steps: int | None = 8
     recurrence_cell: str = "gru"
-    recurrence_hidden_size: int | None = None
+    recurrence_hidden_size: Filled[int] = FROM_OTHERS
     recurrence_initial_state: str = "mean_linear"
     recurrence_position_embeddings: bool = False
     recurrence_direction_combination: str = "project"
@@ -97,7 +97,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     multi_column_rnn_layers: int = 6
     multi_column_merge: str = "concat"
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         if self.recurrence_hidden_size is None and isinstance(self.d_model, int):
             halves = self.recurrence_direction_combination == "concat" and self.recurrence_directions == 2
             self.recurrence_hidden_size = self.d_model // 2 if halves else self.d_model

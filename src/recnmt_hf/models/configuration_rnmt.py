@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from .configuration_seq2seq import MOST_LAYERS, Seq2SeqConfig
+from .configuration_seq2seq import FROM_OTHERS, MOST_LAYERS, Filled, Seq2SeqConfig
 
 
 class RNMTConfig(Seq2SeqConfig):
@@ -101,19 +101,19 @@ class RNMTConfig(Seq2SeqConfig):
     }
 
     vocab_size: int = 30000
-    encoder_layers: int | None = None
+    encoder_layers: Filled[int] = FROM_OTHERS
     decoder_layers: int = 1
     dropout: float | int = 0.0
     scale_embedding: bool = False
     share_encoder_decoder_embeddings: bool = False
     tie_word_embeddings: bool = False
-    encoder_rnn_layout: str | None = None
+    encoder_rnn_layout: Filled[str] = FROM_OTHERS
     decoder_type: str = "conditional_gru"
     readout: str = "maxout"
     readout_dropout: float | int = 0.5
-    relation_layers: int | None = None
-    relation_conv_kernels: list[int] | None = None
-    relation_conv_channels: list[int] | None = None
+    relation_layers: Filled[int] = FROM_OTHERS
+    relation_conv_kernels: Filled[list[int]] = FROM_OTHERS
+    relation_conv_channels: Filled[list[int]] = FROM_OTHERS
     relation_conv_mode: str = "stacked"
     relation_batch_norm: bool = True
     relation_hidden_size: int = 128

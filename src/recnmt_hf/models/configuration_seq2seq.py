@@ -1,12 +1,19 @@
 """What every configuration of recnmt_hf has: fields, their checks, and named presets."""
 
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
 
 from transformers import PreTrainedConfig
 
 from .user_errors import UserError
 
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Filled = Annotated[T, "None until the configuration is made, never afterwards"]
+else:
+    Filled = Optional
+FROM_OTHERS: Any = None  # the default of a field that follows from others
 
 # No network is as large as this; a number beyond it is a mistake, found before memory is asked for.
 MOST_LAYERS, LARGEST_SIZE, LARGEST_TABLE = 1000, 2**24, 2**30
@@ -63,7 +70,7 @@ class Seq2SeqConfig(PreTrainedConfig):
     baseline_first: ClassVar[str | None] = None
 
     vocab_size: int = 32000
-    decoder_vocab_size: int | None = None
+    decoder_vocab_size: Filled[int] = FROM_OTHERS
     d_model: int = 512
     encoder_layers: int = 6
     decoder_layers: int = 6
@@ -224,7 +231,7 @@ class Seq2SeqConfig(PreTrainedConfig):
             if not isinstance(getattr(self, field), bool):
                 self.refuse(field, "True or False", "write a Python bool (true/false in JSON and YAML)")
 
-    def check_choice(self, field: str, choices: tuple) -> None:
+    def check_choice(self, field: str, choices: tuple[Any, ...]) -> None:
         if getattr(self, field) not in choices:
             named = ", ".join(repr(choice) for choice in choices)
             self.refuse(field, f"one of {named}", "choose one of them")

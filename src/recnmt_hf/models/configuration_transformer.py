@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from .configuration_seq2seq import Seq2SeqConfig
+from .configuration_seq2seq import FROM_OTHERS, Filled, Seq2SeqConfig
 
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "marian", "learned", "none")
@@ -85,7 +85,7 @@ class TransformerConfig(Seq2SeqConfig):
     activation_dropout: float | int = 0.1
     normalize_before: bool = False
     layer_norm_eps: float = 1e-5
-    position_embedding_type: str | None = None
+    position_embedding_type: Filled[str] = FROM_OTHERS
     encoder_position_embeddings: bool = True
     decoder_position_embeddings: bool = True
 

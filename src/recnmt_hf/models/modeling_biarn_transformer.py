@@ -308,7 +308,9 @@ def attentive_steps_reference(
     all_states, all_attentions = [], []
     for direction, initial in zip(directions, initial_states, strict=True):
 
-        def step(state: Sequence[torch.Tensor], _: torch.Tensor, direction: AttentiveRecurrentDirection = direction):
+        def step(
+            state: Sequence[torch.Tensor], _: torch.Tensor, direction: AttentiveRecurrentDirection = direction
+        ) -> Any:
             state, weights = direction(tuple(state), inputs, mask)
             return state, (state[0], weights)
 
@@ -370,7 +372,7 @@ class RecurrenceEncoder(nn.Module):
         self.layers = nn.ModuleList([RecurrenceEncoderLayer(config, is_first=i == 0) for i in range(count)])
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, output_attentions: bool):
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, output_attentions: bool) -> Any:
         """All layers' states and attentions, and the mask of the last one."""
         all_states, all_attentions = [], []
         for layer in self.layers:

@@ -88,7 +88,7 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
 
-    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None):
+    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
         if self.config.self_attention_type != "directional":
             return super().build_mask(states, attention_mask)
         return directional_mask(

@@ -271,7 +271,7 @@ class InputOrder:
         attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): Of the left-aligned tokens.
     """
 
-    def __init__(self, order: torch.LongTensor | None, attention_mask: torch.Tensor | None):
+    def __init__(self, order: torch.Tensor | None, attention_mask: torch.Tensor | None):
         self.order = order
         self.back = None if order is None else torch.argsort(order, dim=1)
         self.padding = None if attention_mask is None else attention_mask[:, :, None] == 0

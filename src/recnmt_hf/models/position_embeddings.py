@@ -1,6 +1,7 @@
 """Absolute positions: sinusoids in the paper's and in MarianMT's channel order, and learned tables."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,6 +54,8 @@ class SinusoidalPositionEmbedding(nn.Module):
     The table is a buffer outside the state dict; it is written again after loading (`initialize`).
     """
 
+    table: torch.Tensor
+
     def __init__(self, num_positions: int, dim: int, interleaved: bool = True):
         super().__init__()
         self.interleaved = interleaved
@@ -66,7 +69,7 @@ class SinusoidalPositionEmbedding(nn.Module):
     def compute_table(self) -> torch.Tensor:
         return sinusoid_table(self.table.shape[0], self.table.shape[1], self.interleaved, self.table.dtype)
 
-    def _apply(self, fn, recurse: bool = True):
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # A table widened from another type would lack half of its digits.
         before = self.table.dtype
         super()._apply(fn, recurse)
@@ -74,7 +77,7 @@ class SinusoidalPositionEmbedding(nn.Module):
             self.table.copy_(self.compute_table())
         return self
 
-    def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None):
+    def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None) -> Any:
         """Rows `(length, dim)` from `offset` on, or `(batch_size, length, dim)` for given positions."""
         return look_up(self.table, length, offset, position_ids)
 
@@ -89,11 +92,11 @@ class LearnedPositionEmbedding(nn.Module):
     def initialize(self, start: Initialization) -> None:
         start.embedding_(self.weight)
 
-    def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None):
+    def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None) -> Any:
         return look_up(self.weight, length, offset, position_ids)
 
 
-def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, position_ids: torch.Tensor | None):
+def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, position_ids: torch.Tensor | None) -> Any:
     """Rows of `table`; raises `ValueError` when a sequence is longer than the table."""
     if position_ids is not None:
         return nn.functional.embedding(position_ids, table)

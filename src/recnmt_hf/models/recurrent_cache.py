@@ -1,6 +1,7 @@
 """Cache layers with recurrent states; they stand in an ordinary `EncoderDecoderCache` as `past_key_values`."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers.cache_utils import (
@@ -94,7 +95,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
 
     _layer_type = "recnmt_recurrent"
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.start_states()
 
@@ -106,7 +107,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
 
     def get_seq_length(self) -> int:
         length = super().get_seq_length()
-        return length if self.attends else length or self.steps_seen
+        return length if self.attends else length or int(self.steps_seen)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return super().get_seq_length() + query_length, 0  # of keys: states are not attended
@@ -116,9 +117,9 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         self.is_initialized = False
         self.restart()
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.has_keys:
-            super().reorder_cache(beam_idx)
+            super().reorder_cache(beam_idx)  # type: ignore[arg-type]  # indices of any class
         self.map_states(lambda state: state.index_select(0, beam_idx.to(state.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -135,7 +136,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         """Forgets the last tokens; negative counts, as transformers passes them (positive: the length to keep)."""
         remove = self.get_seq_length() - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
         remove = max(remove, 0)
-        if self.has_keys and remove:
+        if self.keys is not None and self.values is not None and self.has_keys and remove:
             self.keys, self.values = self.keys[..., :-remove, :], self.values[..., :-remove, :]
         self.roll_back(remove)
 
@@ -158,7 +159,7 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
 
     _layer_type = "recnmt_recurrent"
 
-    def __init__(self, max_cache_len: int, **kwargs):
+    def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
         super().__init__(max_cache_len=max_cache_len, **kwargs)
         self.start_states()
 
@@ -170,7 +171,7 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
         held = self.states.get(name)
         if held is None or held.shape != state.shape:
             held = state.clone()
-            self.steps_seen = self.steps_seen.to(state.device)
+            self.steps_seen = torch.as_tensor(self.steps_seen, device=state.device)
             if not torch.compiler.is_compiling():
                 torch._dynamo.mark_static_address(held)
                 torch._dynamo.mark_static_address(self.steps_seen)
@@ -178,16 +179,16 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
         else:
             held.copy_(state)
 
-    def get_seq_length(self) -> int | torch.Tensor:
+    def get_seq_length(self) -> int | torch.Tensor:  # type: ignore[override]  # as transformers' own, which says int
         return super().get_seq_length() if self.attends or self.is_initialized else self.steps_seen
 
     def reset(self) -> None:
         super().reset()
         self.restart()
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.is_initialized:
-            super().reorder_cache(beam_idx)
+            super().reorder_cache(beam_idx)  # type: ignore[arg-type]
         for state in self.states.values():
             state.copy_(state.index_select(0, beam_idx.to(state.device)))
 
@@ -224,7 +225,7 @@ def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> Recurr
         return None
     layers = self_attention_cache(past_key_values).layers
     layer = layers[layer_idx] if layer_idx < len(layers) else None
-    if not hasattr(layer, "update_states"):
+    if not isinstance(layer, RecurrentStates):
         raise UserError(
             f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Remedy: leave "
             "past_key_values out, or make its caches with config=model.config.get_text_config(decoder=True)."

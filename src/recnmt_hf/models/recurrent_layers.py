@@ -38,12 +38,12 @@ def scan_steps(
         from torch._higher_order_ops.scan import scan
 
         def traced(carry: list[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            carry, outputs = step(carry, each)
+            following, outputs = step(carry, each)
             # What is carried on and what is put out may not be one tensor.
-            return list(carry), [output.clone() for output in outputs]
+            return list(following), [output.clone() for output in outputs]
 
         return scan(traced, list(carry), inputs)[1]
-    rows = []
+    rows: list[Sequence[torch.Tensor]] = []
     for each in inputs.unbind(0):
         carry, outputs = step(carry, each)
         rows.append(outputs)
@@ -113,7 +113,8 @@ class RecurrentLayer(nn.Module):
             return self.steps(inputs, (state,))[0]
         state = state[None].contiguous()
         weights = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        settings = (weights, True, 1, 0.0, self.training, False, True)  # biases, layers, dropout, .., batch first
+        # weights, biases, layers, dropout, training, bidirectional, batch first
+        settings: Any = (weights, True, 1, 0.0, self.training, False, True)
         if self.cell == "lstm":
             return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
         return (torch.gru if self.cell == "gru" else torch.rnn_tanh)(inputs, state, *settings)[0]
@@ -153,7 +154,7 @@ class RecurrentLayer(nn.Module):
         return [states.transpose(0, 1) for states in scan_steps(step, [*initial, *zeros], gates)]
 
 
-def build_recurrent_layer(cell: str | Callable[[int, int], nn.Module], input_size: int, hidden_size: int) -> nn.Module:
+def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
     """
     A recurrent layer of one direction.
 
@@ -187,7 +188,7 @@ def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> to
     return (total.to(wide) / count).to(states.dtype)
 
 
-def left_aligned(attention_mask: torch.Tensor) -> torch.LongTensor:
+def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
     """
     For each row the order of columns that puts real tokens first, in their order, and padding behind.
 
@@ -200,7 +201,7 @@ def left_aligned(attention_mask: torch.Tensor) -> torch.LongTensor:
     return torch.argsort((attention_mask == 0).to(torch.uint8), dim=1, stable=True)
 
 
-def reversed_order(lengths: torch.Tensor, length: int) -> torch.LongTensor:
+def reversed_order(lengths: torch.Tensor, length: int) -> torch.Tensor:
     """
     Reverses the first `lengths[b]` columns of each row and leaves the rest in place; it is its own inverse.
 
@@ -212,7 +213,7 @@ def reversed_order(lengths: torch.Tensor, length: int) -> torch.LongTensor:
     return torch.where(mirrored >= 0, mirrored, columns)
 
 
-def take(states: torch.Tensor, order: torch.LongTensor) -> torch.Tensor:
+def take(states: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Columns of `(batch_size, length, d)` in the order `(batch_size, length)`."""
     return states.gather(1, order[:, :, None].expand(-1, -1, states.shape[2]))
 
@@ -234,7 +235,7 @@ class MaskedRNN(nn.Module):
 
     def __init__(
         self,
-        cell: str | Callable[[int, int], nn.Module],
+        cell: str | Callable[[int, int], Any],
         input_size: int,
         hidden_size: int,
         bidirectional: bool = False,
@@ -301,7 +302,7 @@ class CachedRecurrence(nn.Module):
 
     def __init__(
         self,
-        cell: str | Callable[[int, int], nn.Module],
+        cell: str | Callable[[int, int], Any],
         input_size: int,
         hidden_size: int,
         name: str = "",
@@ -333,7 +334,7 @@ class CachedRecurrence(nn.Module):
         layer = recurrent_layer(past_key_values, self.layer_idx)
         initial: list[torch.Tensor] = []
         if layer is not None and layer.get_state(self.names[0]) is not None:
-            initial = [layer.get_state(name) for name in self.names]
+            initial = [layer.states[name] for name in self.names]
         elif initial_state is not None:
             initial = [initial_state()]
         if attention_mask is not None:

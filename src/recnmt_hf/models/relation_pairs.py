@@ -151,7 +151,7 @@ class PairTiles(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         with without_autocast(gradient.device):
             return PairTiles.gradients(ctx, gradient)
 

@@ -89,11 +89,11 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
@@ -138,8 +138,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
 
     def run_encoder(
         self,
-        encoder_outputs: BaseModelOutput | tuple | None,
-        input_ids: torch.LongTensor | None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None,
+        input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
         **kwargs: Any,
@@ -270,15 +270,15 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         smoothing: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
@@ -348,7 +348,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def auxiliary_loss(
         self,
         outputs: Seq2SeqTranslationOutput,
-        labels: torch.LongTensor,
+        labels: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor | None:
         """
@@ -365,7 +365,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def loss_without_logits(
         self,
         features: torch.Tensor,
-        labels: torch.LongTensor,
+        labels: torch.Tensor,
         smoothing: float,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
@@ -394,7 +394,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             encoder_attentions=outputs.encoder_attentions,
         )
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels `(batch_size, target_length)` shifted right behind the start token, -100 replaced by padding."""
         shifted = labels.new_empty(labels.shape)
         shifted[:, 0] = self.config.decoder_start_token_id
@@ -416,7 +416,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
-    ):
+    ) -> Any:
         # Beams share their source: its memories stay one row per source, and the decoder folds its beams into them.
         kept = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
         input_ids, model_kwargs = super()._expand_inputs_for_generation(

@@ -62,7 +62,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         start = self.initialization
         if hasattr(module, "initialize"):
-            module.initialize(start)
+            module.initialize(start)  # type: ignore[operator]
         elif isinstance(module, nn.Embedding):
             start.embedding_(module.weight)
             if module.padding_idx is not None and not is_loaded(module.weight):
@@ -98,7 +98,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         own = next((c for c in wrapped.__mro__ if vars(c).get("_auto_class")), None)
         if own is not None:
             if own.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
-                self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}
+                self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}  # type: ignore[attr-defined]
             self.__class__ = own
         given = self._keys_to_ignore_on_save
         self._keys_to_ignore_on_save = self.still_tied() or None
@@ -182,7 +182,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             ValueError: Nothing matches, so this is not a baseline of this model.
         """
         source = baseline.state_dict() if isinstance(baseline, PreTrainedModel) else read_safetensors(baseline)
-        own = dict(self.named_parameters())
+        own: dict[str, torch.Tensor] = dict(self.named_parameters())
         own.update({name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()})
         copied = [name for name, tensor in own.items() if name in source and source[name].shape == tensor.shape]
         if not copied:
@@ -216,7 +216,7 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
                 "checkpoints (.bin, .pt) are not read: load them where they come from and save them again."
             )
     else:
-        files = [Path(cached_file(str(folder), "model.safetensors"))]
+        files = [Path(str(cached_file(str(folder), "model.safetensors")))]
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         tensors.update(load_file(file))

@@ -114,7 +114,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return total / divisor
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor):
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         if torch.is_grad_enabled():  # create_graph=True: what was formed in the forward pass would count as constant
             raise UserError(
                 "The loss without logits cannot be differentiated twice. Remedy: compute it with return_logits=True."

@@ -69,7 +69,7 @@ class TokenAndPositionInput(nn.Module):
         return dropout(states, self.dropout, self.training)
 
 
-def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None):
+def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> Any:
     """Rows of the embedding, with readable errors for missing inputs and ids outside the vocabulary."""
     if (input_ids is None) == (inputs_embeds is None):
         raise UserError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
@@ -137,7 +137,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         """
         return TokenAndPositionInput(config, "none")
 
-    def embeddings(self, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Scaled embeddings `(batch_size, length, d_model)`."""
         found = embed(self.embed_tokens, input_ids, inputs_embeds)
         return found if self.scale == 1.0 else found * self.scale
@@ -168,7 +168,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -270,7 +270,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,

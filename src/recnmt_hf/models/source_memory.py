@@ -5,6 +5,7 @@ They stand in an ordinary `EncoderDecoderCache` under the name `past_key_values`
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
@@ -23,7 +24,7 @@ class BeamMoves:
         self.stay = False
         self.told: set[int] = set()
 
-    def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.LongTensor, group: int) -> bool:
+    def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.Tensor, group: int) -> bool:
         """
         Args:
             layer ([`SourceMemoryLayer`]): Who asks.
@@ -54,7 +55,7 @@ class SourceMemoryLayer(DynamicLayer):
         moves ([`BeamMoves`], *optional*): Shared by the layers of a cache.
     """
 
-    def __init__(self, moves: BeamMoves | None = None, **kwargs):
+    def __init__(self, moves: BeamMoves | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.moves = moves or BeamMoves()
         self.memories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -74,7 +75,7 @@ class SourceMemoryLayer(DynamicLayer):
             self.keys, self.values = keys, values
             self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         self.store("encoder", key_states, value_states, key_states.shape[0])
         return self.keys, self.values
 
@@ -84,8 +85,8 @@ class SourceMemoryLayer(DynamicLayer):
         self.is_initialized = False
         self.memories, self.masks, self.vectors, self.decoder_rows = {}, {}, {}, 0
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        if self.is_initialized:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        if self.keys is not None:
             self.take_rows(beam_idx.to(self.keys.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -93,14 +94,14 @@ class SourceMemoryLayer(DynamicLayer):
         self.decoder_rows *= repeats
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if not self.is_initialized:
+        if self.keys is None:
             return
         rows = torch.arange(self.decoder_rows, device=self.keys.device)
         self.take_rows(rows[indices.to(self.keys.device)])
 
-    def take_rows(self, rows: torch.LongTensor) -> None:
+    def take_rows(self, rows: torch.Tensor) -> None:
         """Makes decoder row `i` read the memory that row `rows[i]` has read."""
-        num_sources = self.keys.shape[0]
+        num_sources = self.memories["encoder"][0].shape[0]
         group = max(self.decoder_rows // num_sources, 1)
         if rows.shape[0] == self.decoder_rows and self.moves.stay_within_sources(self, rows, group):
             return
@@ -142,7 +143,7 @@ def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
         return
     cache = past_key_values.cross_attention_cache
     layers = cache.layers
-    if layers and (isinstance(layers[0], SourceMemoryLayer) or layers[0].is_initialized):
+    if layers and (isinstance(layers[0], SourceMemoryLayer) or getattr(layers[0], "is_initialized", False)):
         return
     moves = BeamMoves()
     for i, layer in enumerate(layers):
@@ -228,21 +229,23 @@ def read_source_memory(
         attention_mask (`torch.Tensor` of shape `(num_sources, ..)`, *optional*): As prepared for the kernels.
         decoder_rows (`int`): `num_sources` times the beams of each.
     """
-    cache = getattr(past_key_values, "cross_attention_cache", None)
-    layer = cache.layers[layer_idx] if cache is not None and layer_idx is not None else None
+    if not isinstance(past_key_values, EncoderDecoderCache) or layer_idx is None:
+        return *project_memory(key_value_states), attention_mask
+    cache = past_key_values.cross_attention_cache
+    layer = cache.layers[layer_idx]
     if isinstance(layer, SourceMemoryLayer):
         if name not in layer.memories:
             key, value = project_memory(key_value_states)
             layer.store(name, key, value, decoder_rows)
             past_key_values.is_updated[layer_idx] = True
         return *layer.memories[name], attention_mask
-    if layer is None or name != "encoder":
+    if name != "encoder":
         return *project_memory(key_value_states), attention_mask
     # A static (or foreign) cache has one row for each row of the decoder.
     if attention_mask is not None and attention_mask.shape[0] != decoder_rows:
         attention_mask = spread_over_beams(attention_mask, decoder_rows)
     if past_key_values.is_updated.get(layer_idx):
-        return layer.keys, layer.values, attention_mask
+        return layer.keys, layer.values, attention_mask  # type: ignore[union-attr, return-value]  # filled before
     key, value = project_memory(key_value_states)
     key, value = spread_over_beams(key, decoder_rows), spread_over_beams(value, decoder_rows)
     if isinstance(layer, StaticLayer) and layer.max_cache_len != key.shape[2]:

@@ -1,11 +1,12 @@
 """What hand-written recurrences share: the matmuls of a step under autocast, and the elements of a GRU."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager:
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast switched off, on devices that have it."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)

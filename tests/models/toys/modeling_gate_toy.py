@@ -61,7 +61,7 @@ class GateToyDecoder(GateToyPreTrainedModel, NMTTransformerDecoder):
         def project():
             return torch.cat([self.of_source(vector), vector], dim=-1)
 
-        of_source, value = kept_vector(past_key_values, "global", project, len(last))[:, None].chunk(2, dim=-1)
+        of_source, value = kept_vector(past_key_values, "global", project, last.shape[0])[:, None].chunk(2, dim=-1)
         return last + self.gate(self.of_states(last), of_source) * value
 
 

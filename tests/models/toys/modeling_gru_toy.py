@@ -62,7 +62,7 @@ class GRUToyDecoder(GRUToyPreTrainedModel, Seq2SeqDecoder):
 
         def initial():
             mean = masked_mean(source.states, source.attention_mask)
-            return spread_over_beams(torch.tanh(self.initial(mean)), len(hidden_states))
+            return spread_over_beams(torch.tanh(self.initial(mean)), hidden_states.shape[0])
 
         states = self.recurrence(hidden_states, attention_mask, past_key_values, initial)
         context, _ = self.encoder_attn(states, source.states, source.mask, past_key_values, **kwargs)
