@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 # Categories of Unicode without a visible sign: controls, formats (zero-width, soft hyphen, byte order mark), spaces.

@@ -46,11 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    from ..data.files import open_output, refuse_inputs
-    from ..data.text import SentencePair, read_lines, read_parallel
-    from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
-
+def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("Give a model with --source and --target (or --text), or --links with --gold.")
     if args.links is not None and any(
@@ -65,6 +61,12 @@ def run(args: argparse.Namespace) -> None:
             "Give --source and --target, the files to align line by line, or --text with a sentence and its "
             "translation."
         )
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..data.files import open_output, refuse_inputs
+    from ..data.text import SentencePair, read_lines, read_parallel
+    from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
 
     def read_links(path: str):
         return [parse_links(line, f"{path}, line {i}", args.one_based) for i, line in enumerate(read_lines(path), 1)]

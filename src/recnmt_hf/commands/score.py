@@ -68,13 +68,17 @@ def check_tokens(records: list[tuple[str, list[int]]], path: str, symbols: int) 
             )
 
 
+def check(args: argparse.Namespace) -> None:
+    by_files = [args.source is not None, args.target is not None]
+    if (args.jsonl is not None) == any(by_files) or any(by_files) != all(by_files):
+        raise UserError("Give either --source with --target, or --jsonl.")
+
+
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_parallel
     from ..evaluation.translator import DecodingOptions
 
-    by_record, by_files = args.jsonl is not None, [args.source is not None, args.target is not None]
-    if by_record == any(by_files) or any(by_files) != all(by_files):
-        raise UserError("Give either --source with --target, or --jsonl.")
+    by_record = args.jsonl is not None
     options = DecodingOptions(
         length_penalty_type=args.length_penalty_type,
         length_penalty=args.length_penalty,

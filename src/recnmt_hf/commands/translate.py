@@ -63,15 +63,22 @@ def begun(lines: Iterable[str]) -> Iterator[str]:
     return chain(list(islice(lines, 1)), lines)
 
 
+def check(args: argparse.Namespace) -> None:
+    if args.n_best > args.beams:
+        raise UserError(
+            f"--n-best {args.n_best} is more than --beams {args.beams}. Remedy: as many beams as hypotheses, or more."
+        )
+    args.format = args.format or ("n-best" if args.n_best > 1 else "text")
+    if args.alignments and args.format != "jsonl":
+        raise UserError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
+
+
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
     from ..data.text import read_lines
     from ..evaluation.translator import DecodingOptions
 
-    if args.n_best > args.beams:
-        raise UserError(
-            f"--n-best {args.n_best} is more than --beams {args.beams}. Remedy: as many beams as hypotheses, or more."
-        )
+    style = args.format
     options = DecodingOptions(
         beams=args.beams,
         num_hypotheses=args.n_best,
@@ -83,9 +90,6 @@ def run(args: argparse.Namespace) -> None:
         on_long=args.on_long,
         alignments=args.alignments,
     )
-    style = args.format or ("n-best" if args.n_best > 1 else "text")
-    if args.alignments and style != "jsonl":
-        raise UserError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
     source, target = stream(args.input), stream(args.output)
     with open_output(target, inputs=[source]) as out:
         lines = read_lines(source)

@@ -1,32 +1,37 @@
 """Translating, scoring, metrics and significance."""
 
-from .alignment import (
-    AlignmentErrorRate,
-    AlignmentScore,
-    GoldAlignment,
-    WordAlignment,
-    align_pairs,
-    alignment_error_rate,
-    format_links,
-    parse_links,
-)
-from .decoding import MaxLengthPerSentence, VaswaniLengthPenalty, length_penalty
-from .metrics import (
-    Bleu,
-    ChrF,
-    MetricScore,
-    Ter,
-    TokenizedBleu,
-    chrf_score,
-    sacrebleu_score,
-    scores_by_length,
-    ter_score,
-    tokenized_bleu_score,
-)
-from .model_checks import stamp_tokenizers
-from .significance import Comparison, compare_systems
-from .translator import DecodingOptions, Hypothesis, SentenceScore, Translation, Translator
+from typing import TYPE_CHECKING
 
+from .._lazy import lazy_names, names_for_type_checkers
+
+
+if TYPE_CHECKING:
+    from .alignment import (
+        AlignmentErrorRate,
+        AlignmentScore,
+        GoldAlignment,
+        WordAlignment,
+        align_pairs,
+        alignment_error_rate,
+        format_links,
+        parse_links,
+    )
+    from .decoding import MaxLengthPerSentence, VaswaniLengthPenalty, length_penalty
+    from .metrics import (
+        Bleu,
+        ChrF,
+        MetricScore,
+        Ter,
+        TokenizedBleu,
+        chrf_score,
+        sacrebleu_score,
+        scores_by_length,
+        ter_score,
+        tokenized_bleu_score,
+    )
+    from .model_checks import stamp_tokenizers
+    from .significance import Comparison, compare_systems
+    from .translator import DecodingOptions, Hypothesis, SentenceScore, Translation, Translator
 
 __all__ = [
     "AlignmentErrorRate",
@@ -59,3 +64,5 @@ __all__ = [
     "ter_score",
     "tokenized_bleu_score",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, names_for_type_checkers(__name__))

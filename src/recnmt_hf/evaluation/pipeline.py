@@ -95,6 +95,3 @@ def register_pipeline() -> None:
         PIPELINE_REGISTRY.register_pipeline(
             TASK, pipeline_class=TranslationPipeline, pt_model=WholeModelForSeq2SeqLM, type="text"
         )
-
-
-register_pipeline()
