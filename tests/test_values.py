@@ -53,7 +53,8 @@ def test_statements_of_a_field():
 
 
 def test_documentation_states_the_same():
-    assert "layers, *optional*, defaults to `3`: how many layers; a whole number of at least 1 and" in Cake.__doc__
+    line = "layers (a whole number of at least 1 and at most 9, *optional*, defaults to `3`): How many layers."
+    assert f"    Args:\n        {line}\n" in Cake.__doc__
     assert option_table(Cake, ["layers", "candles", "guests"]).splitlines() == [
         "| option | default | values | meaning |",
         "|---|---|---|---|",

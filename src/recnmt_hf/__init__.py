@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .evaluation.metrics import ChrF as ChrF
     from .evaluation.metrics import Ter as Ter
     from .evaluation.metrics import TokenizedBleu as TokenizedBleu
+    from .evaluation.options import DecodingOptions as DecodingOptions
     from .evaluation.pipeline import TranslationPipeline as TranslationPipeline
     from .evaluation.significance import compare_systems as compare_systems
-    from .evaluation.translator import DecodingOptions as DecodingOptions
     from .evaluation.translator import Translator as Translator
     from .hub.marian import from_marian as from_marian
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig

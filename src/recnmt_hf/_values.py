@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import math
 import reprlib
+import textwrap
 import types
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,6 +25,7 @@ T = TypeVar("T")
 LARGEST = 2**63
 # More tokens would be a slip of the keyboard, and some libraries count in 32 bits.
 MOST_TOKENS = 2**31 - 1
+MOST_SEED = 2**32 - 1
 # Beyond these translating takes all memory, or no float holds the divisor of a score.
 MOST_BEAMS = 1000
 MOST_LENGTH_PENALTY = 100
@@ -104,7 +106,10 @@ class Option:
     def kind(self) -> str:
         """Which values are allowed, in words."""
         hint = self.hint if self.choices is None else Literal[self.choices]
-        return " or ".join(dict.fromkeys(describe(one, self.allowed) for one in members(hint)))
+        allowed = self.allowed
+        if allowed is not None and allowed.most is not None and allowed.most >= MOST_TOKENS:
+            allowed = replace(allowed, most=None)  # nobody reaches it
+        return " or ".join(dict.fromkeys(describe(one, allowed) for one in members(hint)))
 
 
 def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
@@ -154,13 +159,14 @@ def check_options(values: Any, place: str = "") -> None:
 def documented(kind: type[T]) -> type[T]:
     """Adds a dataclass' options to its docstring, in the form of transformers' docstrings."""
     lines = ["", "    Args:"]
+    wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     for each in options_of(kind).values():
         is_optional = each.default is not MISSING or any(
             one.name == each.name and one.default_factory is not MISSING for one in fields(kind)
         )
         stated = ", *optional*" if is_optional else ""
         stated += f", defaults to `{shown_default(each)}`" if each.default not in (MISSING, None) else ""
-        lines.append(f"        {each.name}{stated}: {each.help}; {each.kind()}.")
+        lines += wrap.wrap(f"{each.name} ({each.kind()}{stated}): {each.help[:1].upper()}{each.help[1:]}.")
     kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n" + "\n".join(lines) + "\n    "
     return kind
 

@@ -6,6 +6,7 @@ from .._lazy import lazy_names, names_for_type_checkers
 
 
 if TYPE_CHECKING:
+    from ..data.tokenizer_checks import stamp_tokenizers
     from .alignment import (
         AlignmentErrorRate,
         AlignmentScore,
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
         format_links,
         parse_links,
     )
-    from .decoding import MaxLengthPerSentence, VaswaniLengthPenalty, length_penalty
+    from .decoding import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty, length_penalty
     from .metrics import (
         Bleu,
         ChrF,
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
         ter_score,
         tokenized_bleu_score,
     )
-    from .model_checks import stamp_tokenizers
+    from .options import DecodingOptions
+    from .results import Hypothesis, SentenceScore, Translation
     from .significance import Comparison, compare_systems
-    from .translator import DecodingOptions, Hypothesis, SentenceScore, Translation, Translator
+    from .translator import Translator
 
 __all__ = [
     "AlignmentErrorRate",
@@ -44,6 +46,7 @@ __all__ = [
     "Hypothesis",
     "MaxLengthPerSentence",
     "MetricScore",
+    "PrefixPerSentence",
     "SentenceScore",
     "Ter",
     "TokenizedBleu",
