@@ -198,3 +198,15 @@ def test_contradictions():
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
     assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
     assert {"do_sample", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"} <= names_of_generate()
+
+
+def test_recipes_take_them_too(tmp_path):
+    from recnmt_hf import Recipe
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text("decoding: {beams: 2, generate: {no_repeat_ngram_size: 3}}\n")
+    recipe = Recipe.from_file(file, ["decoding.generate.repetition_penalty=1.5"])
+    expected = {"no_repeat_ngram_size": 3, "repetition_penalty": 1.5}
+    assert DecodingOptions(**recipe.decoding) == DecodingOptions(beams=2, generate=expected)
+    with pytest.raises(UserError, match=r"decoding\.generate has no setting 'top'"):
+        Recipe.from_file(file, ["decoding.generate.top=3"])
