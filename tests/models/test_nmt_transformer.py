@@ -8,7 +8,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
-from recnmt_hf.models.attention import RelativeMultiHeadAttention, directional_mask
+from recnmt_hf.models.modeling_nmt_transformer import directional_mask
+from recnmt_hf.models.relative_attention import RelativeMultiHeadAttention
 
 
 class TestNMTTransformer(ModelContract):

@@ -1,195 +1,22 @@
-"""
-The ground that recurrent models stand on: masked recurrent layers, cache layers, extra memories through beams.
+"""The ground that recurrent models stand on: masked recurrent layers, cache layers, memories and outputs by name."""
 
-A small model with a GRU decoder, a second memory and its state in the cache takes the whole contract.
-"""
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
-from model_contract import ModelContract
 from torch import nn
-from transformers import GenerationMixin
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.cache_utils import DynamicCache
 
-from recnmt_hf.models.attention import MultiHeadAttention, source_mask
-from recnmt_hf.models.configuration_seq2seq import Seq2SeqConfig
 from recnmt_hf.models.recurrent_cache import (
+    RecurrentAttentionLayer,
     RecurrentStateLayer,
-    SourceMemoryLayer,
-    recurrent_layer,
-    use_source_memory,
+    StaticRecurrentAttentionLayer,
+    StaticRecurrentStateLayer,
+    fill_cache,
 )
-from recnmt_hf.models.recurrent_layers import MaskedRNN, masked_mean
-from recnmt_hf.models.seq2seq_base import (
-    Seq2SeqConditionalGeneration,
-    Seq2SeqEncoderOutput,
-    Seq2SeqModelBase,
-    Seq2SeqPreTrainedModel,
-    embed,
-)
-
-
-class GRUToyConfig(Seq2SeqConfig):
-    model_type = "gru_toy"
-
-    def cache_layer_types(self):
-        return ["recnmt_recurrent"] * self.decoder_layers
-
-    def default_position_embedding_type(self):
-        return "none"
-
-
-@dataclass
-class GRUToyEncoderOutput(Seq2SeqEncoderOutput):
-    summary: torch.FloatTensor | None = None
-
-
-class GRUToyEncoder(Seq2SeqPreTrainedModel):
-    output_class = GRUToyEncoderOutput
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
-        self.rnn = MaskedRNN("gru", config.d_model, config.d_model // 2, bidirectional=True)
-        self.summarise = nn.Linear(config.d_model, 3 * config.d_model)
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, **kwargs):
-        states = self.rnn(embed(self.embed_tokens, input_ids, inputs_embeds), attention_mask)
-        summary = self.summarise(masked_mean(states, attention_mask)).unflatten(-1, (3, -1))
-        return GRUToyEncoderOutput(last_hidden_state=states, summary=summary)
-
-
-class GRUToyDecoder(Seq2SeqPreTrainedModel):
-    _can_record_outputs = {
-        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="encoder_attn"),
-    }
-
-    def __init__(self, config):
-        super().__init__(config)
-        width, heads = config.d_model, config.decoder_attention_heads
-        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, width, config.pad_token_id)
-        self.initial = nn.Linear(width, width)
-        self.cell_input, self.cell_state = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
-        self.encoder_attn = MultiHeadAttention(config, width, heads, layer_idx=0, memory="encoder")
-        self.summary_attn = MultiHeadAttention(config, width, heads, layer_idx=0, memory="summary")
-        self.post_init()
-
-    def step(self, x, state):
-        reset_x, update_x, new_x = self.cell_input(x).chunk(3, -1)
-        reset_h, update_h, new_h = self.cell_state(state).chunk(3, -1)
-        update = torch.sigmoid(update_x + update_h)
-        new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
-        return (1 - update) * new + update * state
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        use_cache=None,
-        memories=(),
-        **kwargs,
-    ):
-        embedded = embed(self.embed_tokens, input_ids, inputs_embeds)
-        if past_key_values is None and use_cache:
-            config = self.config.get_text_config(decoder=True)
-            past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        use_source_memory(past_key_values, 1)
-        layer = recurrent_layer(past_key_values)
-        state = layer.get_state() if layer is not None else None
-        if state is None:
-            group = embedded.shape[0] // encoder_hidden_states.shape[0]
-            mask = None if encoder_attention_mask is None else encoder_attention_mask
-            if mask is not None and mask.shape[0] != encoder_hidden_states.shape[0]:
-                mask = mask[::group]
-            state = torch.tanh(self.initial(masked_mean(encoder_hidden_states, mask))).repeat_interleave(group, 0)
-        keep = None
-        if attention_mask is not None and attention_mask.dim() == 2:
-            keep = attention_mask[:, -embedded.shape[1] :, None].to(embedded.dtype)
-        states = []
-        for t in range(embedded.shape[1]):
-            new = self.step(embedded[:, t], state)
-            state = new if keep is None else keep[:, t] * new + (1 - keep[:, t]) * state
-            states.append(state)
-        states = torch.stack(states, 1)
-        if layer is not None:
-            layer.update_states(state=states)
-        source = source_mask(self.config, encoder_hidden_states, encoder_attention_mask)
-        context, _ = self.encoder_attn(states, encoder_hidden_states, source, past_key_values, **kwargs)
-        summary, _ = self.summary_attn(states, memories[0], None, past_key_values, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=states + context + summary, past_key_values=past_key_values
-        )
-
-
-class GRUToyModel(Seq2SeqModelBase):
-    config: GRUToyConfig
-    encoder_class = GRUToyEncoder
-    decoder_class = GRUToyDecoder
-
-    def memories(self, encoder_outputs):
-        return (encoder_outputs.summary,)
-
-
-class GRUToyForConditionalGeneration(Seq2SeqConditionalGeneration, GenerationMixin):
-    config: GRUToyConfig
-    model_class = GRUToyModel
-
-
-class TestGRUToy(ModelContract):
-    config_class = GRUToyConfig
-    model_class = GRUToyForConditionalGeneration
-
-    # Made for the tests only: not registered, and its code does not travel.
-    test_saved_model_loads_bit_equal = None
-    test_a_subclass_is_saved_with_code_that_loads = None
-    test_gradients_of_hidden_states_can_be_kept = None  # gives none
-    test_hub_code_loads_without_the_package = None
-    test_gradient_checkpointing_changes_nothing = None  # has no layers to checkpoint
-    test_attentions_come_on_request = None  # one cross-attention, whatever decoder_layers says
-    test_learns_short_sequences = None
-
-    def config(self, **fields):
-        return super().config(**{"decoder_layers": 1, **fields})
-
-    def test_a_reset_cache_starts_anew(self):
-        model = self.model()
-        first, second = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 4))
-        start = torch.ones(2, 1, dtype=torch.long)
-        cache = model(first, decoder_input_ids=start, use_cache=True).past_key_values
-        cache.reset()
-        assert cache.get_seq_length() == 0
-        found = model(second, decoder_input_ids=start, past_key_values=cache, use_cache=True).logits
-        torch.testing.assert_close(found, model(second, decoder_input_ids=start).logits, atol=1e-10, rtol=0)
-
-    def test_memories_stay_one_row_per_source(self):
-        model = self.model()
-        seen = []
-        project = MultiHeadAttention.project_memory
-
-        def watch(self, states):
-            seen.append(tuple(states.shape[:2]))
-            return project(self, states)
-
-        MultiHeadAttention.project_memory = watch
-        try:
-            model.generate(torch.randint(4, 30, (2, 6)), num_beams=5, max_new_tokens=6)
-        finally:
-            MultiHeadAttention.project_memory = project
-        assert sorted(seen) == [(2, 3), (2, 6)], "each memory is projected once, for two sources"
+from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, masked_mean
+from recnmt_hf.models.seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput, memory_mask, memory_states
+from recnmt_hf.models.source_memory import SourceMemoryLayer, one_row_per_source, spread_over_beams
 
 
 # -- recurrent layers ---
@@ -211,11 +38,14 @@ def test_masked_rnn_equals_each_sentence_alone(cell, bidirectional, initial):
         inputs[i, places] = row
         mask[i, places] = 1
     inputs.requires_grad_()
-    outputs = layer(inputs, mask, tuple(starts))
+    outputs, last = layer(inputs, mask, tuple(starts))
     for i, (row, places) in enumerate(zip(rows, columns, strict=True)):
         own = tuple(None if start is None else start[i : i + 1] for start in starts)
-        alone = layer(row[None], None, own)[0]
+        (alone,), (end,) = layer(row[None], None, own)
         torch.testing.assert_close(outputs[i, places], alone, atol=1e-12, rtol=0)
+        torch.testing.assert_close(last[i], end, atol=1e-12, rtol=0)
+        ends = [alone[-1, :4], alone[0, 4:]] if bidirectional else [alone[-1]]
+        torch.testing.assert_close(end, torch.cat(ends), atol=0, rtol=0)
         if bidirectional:  # the backward direction by hand, from the last real token
             run = getattr(nn, cell.upper())(5, 4, batch_first=True).double()  # torch's own
             run.load_state_dict(layer.backward_rnn.state_dict())
@@ -227,6 +57,65 @@ def test_masked_rnn_equals_each_sentence_alone(cell, bidirectional, initial):
     assert (outputs[mask == 0] == 0).all()
     outputs.sum().backward()
     assert torch.isfinite(inputs.grad).all() and (inputs.grad[mask == 0] == 0).all()
+
+
+class Summing(nn.Module):
+    """A cell class of one's own: sums up what it reads."""
+
+    state_names = ("state",)
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__()
+        self.linear = nn.Linear(input_size, hidden_size)
+
+    def forward(self, inputs, initial_state=None):
+        summed = self.linear(inputs).cumsum(dim=1)
+        return summed if initial_state is None else summed + initial_state[:, None]
+
+
+def test_a_recurrence_takes_any_cell():
+    layer = MaskedRNN(Summing, 3, 2, bidirectional=True).double()
+    inputs, mask = torch.randn(2, 4, 3, dtype=torch.float64), torch.tensor([[0, 1, 1, 1], [1, 0, 1, 0]])
+    _, last = layer(inputs, mask)
+    real = inputs * mask[:, :, None]
+    count = mask.sum(1, keepdim=True)
+    for half, rnn in ((last[:, :2], layer.forward_rnn), (last[:, 2:], layer.backward_rnn)):
+        torch.testing.assert_close(half, real.sum(1) @ rnn.linear.weight.T + count * rnn.linear.bias)
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm", Summing])
+def test_a_cached_recurrence_goes_on_where_it_stopped(cell):
+    """In one call, word by word, in pieces with padding on either side: the same states; rolled back too."""
+    torch.manual_seed(2)
+    recurrence = CachedRecurrence(cell, 3, 4, name="x").double()
+    words, start = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    expected = recurrence(words, initial_state=lambda: start)
+    for pieces in ([6], [1] * 6, [2, 1, 3]):
+        cache = DynamicCache()
+        fill_cache(cache, ["recnmt_recurrent"])
+        cache.activate_past_recording()
+        found = [recurrence(piece, None, cache, lambda: start) for piece in words.split(pieces, dim=1)]
+        torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-12, rtol=0)
+        assert cache.get_seq_length() == 6
+        cache.crop(-2)
+        again = recurrence(words[:, 4:], None, cache)
+        torch.testing.assert_close(again, expected[:, 4:], atol=1e-12, rtol=0)
+    mask = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0]])
+    cache = DynamicCache()
+    fill_cache(cache, ["recnmt_recurrent"])
+    padded = torch.full((2, 4, 3), float("nan"), dtype=torch.float64)
+    padded[mask != 0] = words[:, :2].flatten(0, 1)
+    found = recurrence(padded, mask, cache, lambda: start)
+    torch.testing.assert_close(found[mask != 0], expected[:, :2].flatten(0, 1), atol=1e-12, rtol=0)
+    following = recurrence(words[:, 2:], torch.ones(2, 8), cache)
+    torch.testing.assert_close(following, expected[:, 2:], atol=1e-12, rtol=0)
+
+
+def test_steps_of_a_layer_equal_its_kernel():
+    for cell in ("rnn", "gru", "lstm"):
+        layer = RecurrentLayer(cell, 3, 4).double()
+        inputs, start = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+        torch.testing.assert_close(layer.steps(inputs, [start])[0], layer(inputs, start), atol=1e-12, rtol=0)
 
 
 def test_masked_mean_ignores_padding():
@@ -260,6 +149,43 @@ def test_recurrent_layer_rolls_back_what_it_recorded():
     assert layer.get_seq_length() == 0 and layer.get_state() is None
 
 
+@pytest.mark.parametrize("layer_class", [RecurrentAttentionLayer, StaticRecurrentAttentionLayer])
+@pytest.mark.parametrize("first", ["states", "keys"])
+def test_length_counts_keys_whatever_is_written_first(layer_class, first):
+    """The mask of a prefix of five tokens is five wide, though its states were written before its keys."""
+    static = layer_class is StaticRecurrentAttentionLayer
+    layer = layer_class(max_cache_len=9) if static else layer_class()
+    states, keys = torch.randn(1, 5, 2), torch.randn(1, 1, 5, 2)
+    if first == "states":
+        layer.update_states(state=states)
+        assert layer.get_seq_length() == 0
+        assert layer.get_mask_sizes(5) == ((9, 0) if static else (5, 0))
+        layer.update(keys, keys)
+    else:
+        layer.update(keys, keys)
+        layer.update_states(state=states)
+    assert layer.get_seq_length() == 5 and torch.equal(layer.get_state(), states[:, -1])
+    assert layer.get_mask_sizes(1) == ((9, 0) if static else (6, 0))
+
+
+@pytest.mark.parametrize("layer_class", [RecurrentStateLayer, StaticRecurrentStateLayer])
+def test_rolling_back_nothing_and_everything(layer_class):
+    layer = layer_class(max_cache_len=9) if layer_class is StaticRecurrentStateLayer else layer_class()
+    layer.roll_back(0)
+    layer.activate_past_recording()
+    layer.roll_back(0)
+    layer.roll_back(3)  # nothing was seen yet
+    states = torch.randn(1, 3, 2)
+    layer.update_states(state=states)
+    layer.roll_back(0)
+    assert layer.get_seq_length() == 3 and torch.equal(layer.get_state(), states[:, -1])
+    layer.roll_back(3)
+    assert layer.get_seq_length() == 0 and layer.get_state() is None
+    layer.update_states(state=states[:, :2])
+    layer.roll_back(1)
+    assert layer.get_seq_length() == 1 and torch.equal(layer.get_state(), states[:, 0])
+
+
 def test_recurrent_layer_moves_its_states():
     layer = RecurrentStateLayer()
     states = torch.arange(6.0).view(3, 1, 2)
@@ -275,24 +201,61 @@ def test_recurrent_layer_moves_its_states():
 def test_source_memory_is_not_moved_within_a_source():
     layer = SourceMemoryLayer()
     keys = torch.randn(2, 1, 3, 4)
-    layer.store("encoder", keys, keys, None, decoder_rows=6)
+    layer.store("encoder", keys, keys, decoder_rows=6)
+    layer.masks["encoder"], layer.vectors["global"] = torch.tensor([[True], [False]]), torch.tensor([[1.0], [2.0]])
     layer.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
     assert layer.keys is keys
     layer.reorder_cache(torch.tensor([3, 1, 0, 5, 3, 3]))
     assert torch.equal(layer.keys, keys[[1, 0, 0, 1, 1, 1]])
+    assert layer.masks["encoder"][:, 0].tolist() == [False, True, True, False, False, False]
+    assert layer.vectors["global"][:, 0].tolist() == [2, 1, 1, 2, 2, 2]
+    layer.reset()
+    assert not layer.masks and not layer.vectors
 
 
-def test_encoder_output_is_rebuilt_with_all_its_fields():
-    output = GRUToyEncoderOutput(last_hidden_state=torch.zeros(1), summary=torch.ones(1))
-    assert GRUToyEncoderOutput.rebuild(output) is output
-    assert torch.equal(GRUToyEncoderOutput.rebuild(dict(output)).summary, output.summary)
+def test_one_row_per_source_and_back():
+    rows = torch.arange(6)[:, None]
+    assert one_row_per_source(rows, 2)[:, 0].tolist() == [0, 3]
+    assert one_row_per_source(None, 2) is None and one_row_per_source(rows, 6) is rows
+    assert spread_over_beams(rows[:2], 6)[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert spread_over_beams(rows, 6) is rows
+
+
+# -- memories and outputs ---
+
+
+@dataclass
+class SummaryOutput(Seq2SeqEncoderOutput):
+    summary_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("summary"))
+    summary_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("summary"))
+    scores: tuple[torch.Tensor, ...] | None = None
+
+
+def test_memories_have_names_and_masks():
+    last, states, mask = torch.zeros(2, 3, 1), torch.ones(2, 2, 1), torch.ones(2, 2)
+    output = SummaryOutput(last_hidden_state=last, summary_hidden_state=states, summary_mask=mask)
+    found = output.memories()
+    assert list(found) == ["encoder", "summary"] and found["encoder"] == Memory(last)
+    assert found["summary"].states is states and found["summary"].attention_mask is mask
+    again = Memories.unflatten(tuple(found), found.flatten())
+    assert again["summary"].states is states and again["encoder"].states is last
+    with pytest.raises(ValueError, match=r"lacks other_hidden_state.*get_encoder\(\) as it came"):
+        found["other"]
+    assert list(SummaryOutput(last_hidden_state=last, summary_mask=mask).memories()) == ["encoder"]
+
+
+def test_encoder_output_is_rebuilt_with_all_its_memories():
+    output = SummaryOutput(last_hidden_state=torch.zeros(1), summary_hidden_state=torch.ones(1))
+    assert SummaryOutput.rebuild(output) is output
+    assert torch.equal(SummaryOutput.rebuild(dict(output)).summary_hidden_state, output.summary_hidden_state)
     plain = Seq2SeqEncoderOutput(last_hidden_state=torch.zeros(1))
-    assert GRUToyEncoderOutput.rebuild(plain).summary is None
+    assert SummaryOutput.rebuild(plain).summary_hidden_state is None
     layers = (torch.zeros(1),) * 2
     for values in (
         output.to_tuple(),
-        (*output.to_tuple()[:1], layers, output.summary),
-        (layers[0], None, None, *output.to_tuple()[1:]),
+        (*output.to_tuple()[:1], layers, output.summary_hidden_state),
+        (layers[0], None, None, *output.to_tuple()[1:], None, None),
     ):
-        assert torch.equal(GRUToyEncoderOutput.rebuild(values).summary, output.summary)
-    assert GRUToyEncoderOutput.rebuild(layers[:1]).summary is None
+        assert torch.equal(SummaryOutput.rebuild(values).summary_hidden_state, output.summary_hidden_state)
+    assert SummaryOutput.rebuild((layers[0], layers)).hidden_states is layers
+    assert SummaryOutput.rebuild(layers[:1]).summary_hidden_state is None

@@ -11,14 +11,9 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.commands.main import main
-from recnmt_hf.models import modeling_rnmt
-from recnmt_hf.models.modeling_rnmt import (
-    MaskedBatchNorm,
-    RelationPropagation,
-    all_pairs,
-    all_pairs_reference,
-    pair_tiles,
-)
+from recnmt_hf.models import attentional_steps, modeling_rnmt, relation_pairs
+from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
+from recnmt_hf.models.relation_pairs import all_pairs, pair_tiles
 
 
 RNNSEARCH = {"decoder_type": "rnnsearch", "relation_layers": 0, "encoder_layers": 1}
@@ -339,7 +334,9 @@ def test_steps_pass_gradcheck(conditional, group):
     keys, values = random(sources, length, width), random(sources, length, 3 * width)
     for held in (None, kept):
         assert torch.autograd.gradcheck(
-            lambda *args, held=held: modeling_rnmt.AttentionalSteps.apply(*args[:3], visible, args[3], held, *args[4:]),
+            lambda *args, held=held: attentional_steps.AttentionalSteps.apply(
+                *args[:3], visible, args[3], held, *args[4:]
+            ),
             (gates, keys, values, state, *weights),
         )
 
@@ -348,7 +345,7 @@ def test_steps_pass_gradcheck(conditional, group):
 @pytest.mark.parametrize("masked", [True, False])
 def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
     torch.manual_seed(3)
-    monkeypatch.setattr(modeling_rnmt, "KEPT_PAIRS", kept)
+    monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", kept)
     config = TestRNMT().config(relation_gp_layers=3, relation_hidden_size=4, relation_conv_channels=[3])
     layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
     features = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -359,15 +356,17 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
     whole = list(pair_tiles(torch.zeros(4, 5, 4, dtype=torch.float64)))
     assert len(whole) == 1, "a small batch is one tile"
     cuts = {
-        "words": [modeling_rnmt.Tile(slice(b, b + 1), slice(i, min(i + 2, 5)), 5) for b in range(4) for i in (0, 2, 4)],
-        "sentences": [modeling_rnmt.Tile(slice(b, b + 3), slice(0, 5), 5) for b in (0, 3)],
+        "words": [
+            relation_pairs.Tile(slice(b, b + 1), slice(i, min(i + 2, 5)), 5) for b in range(4) for i in (0, 2, 4)
+        ],
+        "sentences": [relation_pairs.Tile(slice(b, b + 3), slice(0, 5), 5) for b in (0, 3)],
         "whole": whole,
         "real words": None,
     }
     original = pair_tiles
     for tiles in cuts.values():
         monkeypatch.setattr(
-            modeling_rnmt,
+            relation_pairs,
             "pair_tiles",
             lambda states, lengths, tiles=tiles: original(states, lengths) if tiles is None else tiles,
         )
@@ -419,7 +418,7 @@ def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
 
 def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
     """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
-    monkeypatch.setattr(modeling_rnmt, "KEPT_PAIRS", 0)
+    monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", 0)
     length, batch_size, steps, width = 96, 8, 40, 32
     model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train()
     source = torch.randint(4, VOCABULARY, (batch_size, length))
@@ -587,7 +586,7 @@ def test_relation_scores_are_lengths_of_relations():
 def test_memory_is_projected_once_and_shared_by_beams(monkeypatch):
     model = scattered({})
     seen, keys = [], []
-    original, attend = modeling_rnmt.DecoderRecurrence.project_memory, modeling_rnmt.attend
+    original, attend = modeling_rnmt.DecoderRecurrence.project_memory, attentional_steps.attend
 
     def watch(self, annotations):
         seen.append(tuple(annotations.shape))
@@ -595,7 +594,7 @@ def test_memory_is_projected_once_and_shared_by_beams(monkeypatch):
 
     monkeypatch.setattr(modeling_rnmt.DecoderRecurrence, "project_memory", watch)
     monkeypatch.setattr(
-        modeling_rnmt,
+        attentional_steps,
         "attend",
         lambda query, k, *rest: (keys.append((len(query), k.data_ptr())), attend(query, k, *rest))[1],
     )

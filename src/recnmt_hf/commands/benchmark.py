@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import platform
 import statistics
 import time
@@ -18,6 +19,7 @@ from torch.utils import flop_counter
 from ..models import fast_paths
 from .arguments import BEAMS, SEED, number, whole
 from .named_models import MODEL_HELP, build_model, parse_model
+from .other_version import build_other_model
 from .path_timings import of_choice, time_paths
 
 
@@ -63,7 +65,7 @@ def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: f
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
     device = next(model.parameters()).device
-    own_loss = hasattr(model, "init_from_baseline")
+    own_loss = "return_logits" in inspect.signature(model.forward).parameters
     smoother = LabelSmoother(epsilon=label_smoothing)
 
     def step(batch: dict[str, torch.Tensor]) -> None:
@@ -197,6 +199,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{MODEL_HELP} (default: nmt_transformer marian). Ratios are those of the first one's speed to each "
         "other one's",
     )
+    parser.add_argument(
+        "--against",
+        metavar="FOLDER",
+        help="measure each model against itself as the code in this folder has it: the src/recnmt_hf/models of another "
+        "version",
+    )
     parser.add_argument("--size", default="base", help="preset of all models (default: base)")
     parser.add_argument("--modes", nargs="+", choices=("train", "generate"), default=["train", "generate"])
     parser.add_argument("--vocab-size", type=whole(5, 2**31 - 1), default=32000)
@@ -234,11 +242,19 @@ def run(args: argparse.Namespace) -> None:
     if device.type == "cpu":
         keep_freed_memory()  # as in a training run: what the kernel does with pages is not what is measured
     dtype = getattr(torch, args.dtype)
-    models = []
+    runs: list[tuple[list[str], list[torch.nn.Module]]] = []
     for text in [] if args.fast_paths else args.models:
         torch.manual_seed(args.seed)
         name, overrides = parse_model(text)
-        models.append(build_model(name, args.size, args.vocab_size, overrides).to(device))
+        model = build_model(name, args.size, args.vocab_size, overrides).to(device)
+        if args.against is not None:
+            other = build_other_model(args.against, name, model).to(device)
+            runs.append(([text, f"{text} of {args.against}"], [model, other]))
+        elif runs:
+            runs[0][0].append(text)
+            runs[0][1].append(model)
+        else:
+            runs.append(([text], [model]))
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     print(
         f"{hardware}, {args.threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
@@ -258,6 +274,16 @@ def run(args: argparse.Namespace) -> None:
         ):
             print(timing, flush=True)
         return
+    for names, models in runs:
+        measure_models(args, names, models, dtype, device)
+    for choice in fast_paths.choices():
+        print(of_choice(choice), flush=True)
+
+
+def measure_models(
+    args: argparse.Namespace, names: list[str], models: list[torch.nn.Module], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Prints the ratios of the first model to the others, in the modes that the arguments name."""
     if "train" in args.modes:
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
         runnable = [torch.compile(model) if args.compile else model for model in models]
@@ -271,15 +297,13 @@ def run(args: argparse.Namespace) -> None:
             operations = [
                 count_operations(training_step(model, dtype, args.label_smoothing), load.batches) for model in models
             ]
-        report(f"training step, batch {args.train_batch_size}", args.models, seconds, operations)
+        report(f"training step, batch {args.train_batch_size}", names, seconds, operations)
     if "generate" in args.modes:
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
             steps = [generation_step(model, dtype, args.beams) for model in models]
             report(
                 f"generation, beam {args.beams}, batch {batch_size}",
-                args.models,
+                names,
                 measure(steps, load.batches, args.repeats, device),
             )
-    for choice in fast_paths.choices():
-        print(of_choice(choice), flush=True)

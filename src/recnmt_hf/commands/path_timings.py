@@ -123,7 +123,8 @@ def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from .. import BiARNTransformerConfig
     from ..models import modeling_biarn_transformer as biarn
-    from ..models.attention import AbsorbingAttention, MultiHeadAttention
+    from ..models.absorbing_attention import AbsorbingAttention
+    from ..models.attention import MultiHeadAttention
 
     config = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
@@ -185,8 +186,9 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     from .. import BiARNTransformerConfig
-    from ..models.attention import AbsorbingAttention, MultiHeadAttention
-    from ..models.recurrent_cache import SourceMemoryLayer
+    from ..models.absorbing_attention import AbsorbingAttention
+    from ..models.attention import MultiHeadAttention
+    from ..models.source_memory import SourceMemoryLayer
 
     config = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"

@@ -1,15 +1,15 @@
 """Configuration of the base Transformer with its self-attention variants."""
 
-from .configuration_seq2seq import Seq2SeqConfig
+from .configuration_transformer import TransformerConfig
 
 
 SELF_ATTENTION_TYPES = ("absolute", "relative", "directional")
 
 
-class NMTTransformerConfig(Seq2SeqConfig):
+class NMTTransformerConfig(TransformerConfig):
     r"""
     Configuration of [`NMTTransformerModel`], the Transformer of Vaswani et al. (2017) with two variants of
-    self-attention. All fields of [`Seq2SeqConfig`], and:
+    self-attention. All fields of [`TransformerConfig`], and:
 
     Args:
         self_attention_type (`str`, *optional*, defaults to `"absolute"`):

@@ -12,11 +12,9 @@ class RNMTConfig(Seq2SeqConfig):
     baselines: `relation_layers=0` is RNNsearch*, and with `decoder_type="rnnsearch"` too it is RNNsearch (Bahdanau et
     al., 2015).
 
-    Of [`Seq2SeqConfig`] it reads the vocabularies, `d_model` (the width of embeddings, of every GRU and of the
-    attention), `dropout`, `scale_embedding`, `share_encoder_decoder_embeddings`, `tie_word_embeddings`,
-    `final_logits_bias`, `init_std` and the special tokens; fields that only a Transformer has (heads, feed-forward
-    widths, positions, norms) change nothing. Defaults that differ: `vocab_size=30000`, `dropout=0`,
-    `scale_embedding=False`, separate and untied embeddings.
+    All fields of [`Seq2SeqConfig`], of which `d_model` is the width of embeddings, of every GRU and of the attention.
+    Defaults that differ: `vocab_size=30000`, `dropout=0`, `scale_embedding=False`, separate and untied embeddings.
+    Fields that only a Transformer has, as files of earlier releases name them, are read over.
 
     Args:
         encoder_layers (`int`, *optional*):
@@ -76,7 +74,13 @@ class RNMTConfig(Seq2SeqConfig):
     """
 
     model_type = "rnmt"
-    keys_to_ignore_at_inference = [*Seq2SeqConfig.keys_to_ignore_at_inference, "relation_scores"]
+    former_fields = frozenset(
+        (
+            *("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"),
+            *("activation_function", "attention_dropout", "activation_dropout", "normalize_before", "layer_norm_eps"),
+            *("position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"),
+        )
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": {"d_model": 128, "readout_dropout": 0.1, "relation_conv_channels": [32], "relation_hidden_size": 32},
         "small": {"d_model": 256, "relation_conv_channels": [48], "relation_hidden_size": 64},
@@ -99,8 +103,6 @@ class RNMTConfig(Seq2SeqConfig):
     vocab_size: int = 30000
     encoder_layers: int | None = None
     decoder_layers: int = 1
-    encoder_attention_heads: int = 1
-    decoder_attention_heads: int = 1
     dropout: float | int = 0.0
     scale_embedding: bool = False
     share_encoder_decoder_embeddings: bool = False
@@ -123,7 +125,7 @@ class RNMTConfig(Seq2SeqConfig):
     connections_without_relations: bool = False
     init_uniform: float | None = 0.1
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         if self.relation_layers is None:
             fewer = self.encoder_layers is not None and self.encoder_layers < 2
             self.relation_layers = 0 if self.encoder_rnn_layout == "concat" else 1 if fewer else 2
@@ -137,9 +139,6 @@ class RNMTConfig(Seq2SeqConfig):
         if self.relation_conv_channels is None:
             self.relation_conv_channels = [96]
         super().__post_init__(**kwargs)
-
-    def default_position_embedding_type(self) -> str:
-        return "none"
 
     def cache_layer_types(self) -> list[str]:
         return ["recnmt_recurrent"] * self.decoder_layers
@@ -163,6 +162,11 @@ class RNMTConfig(Seq2SeqConfig):
     def compares_all_pairs(self) -> bool:
         """Whether a layer computes something for each pair of words, so that batches should bound squared lengths."""
         return self.relation_layers > 0
+
+    def baseline(self) -> "RNMTConfig | None":
+        if self.relation_layers == 0:
+            return None
+        return RNMTConfig(**{**self.fields_of(RNMTConfig), "relation_layers": 0})
 
     def check_values(self) -> None:
         super().check_values()

@@ -1,5 +1,6 @@
-"""What every configuration of recnmt_hf has: the Transformer's fields, their checks, and named presets."""
+"""What every configuration of recnmt_hf has: fields, their checks, and named presets."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -9,12 +10,11 @@ from .user_errors import UserError
 
 # No network is as large as this; a number beyond it is a mistake, found before memory is asked for.
 MOST_LAYERS, LARGEST_SIZE, LARGEST_TABLE = 1000, 2**24, 2**30
-POSITION_EMBEDDING_TYPES = ("sinusoidal", "marian", "learned", "none")
 
 
 class Seq2SeqConfig(PreTrainedConfig):
     r"""
-    Common fields of the encoder-decoder models, with the defaults of the base Transformer (Vaswani et al., 2017).
+    Fields of every encoder-decoder model, with the defaults of the base Transformer (Vaswani et al., 2017).
 
     Args:
         vocab_size (`int`, *optional*, defaults to 32000):
@@ -23,43 +23,18 @@ class Seq2SeqConfig(PreTrainedConfig):
         decoder_vocab_size (`int`, *optional*):
             Rows of the target embedding and of the output matrix. `None` means `vocab_size`.
         d_model (`int`, *optional*, defaults to 512):
-            Width of embeddings and hidden states. Even, and divisible by both numbers of heads.
+            Width of embeddings and hidden states.
         encoder_layers (`int`, *optional*, defaults to 6):
             Number of encoder layers.
         decoder_layers (`int`, *optional*, defaults to 6):
             Number of decoder layers.
-        encoder_attention_heads (`int`, *optional*, defaults to 8):
-            Heads of each encoder self-attention.
-        decoder_attention_heads (`int`, *optional*, defaults to 8):
-            Heads of each decoder self- and cross-attention.
-        encoder_ffn_dim (`int`, *optional*, defaults to 2048):
-            Inner width of the encoder's feed-forward blocks.
-        decoder_ffn_dim (`int`, *optional*, defaults to 2048):
-            Inner width of the decoder's feed-forward blocks.
-        activation_function (`str`, *optional*, defaults to `"relu"`):
-            Activation of the feed-forward blocks; any name of `transformers.activations.ACT2FN`.
         dropout (`float`, *optional*, defaults to 0.1):
-            Dropout of the embedding sums and of each sub-layer's output.
-        attention_dropout (`float`, *optional*, defaults to 0.1):
-            Dropout of the attention weights.
-        activation_dropout (`float`, *optional*, defaults to 0.1):
-            Dropout after the feed-forward activation.
-        normalize_before (`bool`, *optional*, defaults to `False`):
-            `False`: post-norm, `LN(x + sub(x))`, no norm after the last layer. `True`: pre-norm, `x + sub(LN(x))`,
-            with one norm after the last layer.
-        layer_norm_eps (`float`, *optional*, defaults to 1e-5):
-            Epsilon of the layer norms.
+            Dropout of the embeddings, and of what a model says.
         scale_embedding (`bool`, *optional*, defaults to `True`):
             Multiply embeddings by `sqrt(d_model)`.
         max_position_embeddings (`int`, *optional*, defaults to 1024):
-            Longest sequence that the position table holds.
-        position_embedding_type (`str`, *optional*):
-            `"sinusoidal"` (the paper's interleaved sine and cosine), `"marian"` (sines first, then cosines),
-            `"learned"` or `"none"`. `None` means `"sinusoidal"`, except where a model says otherwise.
-        encoder_position_embeddings (`bool`, *optional*, defaults to `True`):
-            `False` removes positions from the encoder's input.
-        decoder_position_embeddings (`bool`, *optional*, defaults to `True`):
-            `False` removes positions from the decoder's input.
+            Longest sequence: rows of the position tables of a model that has some, and in every model the limit to
+            which sentences are trained and translated.
         share_encoder_decoder_embeddings (`bool`, *optional*, defaults to `True`):
             One embedding matrix for source and target. Needs equal vocabularies.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
@@ -78,65 +53,23 @@ class Seq2SeqConfig(PreTrainedConfig):
     """
 
     keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
-    attribute_map = {
-        "num_attention_heads": "encoder_attention_heads",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "encoder_layers",
-    }
-    # Sizes by name; a preset is data. Subclasses add their own fields to a copy.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "tiny": {
-            "d_model": 128,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 256,
-            "decoder_ffn_dim": 256,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-        },
-        "small": {
-            "d_model": 256,
-            "encoder_layers": 3,
-            "decoder_layers": 3,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 1024,
-            "decoder_ffn_dim": 1024,
-            "dropout": 0.2,
-        },
-        "base": {},
-        "big": {
-            "d_model": 1024,
-            "encoder_attention_heads": 16,
-            "decoder_attention_heads": 16,
-            "encoder_ffn_dim": 4096,
-            "decoder_ffn_dim": 4096,
-            "dropout": 0.3,
-        },
-    }
+    attribute_map = {"hidden_size": "d_model", "num_hidden_layers": "encoder_layers"}
+    # Sizes by name; a preset is data.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"base": {}}
+
+    # Fields that earlier releases wrote into config.json and that changed nothing: read over.
+    former_fields: ClassVar[frozenset[str]] = frozenset()
+    # Of a variant whose paper trains a baseline first: what goes wrong without one, for a warning.
+    baseline_first: ClassVar[str | None] = None
 
     vocab_size: int = 32000
     decoder_vocab_size: int | None = None
     d_model: int = 512
     encoder_layers: int = 6
     decoder_layers: int = 6
-    encoder_attention_heads: int = 8
-    decoder_attention_heads: int = 8
-    encoder_ffn_dim: int = 2048
-    decoder_ffn_dim: int = 2048
-    activation_function: str = "relu"
     dropout: float | int = 0.1
-    attention_dropout: float | int = 0.1
-    activation_dropout: float | int = 0.1
-    normalize_before: bool = False
-    layer_norm_eps: float = 1e-5
     scale_embedding: bool = True
     max_position_embeddings: int = 1024
-    position_embedding_type: str | None = None
-    encoder_position_embeddings: bool = True
-    decoder_position_embeddings: bool = True
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     final_logits_bias: bool = False
@@ -148,17 +81,12 @@ class Seq2SeqConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 1
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
+        kwargs = {name: value for name, value in kwargs.items() if name not in self.former_fields}
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
-        if self.position_embedding_type is None:
-            self.position_embedding_type = self.default_position_embedding_type()
         super().__post_init__(**kwargs)
         self.check_values()
-
-    def default_position_embedding_type(self) -> str:
-        """What `position_embedding_type=None` stands for."""
-        return "sinusoidal"
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "Seq2SeqConfig":
@@ -208,6 +136,20 @@ class Seq2SeqConfig(PreTrainedConfig):
         """One kind of cache layer for each decoder layer, where some hold recurrent states; `None`: all plain."""
         return None
 
+    @property
+    def attends_source_words(self) -> bool:
+        """Whether the weights of the decoder's attention link target to source words."""
+        return True
+
+    def baseline(self) -> "Seq2SeqConfig | None":
+        """The plain model that this variant starts from in two-stage training; `None` where it is one or has none."""
+        return None
+
+    def fields_of(self, kind: type["Seq2SeqConfig"]) -> dict[str, Any]:
+        """The values of the fields that `kind` and the classes of the zoo above it declare, as keywords for it."""
+        declared = {name for base in kind.__mro__ if issubclass(base, Seq2SeqConfig) for name in base.__annotations__}
+        return {field.name: getattr(self, field.name) for field in fields(kind) if field.name in declared}
+
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check_values(self) -> None:
@@ -216,10 +158,6 @@ class Seq2SeqConfig(PreTrainedConfig):
             "vocab_size",
             "decoder_vocab_size",
             "d_model",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-            "encoder_ffn_dim",
-            "decoder_ffn_dim",
             "max_position_embeddings",
         )
         self.check_whole("encoder_layers", "decoder_layers", maximum=MOST_LAYERS)
@@ -229,31 +167,14 @@ class Seq2SeqConfig(PreTrainedConfig):
                 f"at most {LARGEST_TABLE // self.d_model} with d_model={self.d_model}",
                 "use as many positions as the longest sentence has tokens",
             )
-        self.check_fraction("dropout", "attention_dropout", "activation_dropout")
+        self.check_fraction("dropout")
         self.check_flag(
-            "normalize_before",
             "scale_embedding",
-            "encoder_position_embeddings",
-            "decoder_position_embeddings",
             "share_encoder_decoder_embeddings",
             "tie_word_embeddings",
             "final_logits_bias",
             "use_cache",
         )
-        self.check_choice("position_embedding_type", POSITION_EMBEDDING_TYPES)
-        from transformers.activations import ACT2FN  # imports torch: only needed once a config is made
-
-        if self.activation_function not in ACT2FN:
-            self.refuse("activation_function", "a name in transformers.activations.ACT2FN", 'use "relu" or "gelu"')
-        for heads in ("encoder_attention_heads", "decoder_attention_heads"):
-            if self.d_model % getattr(self, heads):
-                self.refuse(
-                    heads,
-                    f"a divisor of d_model={self.d_model}",
-                    f"change {heads} or d_model so that each head has the same width",
-                )
-        if self.d_model % 2:
-            self.refuse("d_model", "an even number (sines and cosines come in pairs)", "use an even width")
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             self.refuse(
                 "decoder_vocab_size",
@@ -262,8 +183,6 @@ class Seq2SeqConfig(PreTrainedConfig):
             )
         if self.init_std is not None and not (isinstance(self.init_std, (int, float)) and 0 <= self.init_std < 1e6):
             self.refuse("init_std", "None or a number >= 0", "leave it out for Xavier-uniform initialisation")
-        if not (isinstance(self.layer_norm_eps, float) and self.layer_norm_eps > 0):
-            self.refuse("layer_norm_eps", "a number > 0", "use 1e-5")
         for name, size in (
             ("pad_token_id", min(self.vocab_size, self.decoder_vocab_size)),
             ("decoder_start_token_id", self.decoder_vocab_size),

@@ -8,16 +8,13 @@ from torch import nn
 from transformers import GenerationMixin
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import MultiHeadAttention, RelativeMultiHeadAttention, directional_mask
+from .attention import MultiHeadAttention
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .seq2seq_base import (
-    Seq2SeqConditionalGeneration,
-    Seq2SeqModelBase,
-    Seq2SeqPreTrainedModel,
-    TransformerDecoderStack,
-    TransformerEncoderStack,
-)
+from .relative_attention import RelativeMultiHeadAttention
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_loading import Seq2SeqPreTrainedModel
 from .transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+from .transformer_stacks import TransformerDecoderStack, TransformerEncoderStack
 from .user_errors import UserError
 
 
@@ -34,8 +31,38 @@ def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs:
     return MultiHeadAttention(config, **kwargs)
 
 
+def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[MultiHeadAttention, MultiHeadAttention]:
+    """The causal self-attention of decoder layer `index`, and its attention to the memory `"encoder"`."""
+    heads = config.decoder_attention_heads
+    return (
+        build_self_attention(config, heads, is_causal=True, layer_idx=index),
+        MultiHeadAttention(config, config.d_model, heads, config.attention_dropout, layer_idx=index, memory="encoder"),
+    )
+
+
+def directional_mask(
+    attention_mask: torch.Tensor | None, num_heads: int, length: int, include_self: bool, device: torch.device
+) -> torch.Tensor:
+    """
+    The masks of directional self-attention (Shen et al., 2018): the first half of the heads sees earlier words only,
+    the second half later words only.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps, 0 is padding.
+        num_heads (`int`): Even.
+        include_self (`bool`): Whether a word sees itself.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch_size or 1, num_heads, length, length)`, `True` where a query sees a key.
+    """
+    earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril(0 if include_self else -1)
+    halves = torch.stack([earlier, earlier.T]).repeat_interleave(num_heads // 2, dim=0)[None]
+    return halves if attention_mask is None else halves & attention_mask[:, None, None, :].bool()
+
+
 class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
     config: NMTTransformerConfig
+    _no_split_modules = ["TransformerEncoderLayer", "TransformerDecoderLayer"]
 
     def __init__(self, config: NMTTransformerConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
@@ -51,7 +78,6 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
     """Transformer encoder; usable alone through `get_encoder()`."""
 
     _can_record_outputs = {
-        "hidden_states": TransformerEncoderLayer,
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
     }
 
@@ -78,7 +104,6 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
     """Transformer decoder."""
 
     _can_record_outputs = {
-        "hidden_states": TransformerDecoderLayer,
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="encoder_attn"),
     }
@@ -88,14 +113,7 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
         self.post_init()
 
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
-        heads = config.decoder_attention_heads
-        return TransformerDecoderLayer(
-            config,
-            build_self_attention(config, heads, is_causal=True, layer_idx=index),
-            MultiHeadAttention(
-                config, config.d_model, heads, config.attention_dropout, layer_idx=index, memory="encoder"
-            ),
-        )
+        return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
 
 class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):

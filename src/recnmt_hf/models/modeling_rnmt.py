@@ -8,49 +8,30 @@ dense connections (Eqs. 1, 11-12), the decoder (Eqs. 2-5, 13).
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-)
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
 from .additive_attention import AdditiveAttention
-from .attention import masked_softmax, read_source_memory
+from .attentional_steps import run_steps
 from .configuration_rnmt import RNMTConfig
 from .fast_paths import allowed, dropout, is_plain, project
-from .recurrent_cache import recurrent_layer, use_source_memory
-from .recurrent_layers import MaskedRNN, RecurrentLayer, left_aligned, masked_mean, reversed_order, take
-from .seq2seq_base import (
-    Seq2SeqConditionalGeneration,
-    Seq2SeqEncoderOutput,
-    Seq2SeqModelBase,
-    Seq2SeqPreTrainedModel,
-    TokenAndPositionInput,
-    embed,
-    holds_masks,
-)
-from .user_errors import UserError
-
-
-SLOPE = 0.1  # of the leaky ReLU
-# Bytes of a batch's pairs that a relation layer keeps for its backward pass; above it makes them anew, tile by tile,
-# which costs another third of its products.
-KEPT_PAIRS = 2**28
+from .initialization import Initialization
+from .recurrent_cache import recurrent_layer
+from .recurrent_layers import MaskedRNN, left_aligned, masked_mean, reversed_order, take
+from .relation_pairs import SLOPE, all_pairs, counted_pairs
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_loading import Seq2SeqPreTrainedModel
+from .seq2seq_outputs import Memories, Seq2SeqEncoderOutput
+from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
+from .source_memory import read_source_memory, spread_over_beams
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -72,42 +53,27 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
     relation_scores: tuple[torch.Tensor, ...] | None = None
 
 
-@dataclass
-class RNMTModelOutput(Seq2SeqModelOutput):
-    """[`~transformers.modeling_outputs.Seq2SeqModelOutput`] with `relation_scores` of [`RNMTEncoderOutput`]."""
-
-    relation_scores: tuple[torch.Tensor, ...] | None = None
-
-
-@dataclass
-class RNMTLMOutput(Seq2SeqLMOutput):
-    """[`~transformers.modeling_outputs.Seq2SeqLMOutput`] with `relation_scores` of [`RNMTEncoderOutput`]."""
-
-    relation_scores: tuple[torch.Tensor, ...] | None = None
-
-
 # -- relation-network layer (Eqs. 7-10) --------------------------------------------------------------------------------
 
 
-class MaskedBatchNorm(nn.Module):
+class MaskedBatchNorm(nn.BatchNorm1d):
     """
     Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): padding changes neither its statistics nor its
     output. Statistics are computed in at least float32. Each process of a distributed run normalises by its own batch;
     the running averages that DDP hands round, and that are saved, are those of the first process.
 
-    Args:
-        num_features (`int`): Channels.
-        momentum (`float`, *optional*, defaults to 0.1): Weight of the newest batch in the running statistics.
-        eps (`float`, *optional*, defaults to 1e-5): Added to the variance.
+    torch's own module, with statistics that leave padding out; checkpoints have no count of batches.
     """
 
     def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5):
-        super().__init__()
-        self.momentum, self.eps = momentum, eps
-        self.weight = nn.Parameter(torch.ones(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features))
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_var", torch.ones(num_features))
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        self.num_batches_tracked = None
+
+    def initialize(self, start: Initialization) -> None:
+        init.ones_(self.weight)
+        init.zeros_(self.bias)
+        init.zeros_(self.running_mean)
+        init.ones_(self.running_var)
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """
@@ -213,15 +179,6 @@ class RelationPropagation(GradientCheckpointingLayer):
         return states, scores if output_scores else None
 
 
-def counted_pairs(features: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which j count in the mean over real tokens, `(batch_size, length)`, and how many do, `(batch_size, 1, 1)`."""
-    if attention_mask is None:
-        count = torch.full((features.shape[0], 1, 1), float(features.shape[1]), device=features.device)
-        return features.new_ones(features.shape[:2]), count
-    kept = attention_mask != 0
-    return kept.to(features.dtype), kept.sum(dim=1).clamp(min=1)[:, None, None].float()
-
-
 def all_pairs_reference(
     layers: nn.ModuleList, features: torch.Tensor, attention_mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,179 +206,6 @@ def all_pairs_reference(
     return (pairs * kept[:, None, :, None]).sum(dim=2) / count.to(pairs.dtype), pairs.norm(dim=-1)
 
 
-def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """
-    The same as [`all_pairs_reference`] with memory for a tile of pairs only.
-
-    `W [c_i; c_j] = W_a c_i + W_b c_j`: the first layer costs two products per word instead of one per pair. The others
-    run over a tile of pairs at a time, which stays in the processor's cache, and of a large batch the backward pass
-    makes each tile anew.
-    """
-    first, rest = layers[0], list(layers)[1:]
-    width = features.shape[-1]
-    left = nn.functional.linear(features, first.weight[:, :width], first.bias)
-    right = nn.functional.linear(features, first.weight[:, width:])
-    kept, count = counted_pairs(left, attention_mask)
-    lengths = None
-    if attention_mask is not None and left.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Elsewhere knowing them would wait for the device.
-        lengths = (attention_mask != 0).sum(dim=1).tolist()
-    parameters = [parameter.to(left.dtype) for layer in rest for parameter in (layer.weight, layer.bias)]
-    wants_gradient = any(tensor.requires_grad for tensor in (left, right, *parameters))
-    if torch.is_grad_enabled() and wants_gradient and not torch.compiler.is_compiling():
-        pooled = PairTiles.apply(left, right, kept, lengths, *parameters)
-    else:
-        pooled = torch.zeros_like(left)
-        # A graph is free of the batch's size and length, and cuts its loops itself.
-        whole = Tile(slice(None), slice(None), left.shape[1])
-        for tile in [whole] if torch.compiler.is_compiling() else pair_tiles(left, lengths):
-            pooled[tile.rows, tile.words] = pool(tile_states(tile, left, right, parameters)[-1], tile, kept)
-    pooled = pooled / count.to(pooled.dtype)
-    if attention_mask is not None:
-        pooled = pooled.masked_fill(attention_mask[:, :, None] == 0, 0.0)
-    return pooled
-
-
-class Tile(NamedTuple):
-    """Pairs `(i, j)` of some sentences: `rows` of the batch, the words `i`, and the words `j` before `length`."""
-
-    rows: slice | list[int]
-    words: slice
-    length: int
-
-
-def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterator[Tile]:
-    """
-    Cuts the pairs of a batch into tiles: several short sentences, or some words of a long one.
-
-    Args:
-        states (`torch.Tensor` of shape `(batch_size, length, m)`): One side of the pairs.
-        lengths (`list[int]`, *optional*): Real words of each sentence, which stand first; pairs with others are left
-            out, but for a few where sentences of similar lengths share a tile.
-    """
-    batch_size, longest, width = states.shape
-    # On a processor a tile's layers should stay in its cache; a GPU wants enough work for one launch.
-    size = 2**20 if states.device.type == "cpu" else 2**26
-    pairs = max(size // (width * states.element_size()), 1)
-    if lengths is None:
-        count = max(pairs // longest**2, 1)
-        groups = [(slice(row, row + count), count, longest) for row in range(0, batch_size, count)]
-    else:
-        groups = []
-        order = sorted((row for row in range(batch_size) if lengths[row]), key=lambda row: -lengths[row])
-        while order:
-            longest = lengths[order[0]]
-            group = order[: max(pairs // longest**2, 1)]
-            # Not more than a quarter of a tile for padding.
-            group = [row for row in group if 4 * lengths[row] ** 2 >= 3 * longest**2]
-            groups.append((group, len(group), longest))
-            order = order[len(group) :]
-    for rows, count, length in groups:
-        words = length if count > 1 else min(max(pairs // length, 1), length)
-        for word in range(0, length, words):
-            yield Tile(rows, slice(word, min(word + words, length)), length)
-
-
-def tile_states(
-    tile: Tile, left: torch.Tensor, right: torch.Tensor, parameters: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    """The outputs of all layers for a tile of pairs, one row for each pair."""
-    pairs = left[tile.rows, tile.words][:, :, None] + right[tile.rows, : tile.length][:, None]
-    states = [nn.functional.leaky_relu(pairs, SLOPE, inplace=True).flatten(0, 2)]
-    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        states.append(nn.functional.leaky_relu(nn.functional.linear(states[-1], weight, bias), SLOPE, inplace=True))
-    return states
-
-
-def pool(states: torch.Tensor, tile: Tile, kept: torch.Tensor) -> torch.Tensor:
-    """The sum over the real j of a tile's last states, `(sentences, words, m)`."""
-    kept = kept[tile.rows, : tile.length]
-    sentences, length = kept.shape
-    states = states.view(sentences, -1, length, states.shape[-1])
-    return torch.matmul(kept[:, None, None, :], states)[:, :, 0]
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager:
-    """Autocast switched off, on devices that have it."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
-class PairTiles(torch.autograd.Function):
-    """
-    [`all_pairs`] behind its first layer; the backward pass makes the tiles of a large batch anew. Not differentiable
-    twice.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        left: torch.Tensor,
-        right: torch.Tensor,
-        counted: torch.Tensor,
-        lengths: list[int] | None,
-        *parameters: torch.Tensor,
-    ) -> torch.Tensor:
-        batch_size, length, width = left.shape
-        size = batch_size * length**2 * width * left.element_size() * (1 + len(parameters) // 2)
-        kept: list[torch.Tensor] = []
-        pooled = torch.zeros_like(left)
-        with without_autocast(left.device):
-            for tile in pair_tiles(left, lengths):
-                states = tile_states(tile, left, right, parameters)
-                pooled[tile.rows, tile.words] = pool(states[-1], tile, counted)
-                if size <= KEPT_PAIRS:
-                    kept += states
-        ctx.lengths, ctx.count = lengths, len(parameters)
-        ctx.save_for_backward(left, right, counted, *parameters, *kept)
-        return pooled
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor):
-        with without_autocast(gradient.device):
-            return PairTiles.gradients(ctx, gradient)
-
-    @staticmethod
-    def gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        left, right, counted, *rest = ctx.saved_tensors
-        parameters, kept = rest[: ctx.count], iter(rest[ctx.count :])
-        layers = len(parameters) // 2
-        # Half-precision gradients of many tiles are summed in float32.
-        wide = torch.float32 if left.dtype in (torch.float16, torch.bfloat16) else left.dtype
-        of_parameters = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]
-        of_left, of_right = torch.zeros_like(left), torch.zeros_like(right, dtype=wide)
-        for tile in pair_tiles(left, ctx.lengths):
-            states = list(itertools.islice(kept, layers + 1)) or tile_states(tile, left, right, parameters)
-            pooled = gradient[tile.rows, tile.words]
-            sentences, words = pooled.shape[:2]
-            inner = (pooled[:, :, None] * counted[tile.rows, : tile.length][:, None, :, None]).flatten(0, 2)
-            for layer in reversed(range(layers)):
-                inner = through_leaky_relu(inner, states[layer + 1])
-                accumulate_product(of_parameters[2 * layer], inner, states[layer])
-                of_parameters[2 * layer + 1] += inner.sum(dim=0)
-                inner = torch.mm(inner, parameters[2 * layer])
-            inner = through_leaky_relu(inner, states[0]).view(sentences, words, -1, left.shape[-1])
-            of_left[tile.rows, tile.words] = inner.sum(dim=2)
-            of_right[tile.rows, : tile.length] += inner.sum(dim=1)
-        of_parameters = [made.to(given.dtype) for made, given in zip(of_parameters, parameters, strict=True)]
-        return of_left, of_right.to(right.dtype), None, None, *of_parameters
-
-
-def through_leaky_relu(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The gradient before a leaky ReLU from that after it, in place; its output has the sign of its input."""
-    return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, SLOPE, True, grad_input=gradient)
-
-
-def accumulate_product(total: torch.Tensor, gradient: torch.Tensor, inputs: torch.Tensor) -> None:
-    """`total += gradient.T @ inputs`, in the type of `total`."""
-    if total.dtype == gradient.dtype:
-        total.addmm_(gradient.t(), inputs)
-    else:
-        total += torch.mm(gradient.t(), inputs)
-
-
 class RelationLayer(nn.Module):
     """The relation-network layer: CNN, graph propagation, perceptron (Eqs. 7-10)."""
 
@@ -432,10 +216,20 @@ class RelationLayer(nn.Module):
         self.propagation = RelationPropagation(config)
 
     def forward(
-        self, states: torch.Tensor, attention_mask: torch.Tensor | None, output_scores: bool = False
+        self,
+        states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        view: "InputOrder",
+        output_attentions: bool = False,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`(batch_size, length, d_model)` to the same shape, and the scores of [`RNMTEncoderOutput`] or `None`."""
-        return self.propagation(self.convolutions(states, attention_mask), attention_mask, output_scores)
+        """
+        Left-aligned states `(batch_size, length, d_model)` to the same shape, and the scores of [`RNMTEncoderOutput`]
+        in the order of the tokens given ([`InputOrder`]), or `None`.
+        """
+        features = self.convolutions(states, attention_mask)
+        states, scores = self.propagation(features, attention_mask, output_attentions)
+        return states, None if scores is None else view.restore_pairs(scores)
 
 
 # -- encoder (Eqs. 1, 11-12) -------------------------------------------------------------------------------------------
@@ -460,11 +254,11 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """`(batch_size, length, input_size)` to `(batch_size, length, hidden_size or 2 * hidden_size)`."""
         if not self.is_mirrored:
-            return self.rnn(states, attention_mask)
+            return self.rnn(states, attention_mask)[0]
         if attention_mask is None:
-            return self.rnn(states.flip(1), None).flip(1)
+            return self.rnn(states.flip(1), None)[0].flip(1)
         mirror = reversed_order((attention_mask != 0).sum(dim=1), states.shape[1])
-        return take(self.rnn(take(states, mirror), attention_mask), mirror)
+        return take(self.rnn(take(states, mirror), attention_mask)[0], mirror)
 
 
 class InputOrder:
@@ -505,39 +299,12 @@ class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     _supports_flash_attn = False
     _supports_flex_attn = False
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, MaskedBatchNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-            init.zeros_(module.running_mean)
-            init.ones_(module.running_var)
-            return
-        bound = self.config.init_uniform
-        if bound is None:
-            if isinstance(module, nn.Conv1d):
-                std = self.config.init_std
-                if std is None:
-                    init.xavier_uniform_(module.weight)
-                else:
-                    init.normal_(module.weight, mean=0.0, std=std)
-                init.zeros_(module.bias)
-            else:
-                super()._init_weights(module)
-        elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding, RecurrentLayer, nn.RNNCellBase)):
-            for parameter in module.parameters(recurse=False):
-                if parameter.dim() > 1:
-                    init.uniform_(parameter, -bound, bound)
-                else:
-                    init.zeros_(parameter)
-            padded = isinstance(module, nn.Embedding) and module.padding_idx is not None
-            if padded and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        else:
-            super()._init_weights(module)
+    @property
+    def initialization(self) -> Initialization:
+        return Initialization(self.config.d_model, self.config.init_std, self.config.init_uniform)
 
 
-class RNMTEncoder(RNMTPreTrainedModel):
+class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
     """
     Recurrent layers and relation layers in turn, with residual and dense connections; usable alone through
     `get_encoder()`. With e the embeddings and h_in^1 = e (Eqs. 11-12):
@@ -545,13 +312,12 @@ class RNMTEncoder(RNMTPreTrainedModel):
         h^l = h_in^l + layer_l(h_in^l),   h_in^{l+1} = W^l [e; h^1; ..; h^l] + b^l,   annotations h_in^{L+1}
     """
 
-    main_input_name = "input_ids"
     output_class = RNMTEncoderOutput
+    needs_token_mask = True
+    _can_record_outputs = {"relation_scores": OutputRecorder(RelationLayer, index=1)}
 
     def __init__(self, config: RNMTConfig):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
-        self.embed_input = TokenAndPositionInput(config, "none")
         self.layers = nn.ModuleList()
         self.relation_layers = nn.ModuleList()
         width = config.d_model
@@ -569,90 +335,44 @@ class RNMTEncoder(RNMTPreTrainedModel):
             self.dense_maps = nn.ModuleList(
                 [nn.Linear((below + count) * config.d_model, config.d_model) for count in range(1, total + 1)]
             )
-        self.gradient_checkpointing = False
         self.post_init()
 
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> RNMTEncoderOutput:
-        r"""
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
-            inputs_embeds (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*): Unscaled.
-
-        Raises:
-            ValueError: Token ids outside the vocabulary, or a mask that does not say which tokens are real.
+    def run(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
+    ) -> list[torch.Tensor]:
         """
-        embeddings = embed(self.embed_tokens, input_ids, inputs_embeds)
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise UserError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, but recurrence needs to know which tokens "
-                "are real. Remedy: give a mask of shape (batch_size, source_length), 1 for tokens and 0 for padding."
-            )
-        states = self.embed_input(embeddings)
-        order = None
+        All layers.
+
+        Returns:
+            With `output_hidden_states=True` e and the inputs h_in of the following layers; at the end the annotations.
+            Each in the order of the tokens given, and the layers go on from what is returned.
+        """
+        states, order = hidden_states, None
         if attention_mask is not None:
             # Real tokens first: directions turn within a sentence, and convolutions see no gap.
             order = left_aligned(attention_mask)
             attention_mask = attention_mask.gather(1, order)
             states = take(states, order).masked_fill(attention_mask[:, :, None] == 0, 0.0)
         view = InputOrder(order, attention_mask)
-        wanted = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        kept = [] if kwargs.get("output_hidden_states", self.config.output_hidden_states) else None
-        states, scores = self.run(states, attention_mask, view, wanted, kept)
-        return RNMTEncoderOutput(
-            last_hidden_state=view.restore(states) if kept is None else kept[-1],
-            hidden_states=None if kept is None else tuple(kept),
-            relation_scores=tuple(view.restore_pairs(score) for score in scores) or None,
-        )
-
-    def run(
-        self,
-        states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        view: "InputOrder",
-        output_scores: bool,
-        kept: list[torch.Tensor] | None,
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """
-        All layers over left-aligned embeddings `(batch_size, source_length, d_model)`.
-
-        Args:
-            view ([`InputOrder`]): Of the tokens as they were given.
-            output_scores (`bool`): Whether to return the relation layers' scores.
-            kept (`list`, *optional*): Filled with e and the inputs h_in of the following layers, the annotations last,
-                each in the order of the tokens given; the layers then go on from these.
-
-        Returns:
-            The annotations, left-aligned, and the scores.
-        """
+        keeps_all = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
+        kept: list[torch.Tensor] = []
 
         def show(states: torch.Tensor) -> torch.Tensor:
-            if kept is None:
+            if not keeps_all:
                 return states
             kept.append(view.restore(states))
             return view.align(kept[-1])
 
         states = show(states)
         below = [states] if self.config.relation_dense_include_embeddings else []
-        scores: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
-            output = layer(states, attention_mask)
-            states = self.connect(states, output, below)
+            states = self.connect(states, layer(states, attention_mask), below)
             if index < len(self.relation_layers):
                 states = show(states)
-                output, score = self.relation_layers[index](states, attention_mask, output_scores)
+                output, _ = self.relation_layers[index](states, attention_mask, view, **kwargs)
                 states = self.connect(states, output, below)
-                scores += [] if score is None else [score]
             states = show(dropout(states, self.config.dropout, self.training))
-        return states, scores
+        return kept if keeps_all else [view.restore(states)]
 
     def connect(self, inputs: torch.Tensor, output: torch.Tensor, below: list[torch.Tensor]) -> torch.Tensor:
         """The next layer's input from a layer's input and output; `below` grows by h^l."""
@@ -814,419 +534,57 @@ def run_steps_reference(
     return torch.stack(states, 1), torch.stack(weights, 1)[:, None], torch.stack(contexts, 1)
 
 
-class StepWeights(NamedTuple):
-    """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
-
-    word_weight: torch.Tensor | None  # (3 d, d) of the first GRU's state
-    word_bias: torch.Tensor | None  # (3 d,)
-    query_weight: torch.Tensor  # (d, d)
-    score: torch.Tensor  # (d,)
-    context_weight: torch.Tensor  # (3 d, d) of the second GRU's state
-    context_bias: torch.Tensor  # (3 d,)
-    gate_bias: torch.Tensor  # (3 d,) of the second GRU's input
-
-
-def run_steps(
-    recurrence: DecoderRecurrence,
-    words: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    kept: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     """
-    The same as [`run_steps_reference`] with all that can leave the loop outside it: the words' part of the gates is one
-    product for all steps; keys and values are given. What remains of a step are two or three products with the state,
-    the attention's scores, and the elements of the gates. In training the backward pass is written out
-    ([`AttentionalSteps`]): gradients of the weights are formed once after all steps, and nothing of the size steps x
-    source_length x d_model is kept.
+    Recurrent decoder with additive attention; its state stands in the cache.
 
-    Returns:
-        States `(batch_size, target_length, d_model)` and weights `(batch_size, 1, target_length, source_length)`.
-    """
-    width, cell = state.shape[-1], recurrence.context_cell
-    if recurrence.is_conditional:
-        first = recurrence.word_cell
-        gates = nn.functional.linear(words.transpose(0, 1), first.weight_ih, first.bias_ih)
-    else:
-        first = None
-        gates = nn.functional.linear(words.transpose(0, 1), cell.weight_ih[:, :width])
-    weights = StepWeights(
-        None if first is None else first.weight_hh,
-        None if first is None else first.bias_hh,
-        recurrence.attention.q_proj.weight,
-        recurrence.attention.score.weight[0],
-        cell.weight_hh,
-        cell.bias_hh,
-        cell.bias_ih,
-    )
-    # Under autocast the state and its gates stay in the parameters' type; only products are made in the lower one.
-    dtype = cell.weight_hh.dtype
-    gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
-    of_gates = values[..., : 3 * width].to(dtype)
-    kept = None if kept is None else (kept != 0).t()[:, :, None]
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        states, attention = AttentionalSteps.apply(gates, keys, of_gates, visible, state, kept, *weights)
-    else:
-        states, attention = steps_forward(gates, keys, of_gates, visible, state, kept, weights)
-    return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
-
-
-class StepProducts:
-    """
-    `states @ weight.T + bias` in the type that autocast names, if it is on: weights are converted once for all steps.
+    `last_hidden_state` is the read-out t_j, what the output matrix reads; `hidden_states` are the embeddings y_{j-1},
+    the states s_j and the read-out; `cross_attentions` is the additive attention of shape `(batch_size, 1,
+    target_length, source_length)`.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
-        device = weight.device.type
-        self.bias, self.dtype = bias, weight.dtype
-        self.low = weight.dtype
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            self.low = torch.get_autocast_dtype(device)
-        self.weight = weight.to(self.low)
-
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        if self.low == self.dtype:
-            if self.bias is None:
-                return torch.mm(states, self.weight.t())
-            return torch.addmm(self.bias, states, self.weight.t())
-        mapped = torch.mm(states.to(self.low), self.weight.t()).to(self.dtype)
-        return mapped if self.bias is None else mapped + self.bias
-
-    def backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the states."""
-        return torch.mm(gradient.to(self.low), self.weight).to(self.dtype)
-
-    def weight_gradient(self, gradients: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """The gradient of the weight from those of all steps `(steps, batch_size, ..)`."""
-        gradients, inputs = gradients.flatten(0, 1).to(self.low), inputs.flatten(0, 1).to(self.low)
-        return torch.mm(gradients.t(), inputs).to(self.dtype)
-
-
-def gru_step(
-    gates: torch.Tensor, recurrent: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    The elements of a GRU: `r, z = sigmoid(..)`, `n = tanh(W x + b + r (U h + b'))`, `h' = (1 - z) n + z h`.
-
-    Args:
-        gates, recurrent (`torch.Tensor` of shape `(batch_size, 3 * d)`): `W x + b` and `U h + b'` of r, z and n.
-
-    Returns:
-        h', and for the backward pass `[r; z]` and n.
-    """
-    width = state.shape[-1]
-    both = torch.sigmoid(gates[:, : 2 * width] + recurrent[:, : 2 * width])
-    new = torch.tanh(torch.addcmul(gates[:, 2 * width :], both[:, :width], recurrent[:, 2 * width :]))
-    return torch.lerp(new, state, both[:, width:]), both, new
-
-
-def gru_step_backward(
-    gradient: torch.Tensor,
-    state: torch.Tensor,
-    both: torch.Tensor,
-    new: torch.Tensor,
-    recurrent: torch.Tensor,
-    of_gates: torch.Tensor,
-    of_recurrent: torch.Tensor,
-) -> torch.Tensor:
-    """
-    Backward through [`gru_step`]; fills `of_gates` and `of_recurrent` `(batch_size, 3 * d)`.
-
-    Args:
-        recurrent (`torch.Tensor` of shape `(batch_size, d)`): `U h + b'` of n.
-
-    Returns:
-        The part of the old state's gradient that does not go through `recurrent`.
-    """
-    width = state.shape[-1]
-    reset, update = both[:, :width], both[:, width:]
-    through_new = gradient * (1 - update) * (1 - new * new)
-    of_gates[:, 2 * width :] = through_new
-    torch.mul(through_new, recurrent, out=of_gates[:, :width])
-    torch.mul(gradient, state - new, out=of_gates[:, width : 2 * width])
-    of_gates[:, : 2 * width] *= both * (1 - both)
-    of_recurrent[:, : 2 * width] = of_gates[:, : 2 * width]
-    torch.mul(through_new, reset, out=of_recurrent[:, 2 * width :])
-    return gradient * update
-
-
-def attend(query: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None, score: torch.Tensor) -> torch.Tensor:
-    """
-    Weights of additive attention.
-
-    Args:
-        query (`torch.Tensor` of shape `(num_sources * g, d)`): `W s`.
-        keys (`torch.Tensor` of shape `(num_sources, source_length, d)`): `U h_i + b`.
-
-    Returns:
-        `torch.Tensor` of shape `(num_sources, g, source_length)`.
-    """
-    sources, _, width = keys.shape
-    energies = query.view(sources, -1, 1, width) + keys[:, None]
-    return masked_softmax(torch.matmul(energies.tanh_(), score), visible, keys.dtype)
-
-
-def steps_forward(
-    gates: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    kept: torch.Tensor | None,
-    weights: StepWeights,
-    saved: list[tuple[torch.Tensor | None, ...]] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    All steps without gradients.
-
-    Args:
-        gates (`torch.Tensor` of shape `(steps, batch_size, 3 * d)`): The words' part of the (first) GRU's gates.
-        keys, values (`torch.Tensor` of shape `(num_sources, source_length, d)` and `(.., 3 * d)`).
-        kept (`torch.BoolTensor` of shape `(steps, batch_size, 1)`, *optional*).
-        saved (`list`, *optional*): Filled with what [`AttentionalSteps`] needs of each step.
-
-    Returns:
-        States `(steps, batch_size, d)` and attention weights `(steps, batch_size, source_length)`.
-    """
-    _, length, width = keys.shape
-    is_conditional = weights.word_weight is not None
-    of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
-    of_query = StepProducts(weights.query_weight)
-    of_context = StepProducts(weights.context_weight, weights.context_bias)
-    states, attentions = [], []
-    with without_autocast(keys.device):
-        for j, gate in enumerate(gates.unbind(0)):
-            first: tuple[torch.Tensor | None, ...] = (None, None, None)
-            middle = state
-            if is_conditional:
-                recurrent = of_word(state)
-                middle, both, new = gru_step(gate, recurrent, state)
-                first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
-            query = of_query(middle)
-            attention = attend(query, keys, visible, weights.score)
-            read = torch.matmul(attention, values).view(-1, 3 * width) + weights.gate_bias
-            recurrent = of_context(middle)
-            following, both, new = gru_step(read if is_conditional else read + gate, recurrent, middle)
-            if saved is not None:
-                saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone()))
-            state = following if kept is None else torch.where(kept[j], following, state)
-            states.append(state)
-            attentions.append(attention.view(-1, length))
-    return torch.stack(states), torch.stack(attentions)
-
-
-class AttentionalSteps(torch.autograd.Function):
-    """[`steps_forward`] with its backward pass, which makes the attention's energies anew. Not differentiable twice."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gates: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        visible: torch.Tensor | None,
-        state: torch.Tensor,
-        kept: torch.Tensor | None,
-        *weights: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        steps: list[tuple[torch.Tensor | None, ...]] = []
-        weights = StepWeights(*weights)
-        device = keys.device.type
-        ctx.autocast = torch.is_autocast_enabled(device) if torch.amp.is_autocast_available(device) else False
-        ctx.autocast_dtype = torch.get_autocast_dtype(device) if ctx.autocast else None
-        states, attention = steps_forward(gates, keys, values, visible, state, kept, weights, steps)
-        ctx.steps = len(steps)
-        ctx.save_for_backward(keys, values, kept, attention, *weights, *(part for step in steps for part in step))
-        return states, attention
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor):
-        with without_autocast(of_states.device):
-            return AttentionalSteps.gradients(ctx, of_states, of_attention)
-
-    @staticmethod
-    def gradients(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        keys, values, kept, attention, *rest = ctx.saved_tensors
-        weights = StepWeights(*rest[:7])
-        parts = rest[7:]
-        size = len(parts) // ctx.steps
-        steps = [parts[j * size : (j + 1) * size] for j in range(ctx.steps)]
-        sources, length, width = keys.shape
-        rows = of_states.shape[1]
-        group = rows // sources
-        is_conditional = weights.word_weight is not None
-        device = keys.device.type
-        with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
-            of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
-            of_query = StepProducts(weights.query_weight)
-            of_context = StepProducts(weights.context_weight, weights.context_bias)
-        new = of_states.new_empty
-        of_gates = new(ctx.steps, rows, 3 * width)
-        of_first = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
-        of_read, of_second = new(ctx.steps, rows, 3 * width), new(ctx.steps, rows, 3 * width)
-        of_queries = new(ctx.steps, rows, width)
-        squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2
-        of_scores_total = keys.new_zeros(sources, length)
-        of_score_vector = torch.zeros_like(weights.score)
-        transposed = values.transpose(1, 2)
-        gradient = torch.zeros_like(of_states[0])
-        for j in reversed(range(ctx.steps)):
-            state, middle, query, both1, new1, inner1, both2, new2, inner2 = steps[j]
-            gradient = gradient + of_states[j]
-            held = None
-            if kept is not None:
-                held = gradient.masked_fill(kept[j], 0.0)
-                gradient = gradient.masked_fill(~kept[j], 0.0)
-            # s_j = GRU(a_j, s~_j)
-            of_middle = gru_step_backward(gradient, middle, both2, new2, inner2, of_read[j], of_second[j])
-            of_middle += of_context.backward(of_second[j])
-            # the softmax over e_ij
-            weight = attention[j].view(sources, group, length)
-            of_weight = torch.matmul(of_read[j].view(sources, group, -1), transposed)
-            of_weight += of_attention[j].view(sources, group, length)
-            of_score = weight * (of_weight - (weight * of_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
-            # e_ij = v^T tanh(q_j + k_i): d tanh = 1 - tanh^2
-            energies = (query.view(sources, group, 1, width) + keys[:, None]).tanh_()  # (S, g, n, d)
-            row = of_score.reshape(rows, 1, length)
-            of_score_vector += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
-            energies.square_()
-            inner = torch.matmul(row, energies.view(rows, length, width))[:, 0]
-            torch.mul(row.sum(dim=-1) - inner, weights.score, out=of_queries[j])
-            if group == 1:
-                squares.addcmul_(of_score.view(sources, length, 1), energies[:, 0])
-            else:
-                squares += (of_score[..., None] * energies).sum(dim=1)
-            of_scores_total += of_score.sum(dim=1)
-            of_middle += of_query.backward(of_queries[j])
-            # s~_j = GRU(y_{j-1}, s_{j-1})
-            if is_conditional:
-                gradient = gru_step_backward(of_middle, state, both1, new1, inner1, of_gates[j], of_first[j])
-                gradient += of_word.backward(of_first[j])
-            else:
-                gradient = of_middle
-            if held is not None:
-                gradient += held
-        of_keys = (of_scores_total[:, :, None] - squares) * weights.score
-        # All steps' part of the weights in one product each.
-        middles = torch.stack([step[1] for step in steps])
-        if is_conditional:
-            of_word_weight = of_word.weight_gradient(of_first, torch.stack([step[0] for step in steps]))
-            of_word_bias = of_first.sum(dim=(0, 1))
-        else:
-            of_gates, of_word_weight, of_word_bias = of_read, None, None
-        by_source = attention.view(ctx.steps, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
-        of_reads = of_read.view(ctx.steps, sources, group, -1).transpose(0, 1).flatten(1, 2)
-        return (
-            of_gates,
-            of_keys,
-            torch.matmul(by_source, of_reads),
-            None,
-            gradient,
-            None,
-            of_word_weight,
-            of_word_bias,
-            of_query.weight_gradient(of_queries, middles),
-            of_score_vector,
-            of_context.weight_gradient(of_second, middles),
-            of_second.sum(dim=(0, 1)),
-            of_read.sum(dim=(0, 1)),
-        )
-
-
-class RNMTDecoder(RNMTPreTrainedModel):
-    """Recurrent decoder with additive attention; its state stands in the cache."""
-
-    main_input_name = "input_ids"
     _can_record_outputs = {
         "cross_attentions": OutputRecorder(DecoderRecurrence, index=1),
     }
 
     def __init__(self, config: RNMTConfig):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.d_model, config.pad_token_id)
-        self.embed_input = TokenAndPositionInput(config, "none")
         self.initial_state = nn.Linear(config.annotation_size, config.d_model)
         self.recurrence = DecoderRecurrence(config)
-        self.gradient_checkpointing = False
         self.post_init()
 
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        memories: tuple[torch.Tensor | None, ...] = (),
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
-        r"""
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): Target tokens so far.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps; steps
-                with 0 leave the state as it is.
-            encoder_hidden_states (`torch.Tensor` of shape `(num_sources, source_length, annotation_size)`):
-                The annotations; `batch_size` is a multiple of `num_sources`, consecutive rows share a source.
-            encoder_attention_mask (`torch.Tensor` of shape `(num_sources, source_length)`, *optional*): 1 keeps.
-            past_key_values (`Cache`, *optional*): The state after earlier steps, and the projected annotations.
-            inputs_embeds (`torch.Tensor` of shape `(batch_size, target_length, d_model)`, *optional*): Unscaled.
-            use_cache (`bool`, *optional*): Whether to fill and return a cache.
+    def prepare_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+        return None if attention_mask is None else (attention_mask != 0)[:, None]
 
-        Returns:
-            `last_hidden_state` is the read-out t_j, what the output matrix reads; `hidden_states` are the embeddings
-            y_{j-1}, the states s_j and the read-out; `cross_attentions` is the additive attention of shape
-            `(batch_size, 1, target_length, source_length)`.
-        """
-        words = self.embed_input(embed(self.embed_tokens, input_ids, inputs_embeds))
-        if past_key_values is None and use_cache:
-            config = self.config.get_text_config(decoder=True)
-            past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        use_source_memory(past_key_values, 1)
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        layer_mask: Any,
+        attention_mask: torch.Tensor | None,
+        memories: Memories,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> list[torch.Tensor]:
+        words, (annotations, mask, visible) = hidden_states, memories["encoder"]
         layer = recurrent_layer(past_key_values)
-        if past_key_values is not None and layer is None:
-            raise UserError(
-                f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Remedy: leave "
-                "past_key_values out, or make its caches with config=model.config.get_text_config(decoder=True)."
-            )
-        mask = encoder_attention_mask
-        if mask is not None:
-            mask = mask[:: max(mask.shape[0] // encoder_hidden_states.shape[0], 1)]
         state = layer.get_state() if layer is not None else None
         if state is None:
             # s_0 = tanh(W_init mean_i h_i + b)
-            state = torch.tanh(self.initial_state(masked_mean(encoder_hidden_states, mask)))
-            state = state.repeat_interleave(words.shape[0] // state.shape[0], dim=0)
-        visible = None if mask is None or holds_masks(past_key_values) else (mask != 0)[:, None]
-        keys, values = encoder_hidden_states, None
+            state = torch.tanh(self.initial_state(masked_mean(annotations, mask)))
+            state = spread_over_beams(state, words.shape[0])
+        keys, values = annotations, None
         if self.recurrence.is_fast():
+            project = self.recurrence.project_memory
             keys, values, visible = read_source_memory(
-                "encoder",
-                0,
-                self.recurrence.project_memory,
-                encoder_hidden_states,
-                visible,
-                past_key_values,
-                words.shape[0],
+                "encoder", 0, project, annotations, visible, past_key_values, words.shape[0]
             )
         kept = None
-        if attention_mask is not None and attention_mask.dim() == 2:
+        if attention_mask is not None:
             kept = attention_mask[:, -words.shape[1] :]
         states, _, features = self.recurrence(words, keys, values, visible, state, kept)
         if layer is not None:
             layer.update_states(state=states)
-        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=features,
-            past_key_values=past_key_values,
-            hidden_states=(words, states, features) if wanted else None,
-        )
+        return [words, states, features]
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -1237,10 +595,6 @@ class RNMTModel(RNMTPreTrainedModel, Seq2SeqModelBase):
 
     encoder_class = RNMTEncoder
     decoder_class = RNMTDecoder
-
-    def join(self, encoder_outputs: Any, decoder_outputs: Any) -> RNMTModelOutput:
-        joined = super().join(encoder_outputs, decoder_outputs)
-        return RNMTModelOutput(**joined, relation_scores=getattr(encoder_outputs, "relation_scores", None))
 
 
 class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
@@ -1261,11 +615,6 @@ class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGenera
     """
 
     model_class = RNMTModel
-
-    def lm_output(
-        self, loss: torch.Tensor | None, logits: torch.Tensor | None, outputs: RNMTModelOutput
-    ) -> RNMTLMOutput:
-        return RNMTLMOutput(**super().lm_output(loss, logits, outputs), relation_scores=outputs.relation_scores)
 
 
 RNMTModel.register_for_auto_class("AutoModel")

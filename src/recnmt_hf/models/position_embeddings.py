@@ -4,7 +4,9 @@ import math
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
+from .initialization import Initialization
 from .user_errors import UserError
 
 
@@ -48,7 +50,7 @@ class SinusoidalPositionEmbedding(nn.Module):
     """
     Fixed sinusoids (Vaswani et al., 2017, section 3.5), looked up by position.
 
-    The table is a buffer outside the state dict; it is written again by `_init_weights` after loading.
+    The table is a buffer outside the state dict; it is written again after loading (`initialize`).
     """
 
     def __init__(self, num_positions: int, dim: int, interleaved: bool = True):
@@ -57,6 +59,9 @@ class SinusoidalPositionEmbedding(nn.Module):
         # In the type that the weights get: `from_pretrained(dtype=...)` makes it the default type while it builds.
         table = sinusoid_table(num_positions, dim, interleaved, torch.get_default_dtype())
         self.register_buffer("table", table, persistent=False)
+
+    def initialize(self, start: Initialization) -> None:
+        init.copy_(self.table, self.compute_table())
 
     def compute_table(self) -> torch.Tensor:
         return sinusoid_table(self.table.shape[0], self.table.shape[1], self.interleaved, self.table.dtype)
@@ -80,6 +85,9 @@ class LearnedPositionEmbedding(nn.Module):
     def __init__(self, num_positions: int, dim: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_positions, dim))
+
+    def initialize(self, start: Initialization) -> None:
+        start.embedding_(self.weight)
 
     def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None):
         return look_up(self.weight, length, offset, position_ids)

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .fast_paths import dropout
+from .initialization import Initialization
+from .recurrent_cache import recurrent_layer
 
 
 # Gates of each cell, in torch's order.
@@ -65,22 +68,31 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__()
+        if cell not in CELLS:
+            raise ValueError(f"There is no recurrent cell {cell!r}; choose one of {', '.join(sorted(CELLS))}.")
         self.cell = cell
         self.input_size = input_size
         self.hidden_size = hidden_size
-        self.gates = CELLS[cell]
-        rows = self.gates * hidden_size
+        rows = CELLS[cell] * hidden_size
         self.weight_ih_l0 = nn.Parameter(torch.empty(rows, input_size))
         self.weight_hh_l0 = nn.Parameter(torch.empty(rows, hidden_size))
         self.bias_ih_l0 = nn.Parameter(torch.empty(rows))
         self.bias_hh_l0 = nn.Parameter(torch.empty(rows))
         self.reset_parameters()
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the layer carries from step to step; the first is what it puts out."""
+        return ("state", "memory") if self.cell == "lstm" else ("state",)
+
     def reset_parameters(self) -> None:
         """As torch's layers are made; models of the zoo initialise theirs anew."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
+
+    def initialize(self, start: Initialization) -> None:
+        start.recurrent_(self)
 
     def extra_repr(self) -> str:
         return f"{self.cell}, {self.input_size}, {self.hidden_size}"
@@ -98,7 +110,7 @@ class RecurrentLayer(nn.Module):
         if state is None:
             state = inputs.new_zeros(inputs.shape[0], self.hidden_size)
         if is_exporting():
-            return self.scan(inputs, state)
+            return self.steps(inputs, (state,))[0]
         state = state[None].contiguous()
         weights = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         settings = (weights, True, 1, 0.0, self.training, False, True)  # biases, layers, dropout, .., batch first
@@ -106,8 +118,18 @@ class RecurrentLayer(nn.Module):
             return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
         return (torch.gru if self.cell == "gru" else torch.rnn_tanh)(inputs, state, *settings)[0]
 
-    def scan(self, inputs: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """The same as `forward`, step by step as the cells' equations have it."""
+    def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """
+        The same step by step, as the cells' equations have it, with all that is carried.
+
+        Args:
+            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
+            initial (sequence of `torch.Tensor` of shape `(batch_size, hidden_size)`): Of `state_names`; what is left
+                out is zero.
+
+        Returns:
+            For each of `state_names` its values after every step, `(batch_size, length, hidden_size)`.
+        """
         gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
         weight, bias = self.weight_hh_l0, self.bias_hh_l0
 
@@ -125,10 +147,24 @@ class RecurrentLayer(nn.Module):
             into, forget, cell, out = (gate + recurrent).chunk(4, -1)
             memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(cell)
             state = torch.sigmoid(out) * torch.tanh(memory)
-            return [state, memory], [state]
+            return [state, memory], [state, memory]
 
-        carry = [state, torch.zeros_like(state)] if self.cell == "lstm" else [state]
-        return scan_steps(step, carry, gates)[0].transpose(0, 1)
+        zeros = [inputs.new_zeros(inputs.shape[0], self.hidden_size) for _ in self.state_names[len(initial) :]]
+        return [states.transpose(0, 1) for states in scan_steps(step, [*initial, *zeros], gates)]
+
+
+def build_recurrent_layer(cell: str | Callable[[int, int], nn.Module], input_size: int, hidden_size: int) -> nn.Module:
+    """
+    A recurrent layer of one direction.
+
+    Args:
+        cell (`str` or class): `"rnn"`, `"gru"`, `"lstm"`, or a class with the methods of [`RecurrentLayer`] that is
+            made from the widths of input and state.
+
+    Raises:
+        ValueError: There is no cell of that name.
+    """
+    return RecurrentLayer(cell, input_size, hidden_size) if isinstance(cell, str) else cell(input_size, hidden_size)
 
 
 def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -190,26 +226,30 @@ class MaskedRNN(nn.Module):
     lengths on the host, and takes padding on either side. Outputs at padding are zero.
 
     Args:
-        cell (`str`): `"rnn"` (tanh), `"gru"` or `"lstm"`.
+        cell (`str` or class): As in [`build_recurrent_layer`].
         input_size (`int`): Width of the input.
         hidden_size (`int`): Width of each direction.
         bidirectional (`bool`, *optional*, defaults to `False`): Adds the backward direction.
     """
 
-    def __init__(self, cell: str, input_size: int, hidden_size: int, bidirectional: bool = False):
+    def __init__(
+        self,
+        cell: str | Callable[[int, int], nn.Module],
+        input_size: int,
+        hidden_size: int,
+        bidirectional: bool = False,
+    ):
         super().__init__()
-        if cell not in CELLS:
-            raise ValueError(f"There is no recurrent cell {cell!r}; choose one of {', '.join(sorted(CELLS))}.")
         self.hidden_size = hidden_size
-        self.forward_rnn = RecurrentLayer(cell, input_size, hidden_size)
-        self.backward_rnn = RecurrentLayer(cell, input_size, hidden_size) if bidirectional else None
+        self.forward_rnn = build_recurrent_layer(cell, input_size, hidden_size)
+        self.backward_rnn = build_recurrent_layer(cell, input_size, hidden_size) if bidirectional else None
 
     def forward(
         self,
         inputs: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         initial_states: tuple[torch.Tensor | None, ...] = (None, None),
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
             inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
@@ -218,13 +258,18 @@ class MaskedRNN(nn.Module):
                 The hidden state before the first step of the forward and of the backward direction; `None`: zeros.
 
         Returns:
-            `torch.Tensor` of shape `(batch_size, length, hidden_size or 2 * hidden_size)`, forward states first.
+            The states `(batch_size, length, hidden_size or 2 * hidden_size)`, forward states first, and the last real
+            state of each direction, `(batch_size, hidden_size or 2 * hidden_size)`: that of the forward direction
+            after the last real token, that of the backward direction after the first one; zeros for a row without
+            real tokens.
         """
         if attention_mask is None:
             outputs = [self.forward_rnn(inputs, initial_states[0])]
+            last = [outputs[0][:, -1]]
             if self.backward_rnn is not None:
                 outputs.append(self.backward_rnn(inputs.flip(1), initial_states[1]).flip(1))
-            return torch.cat(outputs, dim=-1)
+                last.append(outputs[1][:, 0])
+            return torch.cat(outputs, dim=-1), torch.cat(last, dim=-1)
         order = left_aligned(attention_mask)
         lengths = (attention_mask != 0).sum(dim=1)
         aligned = take(inputs, order)
@@ -236,7 +281,88 @@ class MaskedRNN(nn.Module):
             mirror = reversed_order(lengths, inputs.shape[1])
             outputs.append(take(self.backward_rnn(take(aligned, mirror), initial_states[1]), mirror))
         states = torch.cat(outputs, dim=-1).masked_fill(~real[:, :, None], 0.0)
-        return take(states, torch.argsort(order, dim=1))
+        ends = take(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+        if self.backward_rnn is not None:
+            ends = torch.cat([ends[:, : self.hidden_size], states[:, 0, self.hidden_size :]], dim=-1)
+        return take(states, torch.argsort(order, dim=1)), ends
+
+
+class CachedRecurrence(nn.Module):
+    """
+    A recurrence over the words of a decoder that goes on where an earlier call stopped: its states stand in the cache.
+    Padding, on either side, leaves the state as it is.
+
+    Args:
+        cell (`str` or class): As in [`build_recurrent_layer`].
+        input_size, hidden_size (`int`): Widths of input and state.
+        name (`str`, *optional*): Under which the states are kept, where a decoder has several recurrences.
+        layer_idx (`int`, *optional*, defaults to 0): The cache layer that keeps them.
+    """
+
+    def __init__(
+        self,
+        cell: str | Callable[[int, int], nn.Module],
+        input_size: int,
+        hidden_size: int,
+        name: str = "",
+        layer_idx: int = 0,
+    ):
+        super().__init__()
+        self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
+        self.layer_idx = layer_idx
+        self.names = [f"{name}_{part}" if name else part for part in self.rnn.state_names]
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        initial_state: Callable[[], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """
+        Args:
+            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`): Of the new words.
+            attention_mask (`torch.Tensor` of shape `(batch_size, seen + length)`, *optional*): 1 keeps.
+            past_key_values (`Cache`, *optional*): Holds the state after the words seen, and gets the new ones.
+            initial_state (callable, *optional*): Makes the state before the first word, `(batch_size, hidden_size)`.
+                `None`: zeros.
+
+        Returns:
+            The states `(batch_size, length, hidden_size)`.
+        """
+        layer = recurrent_layer(past_key_values, self.layer_idx)
+        initial: list[torch.Tensor] = []
+        if layer is not None and layer.get_state(self.names[0]) is not None:
+            initial = [layer.get_state(name) for name in self.names]
+        elif initial_state is not None:
+            initial = [initial_state()]
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, -inputs.shape[1] :]
+        states = self.run(inputs, attention_mask, initial, with_all=layer is not None)
+        if layer is not None:
+            layer.update_states(**dict(zip(self.names, states, strict=True)))
+        return states[0]
+
+    def run(
+        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, initial: list[torch.Tensor], with_all: bool
+    ) -> list[torch.Tensor]:
+        """The state after each word, `with_all` that is carried; words of which the mask says 0 do not count."""
+        order = None
+        if attention_mask is not None:
+            order = left_aligned(attention_mask)
+            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), order)
+        if with_all and len(self.names) > 1:
+            states = self.rnn.steps(inputs, initial)
+        else:
+            states = [self.rnn(inputs, *initial)]
+        if attention_mask is None:
+            return states
+        count = (attention_mask != 0).cumsum(dim=1)
+        carried = []
+        for part, after in enumerate(states):
+            before = initial[part] if part < len(initial) else torch.zeros_like(after[:, 0])
+            carried.append(take(torch.cat([before[:, None].to(after.dtype), after], dim=1), count))
+        return carried
 
 
 class RecurrentEncoderLayer(GradientCheckpointingLayer):
@@ -271,13 +397,20 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         self.out_proj = nn.Linear((1 + bidirectional) * hidden_size, d_model)
         self.rnn_layer_norm = nn.LayerNorm(d_model, eps=layer_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         """
         Args:
             hidden_states (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
+            attention_mask: What an attention layer in its place would read; without use here.
+            token_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
         """
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
-        outputs = dropout(self.out_proj(self.rnn(inputs, attention_mask)), self.dropout, self.training)
+        outputs = dropout(self.out_proj(self.rnn(inputs, token_mask)[0]), self.dropout, self.training)
         outputs = hidden_states + outputs
         return outputs if self.normalize_before else self.rnn_layer_norm(outputs)

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .fast_paths import dropout, project
+from .seq2seq_outputs import Memories
 
 
 class TransformerSublayers(GradientCheckpointingLayer):
@@ -61,9 +62,19 @@ class TransformerEncoderLayer(TransformerSublayers):
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        """`hidden_states` `(batch_size, source_length, d_model)` in and out."""
+        """
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch_size, source_length, d_model)`).
+            attention_mask (`torch.Tensor`, *optional*): As the attention kernels want it.
+            token_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps; for layers that
+                count tokens.
+        """
         attended, _ = self.self_attn(
             self.before(hidden_states, self.self_attn_layer_norm), attention_mask=attention_mask, **kwargs
         )
@@ -93,20 +104,20 @@ class TransformerDecoderLayer(TransformerSublayers):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None,
         *memories: torch.Tensor | None,
+        memory_names: tuple[str, ...] = ("encoder",),
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """
         Args:
             hidden_states (`torch.Tensor` of shape `(batch_size, target_length, d_model)`).
-            encoder_hidden_states (`torch.Tensor` of shape `(num_sources, source_length, d_model)`).
-            *memories: Further memories for `fuse`. Everything that needs a gradient is positional, which reentrant
-                gradient checkpointing asks for.
+            attention_mask (`torch.Tensor`, *optional*): Of the self-attention, as the kernels want it.
+            *memories, memory_names: [`Memories`], flattened, and their names. Everything that needs a gradient is
+                positional, which reentrant gradient checkpointing asks for.
         """
+        sources = Memories.unflatten(memory_names, memories)
         attended, _ = self.self_attn(
             self.before(hidden_states, self.self_attn_layer_norm),
             attention_mask=attention_mask,
@@ -116,16 +127,16 @@ class TransformerDecoderLayer(TransformerSublayers):
         own = self.after(attended, hidden_states, self.self_attn_layer_norm)
         attended, _ = self.encoder_attn(
             self.before(own, self.encoder_attn_layer_norm),
-            key_value_states=encoder_hidden_states,
-            attention_mask=encoder_attention_mask,
+            key_value_states=sources["encoder"].states,
+            attention_mask=sources["encoder"].mask,
             past_key_values=past_key_values,
             **kwargs,
         )
         hidden_states = self.after(attended, own, self.encoder_attn_layer_norm)
-        hidden_states = self.fuse(own, hidden_states, *memories, past_key_values=past_key_values, **kwargs)
+        hidden_states = self.fuse(own, hidden_states, sources, past_key_values=past_key_values, **kwargs)
         return self.feed_forward(hidden_states)
 
-    def fuse(self, own: torch.Tensor, attended: torch.Tensor, *memories: torch.Tensor | None, **kwargs: Any):
+    def fuse(self, own: torch.Tensor, attended: torch.Tensor, memories: Memories, **kwargs: Any) -> torch.Tensor:
         """
         Combines the states after self-attention (`own`) and after the encoder's memory (`attended`), both
         `(batch_size, target_length, d_model)`, with further memories; the plain layer has none.

@@ -27,7 +27,7 @@ from ..data.batching import TokenBatchSampler
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.model_checks import check_padding
 from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
-from ..models.seq2seq_base import read_safetensors
+from ..models.seq2seq_loading import read_safetensors
 from ..models.user_errors import UserError
 from .checkpoints import checkpoints_in, discard, mark_complete, rotate
 from .metrics import higher_is_better

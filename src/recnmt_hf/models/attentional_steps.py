@@ -1,0 +1,256 @@
+"""
+The steps of a recurrent decoder with additive attention (Zhang et al., 2018, Eqs. 2-5, 13), fast; the plain reference
+stands with the model.
+"""
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .attention import masked_softmax
+from .step_products import StepProducts, gru_step, gru_step_backward, without_autocast
+
+
+class StepWeights(NamedTuple):
+    """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
+
+    word_weight: torch.Tensor | None  # (3 d, d) of the first GRU's state
+    word_bias: torch.Tensor | None  # (3 d,)
+    query_weight: torch.Tensor  # (d, d)
+    score: torch.Tensor  # (d,)
+    context_weight: torch.Tensor  # (3 d, d) of the second GRU's state
+    context_bias: torch.Tensor  # (3 d,)
+    gate_bias: torch.Tensor  # (3 d,) of the second GRU's input
+
+
+def run_steps(
+    recurrence: Any,
+    words: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor | None,
+    state: torch.Tensor,
+    kept: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The same as [`run_steps_reference`] with all that can leave the loop outside it: the words' part of the gates is one
+    product for all steps; keys and values are given. What remains of a step are two or three products with the state,
+    the attention's scores, and the elements of the gates. In training the backward pass is written out
+    ([`AttentionalSteps`]): gradients of the weights are formed once after all steps, and nothing of the size steps x
+    source_length x d_model is kept.
+
+    Returns:
+        States `(batch_size, target_length, d_model)` and weights `(batch_size, 1, target_length, source_length)`.
+    """
+    width, cell = state.shape[-1], recurrence.context_cell
+    if recurrence.is_conditional:
+        first = recurrence.word_cell
+        gates = nn.functional.linear(words.transpose(0, 1), first.weight_ih, first.bias_ih)
+    else:
+        first = None
+        gates = nn.functional.linear(words.transpose(0, 1), cell.weight_ih[:, :width])
+    weights = StepWeights(
+        None if first is None else first.weight_hh,
+        None if first is None else first.bias_hh,
+        recurrence.attention.q_proj.weight,
+        recurrence.attention.score.weight[0],
+        cell.weight_hh,
+        cell.bias_hh,
+        cell.bias_ih,
+    )
+    # Under autocast the state and its gates stay in the parameters' type; only products are made in the lower one.
+    dtype = cell.weight_hh.dtype
+    gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
+    of_gates = values[..., : 3 * width].to(dtype)
+    kept = None if kept is None else (kept != 0).t()[:, :, None]
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        states, attention = AttentionalSteps.apply(gates, keys, of_gates, visible, state, kept, *weights)
+    else:
+        states, attention = steps_forward(gates, keys, of_gates, visible, state, kept, weights)
+    return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None, score: torch.Tensor) -> torch.Tensor:
+    """
+    Weights of additive attention.
+
+    Args:
+        query (`torch.Tensor` of shape `(num_sources * g, d)`): `W s`.
+        keys (`torch.Tensor` of shape `(num_sources, source_length, d)`): `U h_i + b`.
+
+    Returns:
+        `torch.Tensor` of shape `(num_sources, g, source_length)`.
+    """
+    sources, _, width = keys.shape
+    energies = query.view(sources, -1, 1, width) + keys[:, None]
+    return masked_softmax(torch.matmul(energies.tanh_(), score), visible, keys.dtype)
+
+
+def steps_forward(
+    gates: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor | None,
+    state: torch.Tensor,
+    kept: torch.Tensor | None,
+    weights: StepWeights,
+    saved: list[tuple[torch.Tensor | None, ...]] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    All steps without gradients.
+
+    Args:
+        gates (`torch.Tensor` of shape `(steps, batch_size, 3 * d)`): The words' part of the (first) GRU's gates.
+        keys, values (`torch.Tensor` of shape `(num_sources, source_length, d)` and `(.., 3 * d)`).
+        kept (`torch.BoolTensor` of shape `(steps, batch_size, 1)`, *optional*).
+        saved (`list`, *optional*): Filled with what [`AttentionalSteps`] needs of each step.
+
+    Returns:
+        States `(steps, batch_size, d)` and attention weights `(steps, batch_size, source_length)`.
+    """
+    _, length, width = keys.shape
+    is_conditional = weights.word_weight is not None
+    of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
+    of_query = StepProducts(weights.query_weight)
+    of_context = StepProducts(weights.context_weight, weights.context_bias)
+    states, attentions = [], []
+    with without_autocast(keys.device):
+        for j, gate in enumerate(gates.unbind(0)):
+            first: tuple[torch.Tensor | None, ...] = (None, None, None)
+            middle = state
+            if is_conditional:
+                recurrent = of_word(state)
+                middle, both, new = gru_step(gate, recurrent, state)
+                first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
+            query = of_query(middle)
+            attention = attend(query, keys, visible, weights.score)
+            read = torch.matmul(attention, values).view(-1, 3 * width) + weights.gate_bias
+            recurrent = of_context(middle)
+            following, both, new = gru_step(read if is_conditional else read + gate, recurrent, middle)
+            if saved is not None:
+                saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone()))
+            state = following if kept is None else torch.where(kept[j], following, state)
+            states.append(state)
+            attentions.append(attention.view(-1, length))
+    return torch.stack(states), torch.stack(attentions)
+
+
+class AttentionalSteps(torch.autograd.Function):
+    """[`steps_forward`] with its backward pass, which makes the attention's energies anew. Not differentiable twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        visible: torch.Tensor | None,
+        state: torch.Tensor,
+        kept: torch.Tensor | None,
+        *weights: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        steps: list[tuple[torch.Tensor | None, ...]] = []
+        weights = StepWeights(*weights)
+        device = keys.device.type
+        ctx.autocast = torch.is_autocast_enabled(device) if torch.amp.is_autocast_available(device) else False
+        ctx.autocast_dtype = torch.get_autocast_dtype(device) if ctx.autocast else None
+        states, attention = steps_forward(gates, keys, values, visible, state, kept, weights, steps)
+        ctx.steps = len(steps)
+        ctx.save_for_backward(keys, values, kept, attention, *weights, *(part for step in steps for part in step))
+        return states, attention
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor):
+        with without_autocast(of_states.device):
+            return AttentionalSteps.gradients(ctx, of_states, of_attention)
+
+    @staticmethod
+    def gradients(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        keys, values, kept, attention, *rest = ctx.saved_tensors
+        weights = StepWeights(*rest[:7])
+        parts = rest[7:]
+        size = len(parts) // ctx.steps
+        steps = [parts[j * size : (j + 1) * size] for j in range(ctx.steps)]
+        sources, length, width = keys.shape
+        rows = of_states.shape[1]
+        group = rows // sources
+        is_conditional = weights.word_weight is not None
+        device = keys.device.type
+        with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
+            of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
+            of_query = StepProducts(weights.query_weight)
+            of_context = StepProducts(weights.context_weight, weights.context_bias)
+        new = of_states.new_empty
+        of_gates = new(ctx.steps, rows, 3 * width)
+        of_first = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
+        of_read, of_second = new(ctx.steps, rows, 3 * width), new(ctx.steps, rows, 3 * width)
+        of_queries = new(ctx.steps, rows, width)
+        squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2
+        of_scores_total = keys.new_zeros(sources, length)
+        of_score_vector = torch.zeros_like(weights.score)
+        transposed = values.transpose(1, 2)
+        gradient = torch.zeros_like(of_states[0])
+        for j in reversed(range(ctx.steps)):
+            state, middle, query, both1, new1, inner1, both2, new2, inner2 = steps[j]
+            gradient = gradient + of_states[j]
+            held = None
+            if kept is not None:
+                held = gradient.masked_fill(kept[j], 0.0)
+                gradient = gradient.masked_fill(~kept[j], 0.0)
+            # s_j = GRU(a_j, s~_j)
+            of_middle = gru_step_backward(gradient, middle, both2, new2, inner2, of_read[j], of_second[j])
+            of_middle += of_context.backward(of_second[j])
+            # the softmax over e_ij
+            weight = attention[j].view(sources, group, length)
+            of_weight = torch.matmul(of_read[j].view(sources, group, -1), transposed)
+            of_weight += of_attention[j].view(sources, group, length)
+            of_score = weight * (of_weight - (weight * of_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
+            # e_ij = v^T tanh(q_j + k_i): d tanh = 1 - tanh^2
+            energies = (query.view(sources, group, 1, width) + keys[:, None]).tanh_()  # (S, g, n, d)
+            row = of_score.reshape(rows, 1, length)
+            of_score_vector += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
+            energies.square_()
+            inner = torch.matmul(row, energies.view(rows, length, width))[:, 0]
+            torch.mul(row.sum(dim=-1) - inner, weights.score, out=of_queries[j])
+            if group == 1:
+                squares.addcmul_(of_score.view(sources, length, 1), energies[:, 0])
+            else:
+                squares += (of_score[..., None] * energies).sum(dim=1)
+            of_scores_total += of_score.sum(dim=1)
+            of_middle += of_query.backward(of_queries[j])
+            # s~_j = GRU(y_{j-1}, s_{j-1})
+            if is_conditional:
+                gradient = gru_step_backward(of_middle, state, both1, new1, inner1, of_gates[j], of_first[j])
+                gradient += of_word.backward(of_first[j])
+            else:
+                gradient = of_middle
+            if held is not None:
+                gradient += held
+        of_keys = (of_scores_total[:, :, None] - squares) * weights.score
+        # All steps' part of the weights in one product each.
+        middles = torch.stack([step[1] for step in steps])
+        if is_conditional:
+            of_word_weight = of_word.weight_gradient(of_first, torch.stack([step[0] for step in steps]))
+            of_word_bias = of_first.sum(dim=(0, 1))
+        else:
+            of_gates, of_word_weight, of_word_bias = of_read, None, None
+        by_source = attention.view(ctx.steps, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
+        of_reads = of_read.view(ctx.steps, sources, group, -1).transpose(0, 1).flatten(1, 2)
+        return (
+            of_gates,
+            of_keys,
+            torch.matmul(by_source, of_reads),
+            None,
+            gradient,
+            None,
+            of_word_weight,
+            of_word_bias,
+            of_query.weight_gradient(of_queries, middles),
+            of_score_vector,
+            of_context.weight_gradient(of_second, middles),
+            of_second.sum(dim=(0, 1)),
+            of_read.sum(dim=(0, 1)),
+        )

@@ -1,0 +1,239 @@
+"""
+The steps of an attentive recurrent network (Hao et al., 2019, Eqs. 12-13), fast; the plain reference stands with the
+model.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .attention import MultiHeadAttention, masked_softmax
+from .fast_paths import dropout
+
+
+class SharedStepWeights(torch.autograd.Function):
+    """
+    The biases of a projection for all steps, and the place where its gradients are made.
+
+    A projection used at T steps would collect its gradient in T products with few rows, each added to a matrix of the
+    weights' size. Here the steps read the weights without a gradient; the gradients of their outputs arrive in this
+    function's backward pass, all together, and one product with the collected inputs gives the same sum. It cannot be
+    differentiated twice; with `RECNMT_FAST_PATHS=0` the steps can.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, bias: torch.Tensor, inputs: list[torch.Tensor], batch_size: int, steps: int
+    ) -> torch.Tensor:
+        ctx.inputs = inputs
+        return bias.unsqueeze(-2).expand(steps, *bias.shape[:-1], batch_size, bias.shape[-1]).contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor):
+        # Steps and batch become the rows of one product, for each direction where there are several.
+        inputs = torch.stack(ctx.inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
+        gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
+        return torch.matmul(gradient.transpose(-1, -2), inputs), gradient.sum(dim=-2), None, None, None
+
+
+class StepProduct(torch.autograd.Function):
+    """`states @ weight + bias` with weights that get their gradient elsewhere ([`SharedStepWeights`])."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return step_product(states, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor):
+        (weight,) = ctx.saved_tensors
+        inner = torch.matmul(gradient, weight.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
+        return inner, None, gradient
+
+
+def step_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
+
+
+class StepProjection:
+    """
+    A linear layer that is applied once a step, `x W^T + b`, to one direction or to all at once.
+
+    Args:
+        weight (`torch.Tensor` of shape `(out_features, in_features)` or `(directions, out_features, in_features)`).
+        bias (`torch.Tensor` of shape `(out_features,)` or `(directions, out_features)`).
+        batch_size, steps (`int`): Rows of each application, and how often it is applied.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, batch_size: int, steps: int):
+        self.inputs: list[torch.Tensor] | None = None
+        device = weight.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            # Converted once, not at every step.
+            weight, bias = (each.to(torch.get_autocast_dtype(device)) for each in (weight, bias))
+        self.biases: Any = itertools.repeat(bias.unsqueeze(-2))
+        if torch.is_grad_enabled() and weight.requires_grad and not torch.compiler.is_compiling():
+            self.inputs = []
+            self.biases = iter(SharedStepWeights.apply(weight, bias, self.inputs, batch_size, steps).unbind(0))
+            weight = weight.detach()
+        self.weight = weight.transpose(-1, -2)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """`states` `(batch_size, in_features)` or `(directions, batch_size, in_features)`."""
+        states = states.to(self.weight.dtype)
+        if self.inputs is None:
+            return step_product(states, self.weight, next(self.biases))
+        self.inputs.append(states.detach())
+        return StepProduct.apply(states, self.weight, next(self.biases))
+
+
+def stacks_weights(device: torch.device) -> bool:
+    """
+    Whether both directions' weights are stacked for one batched product: where launches cost. On the CPU there is a
+    product for each direction, because stacking the weights would copy them.
+    """
+    return device.type != "cpu"
+
+
+def step_projection(
+    linears: Sequence[tuple[torch.Tensor, torch.Tensor]], batch_size: int, steps: int
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Weights and biases of all directions as one function of their states `(directions, batch_size, in_features)`."""
+    if not stacks_weights(linears[0][0].device):
+        each = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
+        return lambda states: torch.stack([apply(state) for apply, state in zip(each, states, strict=True)])
+    return StepProjection(*(torch.stack(tensors) for tensors in zip(*linears, strict=True)), batch_size, steps)
+
+
+# One step's reading: from queries (directions, batch_size, num_heads, head_dim) to the attention (directions,
+# batch_size, num_heads, length) and the contexts (directions, batch_size, num_heads * head_dim).
+Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+# Words of a batch below which, on the CPU, reading the weights anew at every step costs more than the products.
+FEWEST_WORDS = 384
+
+
+def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
+    """
+    Whether carrying T queries to the words `(batch_size, length, d_model)` costs less than carrying the words to keys
+    and values: 2 T d (d + length num_heads) products for each direction against 2 length d^2.
+    """
+    batch_size, length, width = inputs.shape
+    if steps * (width + length * num_heads) >= length * width:
+        return False
+    return inputs.device.type != "cpu" or torch.compiler.is_compiling() or batch_size * length >= FEWEST_WORDS
+
+
+def reads_projected_words(
+    attns: Sequence[MultiHeadAttention], inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: int
+) -> Reading:
+    """Attention to keys and values that are projected once, before the steps."""
+    keys = torch.stack([a.split_heads(a.k_proj(inputs)).transpose(2, 3) for a in attns])  # (D, B, H, head_dim, J)
+    values = torch.stack([a.split_heads(a.v_proj(inputs)) for a in attns])  # (D, B, H, J, head_dim)
+    visible = None if attention_mask is None else (attention_mask != 0)[None, :, None, None, :]
+    probability, training = attns[0].dropout, attns[0].training
+
+    def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        attention = masked_softmax(torch.matmul(query[:, :, :, None], keys), visible, values.dtype)
+        attention = dropout(attention, probability, training)  # (D, B, H, 1, J)
+        return attention[..., 0, :], torch.matmul(attention, values).flatten(2)
+
+    return read
+
+
+def reads_words(
+    attns: Sequence[MultiHeadAttention], inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: int
+) -> Reading:
+    """
+    The same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
+    `sum_j a_j (W_v x_j + b_v) = W_v sum_j a_j x_j + b_v sum_j a_j`. All heads of both directions read the words at
+    once.
+    """
+    count, batch_size = len(attns), inputs.shape[0]
+    heads, head_dim, width = attns[0].num_heads, attns[0].head_dim, attns[0].embed_dim
+    rows = count * heads
+    key_weights, value_weights = (
+        torch.cat([linear.weight.view(heads, head_dim, width) for linear in linears])
+        for linears in ([a.k_proj for a in attns], [a.v_proj for a in attns])
+    )
+    key_biases, value_biases = (
+        torch.stack([linear.bias.view(1, heads, head_dim) for linear in linears])
+        for linears in ([a.k_proj for a in attns], [a.v_proj for a in attns])
+    )
+    zeros = inputs.new_zeros
+    to_words = StepProjection(key_weights.transpose(1, 2), zeros(rows, width), batch_size, steps)
+    from_words = StepProjection(value_weights, zeros(rows, head_dim), batch_size, steps)
+    words = inputs.to(to_words.weight.dtype)
+    visible = None if attention_mask is None else (attention_mask != 0)[:, None, :]
+    probability, training = attns[0].dropout, attns[0].training
+
+    def by_direction(states: torch.Tensor) -> torch.Tensor:
+        return states.unflatten(1, (count, heads)).transpose(0, 1)
+
+    def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = to_words(query.transpose(1, 2).flatten(0, 1)).transpose(0, 1)  # (B, D H, d)
+        constant = (query * key_biases).sum(dim=-1).transpose(0, 1).flatten(1)
+        scores = torch.matmul(wide, words.transpose(1, 2)) + constant[:, :, None]
+        attention = masked_softmax(scores, visible, words.dtype)
+        attention = dropout(attention, probability, training)  # (B, D H, J)
+        context = from_words(torch.matmul(attention, words).transpose(0, 1))  # (D H, B, head_dim)
+        context = context.unflatten(0, (count, heads)).transpose(1, 2)
+        context = context + by_direction(attention.sum(dim=-1))[..., None] * value_biases
+        return by_direction(attention), context.flatten(2)
+
+    return read
+
+
+def attentive_steps(
+    directions: Sequence[Any],
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    initial_states: Sequence[torch.Tensor],
+    steps: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The same as [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: what the
+    steps read of the inputs is prepared before them, once; a step makes both directions at once; the gradients of the
+    weights are formed once, after all steps.
+    """
+    attns, cells = [d.attn for d in directions], [d.cell for d in directions]
+    count, batch_size = len(attns), inputs.shape[0]
+    heads, head_dim, scale = attns[0].num_heads, attns[0].head_dim, attns[0].scaling
+    width, is_lstm = cells[0].hidden_size, directions[0].is_lstm
+
+    # A graph is free of the length.
+    few = not torch.compiler.is_compiling() and few_steps(steps, heads, inputs)
+    reading = reads_words if few else reads_projected_words
+    read = reading(attns, inputs, attention_mask, steps)
+    query_of, context_of = (
+        step_projection([(p.weight, p.bias) for p in linears], batch_size, steps)
+        for linears in ([a.q_proj for a in attns], [a.out_proj for a in attns])
+    )
+    gates_of = step_projection([(c.weight_ih, c.bias_ih) for c in cells], batch_size, steps)
+    recurrent_of = step_projection([(c.weight_hh, c.bias_hh) for c in cells], batch_size, steps)
+
+    state = torch.stack(tuple(initial_states))  # (D, B, h)
+    carry = torch.zeros_like(state) if is_lstm else None
+    states, attentions = [], []
+    for _ in range(steps):
+        # c_t = ATT(h_{t-1}, x)
+        attention, context = read(query_of(state).view(count, batch_size, heads, head_dim) * scale)
+        attentions.append(attention)
+        # h_t = GRU(c_t, h_{t-1})
+        gates = gates_of(context_of(context))
+        recurrent = recurrent_of(state)
+        if is_lstm:
+            into, forget, cell, out = (gates + recurrent).chunk(4, dim=-1)
+            carry = torch.sigmoid(forget) * carry + torch.sigmoid(into) * torch.tanh(cell)
+            state = (torch.sigmoid(out) * torch.tanh(carry)).to(state.dtype)
+        else:
+            reset, update = torch.sigmoid(gates[..., : 2 * width] + recurrent[..., : 2 * width]).chunk(2, dim=-1)
+            new = torch.tanh(gates[..., 2 * width :] + reset * recurrent[..., 2 * width :])
+            state = new + update * (state - new)
+        states.append(state)
+    return torch.stack(states, dim=2), torch.stack(attentions)

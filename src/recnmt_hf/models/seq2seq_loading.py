@@ -1,0 +1,223 @@
+"""How a model's parameters come to their values, and leave again: initialisation, ties, warm start, saving."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import logging
+
+from .configuration_seq2seq import Seq2SeqConfig
+from .initialization import Initialization, is_loaded
+from .user_errors import UserError
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class WarmStartReport:
+    """
+    What [`Seq2SeqPreTrainedModel.init_from_baseline`] did.
+
+    Attributes:
+        copied (`list[str]`): Parameters taken from the baseline.
+        fresh (`list[str]`): Parameters of the model that keep their own initialisation.
+        unused (`list[str]`): Parameters of the baseline for which the model has no place of that name and shape.
+    """
+
+    copied: list[str]
+    fresh: list[str]
+    unused: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"copied {len(self.copied)} parameters, left {len(self.fresh)} fresh"
+            + (f" ({', '.join(self.fresh)})" if self.fresh else "")
+            + (f", did not use {len(self.unused)} ({', '.join(self.unused)})" if self.unused else "")
+        )
+
+
+class Seq2SeqPreTrainedModel(PreTrainedModel):
+    """Initialisation, tying and loading for all models."""
+
+    config: Seq2SeqConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules: list[str] = []
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    @property
+    def initialization(self) -> Initialization:
+        """How matrices of this model start."""
+        return Initialization(self.config.d_model, self.config.init_std)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        start = self.initialization
+        if hasattr(module, "initialize"):
+            module.initialize(start)
+        elif isinstance(module, nn.Embedding):
+            start.embedding_(module.weight)
+            if module.padding_idx is not None and not is_loaded(module.weight):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, (nn.Linear, nn.Conv1d)):
+            start.matrix_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.RNNCellBase):
+            start.recurrent_(module)
+        else:
+            super()._init_weights(module)
+
+    def post_init(self) -> None:
+        super().post_init()
+        # Sharding (FSDP) asks for every class named here, and a variant has not all of them.
+        present = {type(module).__name__ for module in self.modules()}
+        wanted = {*(type(self)._no_split_modules or ()), *self._no_split_modules}
+        self._no_split_modules = sorted(present & wanted)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        # Each class declares just the ties of its config, so source and target can share a matrix while the output has
+        # its own; transformers' reading of `tie_word_embeddings=False` would untie both.
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys or {})
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; every saved folder also names all Auto classes that can load it as remote code."""
+        # Code and names are those of the nearest class that was registered for the Auto classes: FSDP gives a model a
+        # class of its own, and a user's subclass stands in a file that the Hub need not have.
+        wrapped = type(self)
+        own = next((c for c in wrapped.__mro__ if vars(c).get("_auto_class")), None)
+        if own is not None:
+            if own.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
+                self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}
+            self.__class__ = own
+        given = self._keys_to_ignore_on_save
+        self._keys_to_ignore_on_save = self.still_tied() or None
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            self.__class__, self._keys_to_ignore_on_save = wrapped, given
+
+    def still_tied(self) -> list[str]:
+        """
+        Names of tied parameters that are their source indeed; merged adapters may have given one values of its own.
+
+        Raises:
+            UserError: Source and target have different embeddings where the configuration has one for both: loading
+                would take one of them.
+        """
+        own = dict(self.named_parameters(remove_duplicate=False))
+        same = []
+        for target, source in (self._tied_weights_keys or {}).items():
+            if target not in own or source not in own:
+                continue
+            if own[target] is own[source] or own[target].data_ptr() == own[source].data_ptr() != 0:
+                same.append(target)
+            elif target.endswith("embed_tokens.weight"):
+                raise UserError(
+                    f"{target} and {source} differ, but share_encoder_decoder_embeddings=True says that they are one "
+                    "matrix. Remedy: adapt a model with share_encoder_decoder_embeddings=False, or leave embeddings "
+                    "out of what the adapter copies."
+                )
+        return same
+
+    @classmethod
+    def auto_map(cls) -> dict[str, str]:
+        """The Auto classes of this model's family, e.g. `{"AutoModel": "modeling_x.XModel"}`."""
+        module = cls.__module__.rsplit(".", 1)[-1]
+        prefix = cls.__name__.removesuffix("ForConditionalGeneration").removesuffix("Model")
+        return {
+            "AutoModel": f"{module}.{prefix}Model",
+            "AutoModelForSeq2SeqLM": f"{module}.{prefix}ForConditionalGeneration",
+        }
+
+    def mark_tied_weights_as_initialized(self, loading_info: Any, *args: Any, **kwargs: Any) -> None:
+        # transformers marks a tied matrix by any of its names, and takes what is marked for loaded where the class is
+        # not its own: a checkpoint without the matrix would leave it without values, unreported.
+        missing = set(loading_info.missing_keys)
+        super().mark_tied_weights_as_initialized(loading_info, *args, **kwargs)
+        for source in set(self.all_tied_weights_keys.values()):
+            names = {source, *(target for target, tied_to in self.all_tied_weights_keys.items() if tied_to == source)}
+            if names <= missing:
+                loading_info.missing_keys = {*loading_info.missing_keys, source}
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resizes the source embedding, and with a shared vocabulary the target side too."""
+        if self.config.share_encoder_decoder_embeddings:
+            embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+            self.config.decoder_vocab_size = embeddings.num_embeddings
+            return embeddings
+        # Of separate vocabularies transformers would resize the output matrix with the source.
+        embeddings = self._get_resized_embeddings(
+            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self.set_input_embeddings(embeddings)
+        self.config.vocab_size = embeddings.num_embeddings
+        return embeddings
+
+    def init_from_baseline(self, baseline: str | Path | PreTrainedModel) -> WarmStartReport:
+        """
+        Copies every parameter of a trained baseline whose name and shape match; the others stay as they are
+        (two-stage training of Hao et al., 2019, and Weng et al., 2020).
+
+        Args:
+            baseline (`str`, `Path` or `PreTrainedModel`):
+                A model, a folder written by `save_pretrained`, or a model id of the Hub (safetensors only).
+
+        Returns:
+            [`WarmStartReport`]: which parameters were copied, stayed fresh, and had no place.
+
+        Raises:
+            ValueError: Nothing matches, so this is not a baseline of this model.
+        """
+        source = baseline.state_dict() if isinstance(baseline, PreTrainedModel) else read_safetensors(baseline)
+        own = dict(self.named_parameters())
+        own.update({name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()})
+        copied = [name for name, tensor in own.items() if name in source and source[name].shape == tensor.shape]
+        if not copied:
+            raise UserError(
+                f"No parameter of {type(self).__name__} has the name and shape of one in {baseline}. Remedy: give a "
+                "checkpoint trained with the same sizes and vocabulary, e.g. an NMTTransformerForConditionalGeneration."
+            )
+        with torch.no_grad():
+            for name in copied:
+                own[name].copy_(source[name])
+        aliases = set(self.state_dict()) - set(own)  # tied names that stand for a parameter listed already
+        report = WarmStartReport(
+            copied=copied,
+            fresh=[name for name in own if name not in set(copied)],
+            unused=[name for name in source if name not in set(copied) and name not in aliases],
+        )
+        logger.info(f"Warm start from {baseline}: {report}.")
+        return report
+
+
+def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
+    """All tensors of a local folder's or a Hub model's safetensors files."""
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    if Path(folder).is_dir():
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise UserError(
+                f"{folder} holds no .safetensors file. Remedy: give a folder written by save_pretrained; pickled "
+                "checkpoints (.bin, .pt) are not read: load them where they come from and save them again."
+            )
+    else:
+        files = [Path(cached_file(str(folder), "model.safetensors"))]
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors.update(load_file(file))
+    return tensors

@@ -1,0 +1,377 @@
+"""
+What every encoder and every decoder does: embeddings, masks, the cache, and one row per source for all of its beams.
+
+A model's own encoder or decoder says what runs over the words (`run`) and what finishes the states (`finish`).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import source_mask
+from .configuration_seq2seq import Seq2SeqConfig
+from .fast_paths import dropout
+from .position_embeddings import build_position_embedding, check_length, positions_from_mask
+from .recurrent_cache import fill_cache
+from .seq2seq_loading import Seq2SeqPreTrainedModel
+from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
+from .source_memory import kept_mask, one_row_per_source, use_source_memory
+from .user_errors import UserError
+
+
+class TokenAndPositionInput(nn.Module):
+    """
+    The input of a stack: embeddings plus positions, with dropout (Vaswani et al., 2017, sections 3.4-3.5).
+
+    It holds no parameters of the embedding itself, which may be shared; the stack owns `embed_tokens`, and scales.
+    """
+
+    def __init__(self, config: Seq2SeqConfig, position_kind: str):
+        super().__init__()
+        self.max_positions = config.max_position_embeddings
+        self.dropout = config.dropout
+        self.embed_positions = build_position_embedding(position_kind, self.max_positions, config.d_model)
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        offset: int | torch.Tensor = 0,
+        past_key_values: Cache | None = None,
+        add_positions: bool = True,
+    ) -> torch.Tensor:
+        """
+        Args:
+            embeddings (`torch.Tensor` of shape `(batch_size, length, d_model)`): Scaled.
+            attention_mask (`torch.Tensor` of shape `(batch_size, seen + length)`, *optional*):
+                1 keeps; positions then count real tokens.
+            offset (`int` or `torch.Tensor`): Tokens seen before.
+            past_key_values (`Cache`, *optional*): For inputs that carry states of their own; positions need none.
+            add_positions (`bool`, *optional*, defaults to `True`): `False`: embeddings alone.
+        """
+        states = embeddings
+        if self.embed_positions is not None and add_positions:
+            length = embeddings.shape[1]
+            position_ids = None
+            if attention_mask is not None and attention_mask.dim() == 2:
+                check_length(attention_mask.shape[1], self.max_positions)
+                position_ids = positions_from_mask(attention_mask)[:, -length:]
+            states = states + self.embed_positions(length, offset, position_ids).to(states.dtype)
+        return dropout(states, self.dropout, self.training)
+
+
+def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None):
+    """Rows of the embedding, with readable errors for missing inputs and ids outside the vocabulary."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise UserError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
+    if inputs_embeds is not None:
+        return inputs_embeds
+    try:
+        return embed_tokens(input_ids)
+    except IndexError as error:
+        raise UserError(
+            f"Token ids from {int(input_ids.min())} to {int(input_ids.max())} do not fit an embedding of "
+            f"{embed_tokens.num_embeddings} rows (ids 0 to {embed_tokens.num_embeddings - 1}). Remedy: use the "
+            "tokenizer the model was trained with, or resize the embeddings."
+        ) from error
+
+
+def chosen_hidden_states(
+    states: list[torch.Tensor], last: torch.Tensor, wanted: bool | int | list[int] | None
+) -> tuple[torch.Tensor | None, ...] | None:
+    """
+    The `hidden_states` of an output.
+
+    Args:
+        states (`list`): Input and outputs of the layers.
+        last (`torch.Tensor`): The finished states, in place of the last ones.
+        wanted: What `output_hidden_states` says: all, none, or places of those that are kept.
+    """
+    if wanted is None or wanted is False:
+        return None
+    found = (*states[:-1], last)
+    if wanted is True:
+        return found
+    places = {place % len(found) for place in ([wanted] if isinstance(wanted, int) else wanted)}
+    return tuple(state if place in places else None for place, state in enumerate(found))
+
+
+def recording_extra_outputs(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `forward` of a stack, made to record whatever the stack can record where attentions are asked for."""
+
+    @functools.wraps(forward)
+    def recording(self: "Seq2SeqStack", *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            kwargs.update({f"output_{name}": True for name in self._can_record_outputs or ()})
+        return forward(self, *args, **kwargs)
+
+    return recording
+
+
+class Seq2SeqStack(Seq2SeqPreTrainedModel):
+    """What encoder and decoder share. A subclass ends its `__init__` with `self.post_init()`."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: Seq2SeqConfig, vocab_size: int):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_input = self.build_input(config)
+        self.layer_norm: nn.Module | None = None  # of a pre-norm stack, after the last layer
+        self.gradient_checkpointing = False
+
+    def build_input(self, config: Seq2SeqConfig) -> nn.Module:
+        """
+        The module that makes the input of the first layer. It is called as [`TokenAndPositionInput`] is; in a decoder
+        it gets the cache, where it may keep a state of its own ([`~.recurrent_layers.CachedRecurrence`]).
+        """
+        return TokenAndPositionInput(config, "none")
+
+    def embeddings(self, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Scaled embeddings `(batch_size, length, d_model)`."""
+        found = embed(self.embed_tokens, input_ids, inputs_embeds)
+        return found if self.scale == 1.0 else found * self.scale
+
+
+class Seq2SeqEncoder(Seq2SeqStack):
+    """
+    The base of every encoder. A subclass has `layers`, or a `run` of its own.
+
+    Attributes:
+        needs_token_mask (`bool`): Whether only a mask of shape `(batch_size, source_length)` will do, since something
+            counts tokens or runs over them.
+    """
+
+    output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput
+    needs_token_mask = False
+    layers: nn.ModuleList
+
+    def __init__(self, config: Seq2SeqConfig):
+        super().__init__(config, config.vocab_size)
+
+    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+        """The mask that the layers' attention kernels want, for states `(batch_size, source_length, d_model)`."""
+        return None
+
+    @recording_extra_outputs
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqEncoderOutput:
+        r"""
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
+            inputs_embeds (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*): Unscaled.
+
+        Returns:
+            [`Seq2SeqEncoderOutput`] with `last_hidden_state` of shape `(batch_size, source_length, d)`.
+
+        Raises:
+            ValueError: Token ids outside the vocabulary, a sequence longer than the position table, or a mask that does
+                not say which tokens are real where that counts.
+        """
+        embeddings = self.embeddings(input_ids, inputs_embeds)
+        if self.needs_token_mask and attention_mask is not None and attention_mask.dim() != 2:
+            raise UserError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, but recurrence needs to know which tokens "
+                "are real. Remedy: give a mask of shape (batch_size, source_length), 1 for tokens and 0 for padding."
+            )
+        states = self.run(self.embed_input(embeddings, attention_mask), attention_mask, **kwargs)
+        outputs = self.finish(states, embeddings, attention_mask, **kwargs)
+        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        outputs.hidden_states = chosen_hidden_states(states, outputs.last_hidden_state, wanted)
+        return outputs
+
+    def run(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
+    ) -> list[torch.Tensor]:
+        """
+        All layers over their input `(batch_size, source_length, d_model)`: each gets the mask of the kernels and the
+        one of the tokens, `(batch_size, source_length)`.
+
+        Returns:
+            The input and each layer's output.
+        """
+        layer_mask = self.build_mask(hidden_states, attention_mask)
+        states = [hidden_states]
+        for layer in self.layers:
+            states.append(layer(states[-1], layer_mask, attention_mask, **kwargs))
+        return states
+
+    def finish(
+        self,
+        states: list[torch.Tensor],
+        embeddings: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> Seq2SeqEncoderOutput:
+        """
+        The output.
+
+        Args:
+            states (`list`): What `run` returned.
+            embeddings (`torch.Tensor` of shape `(batch_size, source_length, d_model)`): Scaled, without positions and
+                dropout.
+        """
+        last = states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
+        return self.output_class(last_hidden_state=last)
+
+
+class Seq2SeqDecoder(Seq2SeqStack):
+    """
+    The base of every decoder, recurrent or not.
+
+    Attributes:
+        attended (`str`): The field of the model's outputs for the weights of `encoder_attn`. Another name than
+            `"cross_attentions"` says that they link no source words.
+    """
+
+    output_class: type[Seq2SeqDecoderOutput] = Seq2SeqDecoderOutput
+    attended = "cross_attentions"
+    layers: nn.ModuleList
+
+    def __init__(self, config: Seq2SeqConfig):
+        super().__init__(config, config.decoder_vocab_size)
+
+    def build_mask(
+        self, states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    ) -> Any:
+        """The self-attention's mask for the new words `(batch_size, target_length, d_model)`."""
+        return None
+
+    def prepare_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """
+        A memory's mask as the decoder's attention wants it.
+
+        Args:
+            states (`torch.Tensor` of shape `(num_sources, length, d)`): The memory.
+            attention_mask (`torch.Tensor` of shape `(num_sources, length)`, *optional*): 1 keeps.
+        """
+        return source_mask(self.config, states, attention_mask)
+
+    @recording_extra_outputs
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        memories: Memories | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqDecoderOutput:
+        r"""
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): Target tokens so far.
+            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps;
+                recurrent states stay as they are where it is 0.
+            encoder_hidden_states (`torch.Tensor` of shape `(num_sources, source_length, d)`):
+                The memory `"encoder"`; `batch_size` is a multiple of `num_sources`, consecutive rows share a source.
+            encoder_attention_mask (`torch.Tensor` of shape `(num_sources, source_length)`, *optional*): 1 keeps.
+            past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps.
+            inputs_embeds (`torch.Tensor` of shape `(batch_size, target_length, d_model)`, *optional*): Unscaled.
+            use_cache (`bool`, *optional*): Whether to fill and return a cache.
+            memories ([`Memories`], *optional*): What the decoder reads beside the memory `"encoder"`.
+        """
+        embeddings = self.embeddings(input_ids, inputs_embeds)
+        past_key_values = self.prepare_cache(past_key_values, use_cache)
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if isinstance(seen, torch.Tensor):
+            seen = seen.clone()  # a static layer counts up in place
+        given = {"encoder": Memory(encoder_hidden_states, encoder_attention_mask), **(memories or {})}
+        memories = self.prepare_memories(given, past_key_values)
+        # Before the input's own states are written, which a cache might count as words seen.
+        layer_mask = self.build_mask(embeddings, attention_mask, past_key_values)
+        if attention_mask is not None and attention_mask.dim() != 2:
+            attention_mask = None  # of a static cache: who sees whom, without padding
+        hidden_states = self.embed_input(embeddings, attention_mask, seen, past_key_values)
+        if past_key_values is not None:
+            kwargs["query_offset"] = seen
+        states = self.run(hidden_states, layer_mask, attention_mask, memories, past_key_values, **kwargs)
+        last = self.finish(states, memories, past_key_values)
+        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        return self.output_class(
+            last_hidden_state=last,
+            past_key_values=past_key_values,
+            hidden_states=chosen_hidden_states(states, last, wanted),
+        )
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        layer_mask: Any,
+        attention_mask: torch.Tensor | None,
+        memories: Memories,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> list[torch.Tensor]:
+        """
+        All layers over their input.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch_size, target_length, d_model)`).
+            layer_mask: What `build_mask` returned.
+            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
+            memories ([`Memories`]): One row for each source; `batch_size` is a multiple of that
+                ([`~.source_memory.spread_over_beams`]).
+
+        Returns:
+            The input and each layer's output.
+        """
+        states = [hidden_states]
+        for layer in self.layers:
+            states.append(
+                layer(
+                    states[-1],
+                    layer_mask,
+                    *memories.flatten(),
+                    memory_names=tuple(memories),
+                    past_key_values=past_key_values,
+                    **kwargs,
+                )
+            )
+        return states
+
+    def finish(self, states: list[torch.Tensor], memories: Memories, past_key_values: Cache | None) -> torch.Tensor:
+        """The last states `(batch_size, target_length, d_model)`, which the output matrix reads."""
+        return states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
+
+    def prepare_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
+        """A new cache where one is wanted and none given; cross-attention layers keep one row per source."""
+        if past_key_values is None and use_cache:
+            decoder_config = self.config.get_text_config(decoder=True)
+            past_key_values = EncoderDecoderCache(
+                DynamicCache(config=decoder_config), DynamicCache(config=decoder_config)
+            )
+        fill_cache(past_key_values, self.config.cache_layer_types())
+        use_source_memory(past_key_values, self.config.decoder_layers)
+        return past_key_values
+
+    def prepare_memories(self, memories: dict[str, Memory], past_key_values: Cache | None) -> Memories:
+        """Memories with one row for each source and their prepared masks, which a cache keeps."""
+        prepared = Memories()
+        for name, (states, attention_mask, _) in memories.items():
+            attention_mask = one_row_per_source(attention_mask, states.shape[0])
+            prepare = functools.partial(self.prepare_mask, states, attention_mask)
+            prepared[name] = Memory(states, attention_mask, kept_mask(past_key_values, name, prepare))
+        return prepared

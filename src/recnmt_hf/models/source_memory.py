@@ -1,0 +1,264 @@
+"""
+What the decoder reads of its sources, once per source: the cache layers that keep it, and the one way into them.
+
+They stand in an ordinary `EncoderDecoderCache` under the name `past_key_values`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
+
+
+class BeamMoves:
+    """
+    Whether a reordering keeps every decoder row with its source. All layers of a cache ask it one after the other with
+    the same rows; the first one looks, and each may take over another's look once, so that what is told is never older
+    than one reordering of the cache.
+    """
+
+    def __init__(self) -> None:
+        self.rows: torch.Tensor | None = None
+        self.group = 0
+        self.stay = False
+        self.told: set[int] = set()
+
+    def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.LongTensor, group: int) -> bool:
+        """
+        Args:
+            layer ([`SourceMemoryLayer`]): Who asks.
+            rows (`torch.LongTensor` of shape `(decoder_rows,)`): Row `i` becomes what row `rows[i]` was.
+            group (`int`): Consecutive rows of one source.
+        """
+        if self.rows is not rows or self.group != group or id(layer) in self.told:
+            own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
+            self.stay = torch.equal(rows.div(group, rounding_mode="floor"), own)
+            self.rows, self.group, self.told = rows, group, set()
+        self.told.add(id(layer))
+        return self.stay
+
+
+class SourceMemoryLayer(DynamicLayer):
+    """
+    Projected encoder memories of one decoder layer, one row per *source*, however many beams translate it.
+
+    `keys` and `values` hold the memory of the encoder, `(num_sources, num_heads, source_length, head_dim)`; further
+    memories stand under their names in `memories`. The decoder has `num_sources * g` rows, `g` consecutive rows for
+    each source (as generation expands them); attention folds the `g` rows into the queries of their source. Since
+    beams move only within their source, reordering them touches nothing here.
+
+    The first layer of a cache also keeps what all layers share: the memories' prepared masks in `masks`, and vectors of
+    a source that are needed at every step in `vectors` ([`kept_mask`], [`kept_vector`]).
+
+    Args:
+        moves ([`BeamMoves`], *optional*): Shared by the layers of a cache.
+    """
+
+    def __init__(self, moves: BeamMoves | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.moves = moves or BeamMoves()
+        self.memories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.masks: dict[str, torch.Tensor | None] = {}
+        self.vectors: dict[str, torch.Tensor] = {}
+        self.decoder_rows = 0
+
+    def store(self, name: str, keys: torch.Tensor, values: torch.Tensor, decoder_rows: int) -> None:
+        """
+        Keeps a memory's projections; `name="encoder"` is what `keys` and `values` show. Behind a slash a name says how
+        the memory is laid out.
+        """
+        self.memories[name] = (keys, values)
+        self.decoder_rows = decoder_rows
+        if name == "encoder":
+            self.dtype, self.device = keys.dtype, keys.device
+            self.keys, self.values = keys, values
+            self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        self.store("encoder", key_states, value_states, key_states.shape[0])
+        return self.keys, self.values
+
+    def reset(self) -> None:
+        # Dropped, not zeroed (as releases before 5.20 do with growing layers): the next source has its own length.
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.memories, self.masks, self.vectors, self.decoder_rows = {}, {}, {}, 0
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        if self.is_initialized:
+            self.take_rows(beam_idx.to(self.keys.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        # Each source then serves `repeats` times as many consecutive rows.
+        self.decoder_rows *= repeats
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if not self.is_initialized:
+            return
+        rows = torch.arange(self.decoder_rows, device=self.keys.device)
+        self.take_rows(rows[indices.to(self.keys.device)])
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
+        """Makes decoder row `i` read the memory that row `rows[i]` has read."""
+        num_sources = self.keys.shape[0]
+        group = max(self.decoder_rows // num_sources, 1)
+        if rows.shape[0] == self.decoder_rows and self.moves.stay_within_sources(self, rows, group):
+            return
+        source_of_row = torch.div(rows, group, rounding_mode="floor")
+        for name, (keys, values) in self.memories.items():
+            self.memories[name] = (keys.index_select(0, source_of_row), values.index_select(0, source_of_row))
+        for name, mask in self.masks.items():
+            if mask is not None and mask.shape[0] == num_sources:
+                self.masks[name] = mask.index_select(0, source_of_row)
+        for name, vector in self.vectors.items():
+            self.vectors[name] = vector.index_select(0, source_of_row)
+        self.keys, self.values = self.memories["encoder"]
+        self.decoder_rows = rows.shape[0]
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self._move(self.device)
+
+    def _move(self, device: torch.device | str) -> None:
+        if self.is_initialized:
+            self.memories = {name: (k.to(device), v.to(device)) for name, (k, v) in self.memories.items()}
+            self.masks = {name: None if m is None else m.to(device) for name, m in self.masks.items()}
+            self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
+            self.keys, self.values = self.memories["encoder"]
+
+
+def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
+    """
+    Replaces empty, growing cross-attention layers by [`SourceMemoryLayer`], and makes those that a cache without a
+    configuration lacks; other layers stay as they are.
+
+    Args:
+        num_layers (`int`): Layers of the decoder that keep a memory.
+    """
+    if not isinstance(past_key_values, EncoderDecoderCache):
+        return
+    cache = past_key_values.cross_attention_cache
+    layers = cache.layers
+    if layers and (isinstance(layers[0], SourceMemoryLayer) or layers[0].is_initialized):
+        return
+    moves = BeamMoves()
+    for i, layer in enumerate(layers):
+        # Exactly the growing layers (recurrent ones included): static ones have fixed addresses to keep.
+        if isinstance(layer, DynamicLayer) and not layer.is_initialized:
+            layers[i] = SourceMemoryLayer(moves)
+    if isinstance(cache, DynamicCache):
+        layers += [SourceMemoryLayer(moves) for _ in range(num_layers - len(layers))]
+
+
+def spread_over_beams(states: torch.Tensor, decoder_rows: int) -> torch.Tensor:
+    """Something per source, `(num_sources, ..)`, for each of the `decoder_rows`; those of a source are consecutive."""
+    beams = decoder_rows // max(states.shape[0], 1)
+    return states if beams <= 1 else states.repeat_interleave(beams, dim=0)
+
+
+def one_row_per_source(attention_mask: torch.Tensor | None, num_sources: int) -> torch.Tensor | None:
+    """A mask `(rows, ..)` that may have been repeated for beams, with one row for each source."""
+    if attention_mask is None or attention_mask.shape[0] == num_sources:
+        return attention_mask
+    return attention_mask[:: max(attention_mask.shape[0] // num_sources, 1)]
+
+
+def first_source_layer(past_key_values: Cache | None) -> SourceMemoryLayer | None:
+    """The layer that keeps what all layers share; `None` where the cache has no such layers."""
+    cache = getattr(past_key_values, "cross_attention_cache", None)
+    layer = cache.layers[0] if cache is not None and cache.layers else None
+    return layer if isinstance(layer, SourceMemoryLayer) else None
+
+
+def kept_mask(
+    past_key_values: Cache | None, name: str, prepare: Callable[[], torch.Tensor | None]
+) -> torch.Tensor | None:
+    """The prepared mask of the memory `name`: prepared on the first step of a generation, kept for the others."""
+    layer = first_source_layer(past_key_values)
+    if layer is None:
+        return prepare()
+    if name not in layer.masks:
+        layer.masks[name] = prepare()
+    return layer.masks[name]
+
+
+def kept_vector(
+    past_key_values: Cache | None, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int
+) -> torch.Tensor:
+    """
+    Something of each source that every step needs: computed once per source, and spread over its beams.
+
+    Args:
+        name (`str`): Under which it is kept.
+        compute: Gives `(num_sources, ..)`.
+        decoder_rows (`int`): `num_sources` times the beams of each.
+
+    Returns:
+        `torch.Tensor` of shape `(decoder_rows, ..)`.
+    """
+    layer = first_source_layer(past_key_values)
+    if layer is None:
+        return spread_over_beams(compute(), decoder_rows)
+    if name not in layer.vectors:
+        layer.vectors[name] = compute()
+    return spread_over_beams(layer.vectors[name], decoder_rows)
+
+
+def read_source_memory(
+    name: str,
+    layer_idx: int | None,
+    project_memory: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    key_value_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Cache | None,
+    decoder_rows: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """
+    A memory's keys, values and mask: projected on the first step of a generation, from the cache afterwards.
+
+    Args:
+        name (`str`): Under which the memory is cached; `"encoder"` is the only one a static cache has room for. A slash
+            and a layout may follow.
+        layer_idx (`int`, *optional*): Place in the cache; `None` where nothing is cached.
+        project_memory: From states `(num_sources, key_length, d)` to keys and values `(num_sources, num_heads,
+            key_length, ..)`.
+        attention_mask (`torch.Tensor` of shape `(num_sources, ..)`, *optional*): As prepared for the kernels.
+        decoder_rows (`int`): `num_sources` times the beams of each.
+    """
+    cache = getattr(past_key_values, "cross_attention_cache", None)
+    layer = cache.layers[layer_idx] if cache is not None and layer_idx is not None else None
+    if isinstance(layer, SourceMemoryLayer):
+        if name not in layer.memories:
+            key, value = project_memory(key_value_states)
+            layer.store(name, key, value, decoder_rows)
+            past_key_values.is_updated[layer_idx] = True
+        return *layer.memories[name], attention_mask
+    if layer is None or name != "encoder":
+        return *project_memory(key_value_states), attention_mask
+    # A static (or foreign) cache has one row for each row of the decoder.
+    if attention_mask is not None and attention_mask.shape[0] != decoder_rows:
+        attention_mask = spread_over_beams(attention_mask, decoder_rows)
+    if past_key_values.is_updated.get(layer_idx):
+        return layer.keys, layer.values, attention_mask
+    key, value = project_memory(key_value_states)
+    key, value = spread_over_beams(key, decoder_rows), spread_over_beams(value, decoder_rows)
+    if isinstance(layer, StaticLayer) and layer.max_cache_len != key.shape[2]:
+        # Places behind the memory would be attended too. A cache is sized by the source, or filled for the second time.
+        layer.max_cache_len, layer.is_initialized = key.shape[2], False
+    key, value = cache.update(key, value, layer_idx)
+    past_key_values.is_updated[layer_idx] = True
+    return key, value, attention_mask
+
+
+def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
+    """Whether a cache has a place for whatever a layer reads of a source, one row for each source."""
+    cache = getattr(past_key_values, "cross_attention_cache", None)
+    return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
+
+
+def self_attention_cache(past_key_values: Cache) -> Cache:
+    """The decoder's own part of a cache."""
+    return past_key_values.self_attention_cache if isinstance(past_key_values, EncoderDecoderCache) else past_key_values

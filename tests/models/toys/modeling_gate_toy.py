@@ -1,0 +1,84 @@
+"""A Transformer encoder that sums up its layers in a vector for each source, which a gate lets into the decoder."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.utils.output_capturing import OutputRecorder
+
+from .configuration_gate_toy import GateToyConfig
+from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
+from .recurrent_layers import masked_mean
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_loss import divisor
+from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
+from .source_memory import kept_vector
+
+
+@dataclass
+class GateToyEncoderOutput(Seq2SeqEncoderOutput):
+    global_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("global"))
+
+
+@dataclass
+class GateToyDecoderOutput(Seq2SeqDecoderOutput):
+    gates: tuple[torch.Tensor, ...] | None = None
+
+
+class GateToyPreTrainedModel(NMTTransformerPreTrainedModel):
+    config: GateToyConfig
+
+
+class Gate(nn.Module):
+    def forward(self, of_states, of_source):
+        return torch.sigmoid(of_states + of_source)
+
+
+class GateToyEncoder(GateToyPreTrainedModel, NMTTransformerEncoder):
+    output_class = GateToyEncoderOutput
+    needs_token_mask = True
+
+    def finish(self, states, embeddings, attention_mask, **kwargs):
+        outputs = super().finish(states, embeddings, attention_mask)
+        outputs.global_hidden_state = sum(masked_mean(each, attention_mask) for each in states[1:])
+        return outputs
+
+
+class GateToyDecoder(GateToyPreTrainedModel, NMTTransformerDecoder):
+    output_class = GateToyDecoderOutput
+    _can_record_outputs = {**NMTTransformerDecoder._can_record_outputs, "gates": OutputRecorder(Gate)}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.of_states, self.of_source = (nn.Linear(config.d_model, config.d_model) for _ in range(2))
+        self.gate = Gate()
+        self.post_init()
+
+    def finish(self, states, memories, past_key_values):
+        last, vector = super().finish(states, memories, past_key_values), memories["global"].states
+
+        def project():
+            return torch.cat([self.of_source(vector), vector], dim=-1)
+
+        of_source, value = kept_vector(past_key_values, "global", project, len(last))[:, None].chunk(2, dim=-1)
+        return last + self.gate(self.of_states(last), of_source) * value
+
+
+class GateToyModel(GateToyPreTrainedModel, Seq2SeqModelBase):
+    encoder_class, decoder_class = GateToyEncoder, GateToyDecoder
+
+
+class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+    model_class = GateToyModel
+
+    def auxiliary_loss(self, outputs, labels, num_items_in_batch):
+        if self.config.auxiliary_weight == 0:
+            return None
+        lengths = (labels != -100).sum(dim=1)
+        squares = outputs.global_hidden_state.square().mean(dim=-1)
+        return self.config.auxiliary_weight * (squares * lengths).sum() / divisor(labels, num_items_in_batch)
+
+
+GateToyModel.register_for_auto_class("AutoModel")
+GateToyForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
