@@ -50,6 +50,7 @@ def test_statements_of_a_field():
     layers = options_of(Cake)["layers"]
     assert (layers.hint, layers.allowed, layers.default, layers.help) == (int, Range(1, 9), 3, "how many layers")
     assert options_of(Cake)["size"].choices == ("small", "large")
+    assert not any(each.is_required for each in options_of(Cake).values())
 
 
 def test_documentation_states_the_same():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +15,14 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
     The names that a package's `__init__.py` imports under `if TYPE_CHECKING:`, and the modules that hold them, relative
     to the package.
     """
-    source = sys.modules[package].__spec__.loader.get_source(package)
+    source = inspect.getsource(sys.modules[package])
     blocks = [
         node.body
         for node in ast.parse(source).body
         if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
     ]
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or alias.name: "." * node.level + node.module for node in imports for alias in node.names}
+    return {alias.asname or alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
 
 
 def lazy_names(package: str, modules: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

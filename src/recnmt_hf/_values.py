@@ -80,6 +80,7 @@ class Option:
         choices (sequence, *optional*): The only values, where the type does not name them.
         default: `MISSING` where there is none, or where it is made anew for each object.
         help (`str`): What it means, for the command line and the documentation.
+        is_required (`bool`): Whether it has to be given.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Option:
     choices: tuple[Any, ...] | None
     default: Any
     help: str
+    is_required: bool = False
 
     def check(self, value: Any, name: str | None = None) -> Any:
         """
@@ -136,7 +138,13 @@ def options_of(kind: type) -> dict[str, Option]:
         default = one.default if one.default_factory is MISSING else MISSING
         about = one.metadata
         found[one.name] = Option(
-            one.name, hints_of(kind)[one.name], allowed, about.get("choices"), default, about.get("help", "")
+            one.name,
+            hints_of(kind)[one.name],
+            allowed,
+            about.get("choices"),
+            default,
+            about.get("help", ""),
+            one.default is MISSING and one.default_factory is MISSING,
         )
     return found
 
@@ -152,7 +160,8 @@ def check_options(values: Any, place: str = "") -> None:
     Raises:
         UserError: A value is not allowed.
     """
-    for name, each in options_of(type(values)).items():
+    kind: type = type(values)
+    for name, each in options_of(kind).items():
         setattr(values, name, each.check(getattr(values, name), f"{place}{name}"))
 
 
@@ -160,11 +169,9 @@ def documented(kind: type[T]) -> type[T]:
     """Adds a dataclass' options to its docstring, in the form of transformers' docstrings."""
     lines = ["", "    Args:"]
     wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
-    for each in options_of(kind).values():
-        is_optional = each.default is not MISSING or any(
-            one.name == each.name and one.default_factory is not MISSING for one in fields(kind)
-        )
-        stated = ", *optional*" if is_optional else ""
+    fields_of: type = kind
+    for each in options_of(fields_of).values():
+        stated = "" if each.is_required else ", *optional*"
         stated += f", defaults to `{shown_default(each)}`" if each.default not in (MISSING, None) else ""
         lines += wrap.wrap(f"{each.name} ({each.kind()}{stated}): {each.help[:1].upper()}{each.help[1:]}.")
     kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n" + "\n".join(lines) + "\n    "

@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from .. import __version__, register
+from .. import __version__
+from .._registration import register
 from ..models.user_errors import UserError
 from .arguments import Parser, printable
 

@@ -209,4 +209,5 @@ def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
 def ids_of(settings: Any, name: str) -> set[int]:
     """The token ids that a setting names, be it one, several or none."""
     value = getattr(settings, name, None)
-    return (set(value) if isinstance(value, (list, tuple)) else {value}) - {None}
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return {each for each in values if each is not None}

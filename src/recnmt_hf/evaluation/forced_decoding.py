@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +71,7 @@ class ForcedDecoder:
         targets: Sequence[str] | Sequence[Sequence[int]],
         options: DecodingOptions | None = None,
         places: Sequence[str] | None = None,
-        **changes,
+        **changes: Any,
     ) -> list[SentenceScore]:
         """
         The model's log-probabilities of given translations, as `translate` reports them.

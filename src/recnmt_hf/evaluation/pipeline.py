@@ -80,7 +80,7 @@ class TranslationPipeline(Pipeline):
             target_tokenizer = load_target_tokenizer(path, **({"revision": commit} if commit else {}))
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
 
-    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
+    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         # Those of a call replace those of the pipeline one by one, whatever name they have.
         options = own_names(kwargs)
         options |= options.pop("generate", {})

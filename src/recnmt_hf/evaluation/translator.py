@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
+from .._loading_errors import looks_local
 from .._plain_text import is_blank
 from .._values import shown
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, load_target_tokenizer
 from ..models.user_errors import UserError
 from .decoding import MaxLengthPerSentence, PrefixPerSentence
 from .forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
-from .loading import load_model, looks_local
+from .loading import load_model
 from .options import DecodingOptions, decoding_options, reason
 from .results import Hypothesis, SentenceScore, Translation
 from .splitting import join_pieces, split_text
@@ -80,7 +81,7 @@ class Translator(ForcedDecoder):
         dtype: torch.dtype | str | None = None,
         check: bool = True,
         trust_remote_code: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> Translator:
         """
         Loads model and tokenizers from a folder written by training, or from the Hub.
@@ -102,10 +103,10 @@ class Translator(ForcedDecoder):
         path = str(path)
         model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
         tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
-        return cls(model, *tokenizers, check)
+        return cls(model, tokenizers.source, tokenizers.target, check)
 
     def __call__(
-        self, sentences: str | Iterable[str], prefixes: str | Iterable[str] | None = None, **options
+        self, sentences: str | Iterable[str], prefixes: str | Iterable[str] | None = None, **options: Any
     ) -> list[Translation]:
         """Translates a sentence or several, as [`translate`] does."""
         prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
@@ -116,7 +117,7 @@ class Translator(ForcedDecoder):
         sentences: Iterable[str],
         options: DecodingOptions | None = None,
         prefixes: Iterable[str] | None = None,
-        **changes,
+        **changes: Any,
     ) -> Iterator[Translation]:
         """
         Translates a stream of sentences; an empty one, or one without a visible character, gives an empty translation.
@@ -230,18 +231,19 @@ class Translator(ForcedDecoder):
         pieces = [(i, piece) for i, each in enumerate(prepared) for piece in each.pieces]
         starts = [bool(k == 0 or pieces[k - 1][0] != i) for k, (i, _) in enumerate(pieces)]
         prefixes = [prepared[i].prefix if start else [] for (i, _), start in zip(pieces, starts, strict=True)]
-        for _, ids in pieces if unknown is not None else ():
-            unknown.count(ids)
+        if unknown is not None:
+            for _, ids in pieces:
+                unknown.count(ids)
         found: list[list[Hypothesis]] = [[] for _ in pieces]
         rows = max(options.beams, options.num_hypotheses)
         with seeded(options.seed, offset, self.model.device):
             for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // rows):
                 hypotheses = self._generate([pieces[k][1] for k in batch], options, [prefixes[k] for k in batch])
-                for k, each in zip(batch, hypotheses, strict=True):
-                    found[k] = each
+                for k, of_piece in zip(batch, hypotheses, strict=True):
+                    found[k] = of_piece
         of_sentence: list[list[list[Hypothesis]]] = [[] for _ in prepared]
-        for (i, _), hypotheses in zip(pieces, found, strict=True):
-            of_sentence[i].append(hypotheses)
+        for (i, _), of_piece in zip(pieces, found, strict=True):
+            of_sentence[i].append(of_piece)
         results = []
         for each, parts in zip(prepared, of_sentence, strict=True):
             if not parts:
@@ -291,7 +293,7 @@ class Translator(ForcedDecoder):
         # the finished hypotheses costs less than keeping those, and is what `score` computes.
         log_probs = [sum(each) for each in self.score_tokens(repeated, tokens, options.max_tokens)]
         scores = [total / max(len(row), 1) ** penalty for total, row in zip(log_probs, tokens, strict=True)]
-        alignments: list = [None] * len(tokens)
+        alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         texts = self.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
