@@ -169,7 +169,7 @@ class Translator(ForcedDecoder):
         """
         self.check_text(sentence, place)
         ids = [] if is_blank(sentence) else self.encode_source(sentence)
-        forced = self.prefix_ids(prefix, place)
+        forced = self.prefix_ids(prefix, place) if prefix else []
         if self.is_empty(ids):
             if forced:
                 raise UserError(
