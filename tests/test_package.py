@@ -1,23 +1,25 @@
 """The package: public names, cheap import, registration, arrows between the rooms."""
 
 import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
 import recnmt_hf
+from recnmt_hf._lazy import names_for_type_checkers
+from recnmt_hf._registration import FAMILIES, public_names
 
 
 ROOMS = ["models", "data", "evaluation", "training", "analysis", "hub", "commands"]
-# Which rooms a room may know (the order of the house: models know nobody, commands know all).
+# Which rooms a room may know (the order of the house: models know nobody, data only them, commands know all).
 ARROWS = {
     "models": set(),
     "data": {"models"},
-    "evaluation": {"models"},
+    "evaluation": {"models", "data"},
     "training": {"models", "data", "evaluation"},
     "analysis": {"models", "data", "evaluation", "training"},
     "hub": {"models", "data", "evaluation", "training"},
@@ -41,62 +43,121 @@ def test_every_public_name_resolves():
         getattr(recnmt_hf, "Nothing")  # noqa: B009
 
 
-def test_import_is_lazy():
-    """Importing the package imports neither torch nor the models, so it costs next to nothing."""
-    assert (
-        python("import sys, recnmt_hf; print('torch' in sys.modules, 'transformers' in sys.modules)") == "False False"
-    )
-    start = time.perf_counter()
-    python("import recnmt_hf")
-    alone = time.perf_counter() - start
-    start = time.perf_counter()
-    python("import transformers")
-    assert alone < time.perf_counter() - start + 0.3
+def test_a_row_of_the_table_names_four_classes():
+    """What a model's public names are follows from its row; type checkers see the same names."""
+    expected = set()
+    for prefix, _, _ in FAMILIES.values():
+        classes = [f"{prefix}{end}" for end in ("Config", "PreTrainedModel", "Model", "ForConditionalGeneration")]
+        assert all(getattr(recnmt_hf, name).__name__ == name for name in classes)
+        expected.update(classes)
+    for_type_checkers = names_for_type_checkers("recnmt_hf")
+    missing = {name: module for name, module in public_names().items() if for_type_checkers.get(name) != module}
+    lines = "\n".join(f"    from {module} import {name} as {name}" for name, module in missing.items())
+    assert not missing, f"the block `if TYPE_CHECKING` of recnmt_hf/__init__.py lacks\n{lines}"
+    assert expected == set(public_names()) and expected <= set(recnmt_hf.__all__)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import recnmt_hf; from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM; import recnmt_hf",
-        "import recnmt_hf as r; r.NMTTransformerModel; import recnmt_hf\n"
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-        "import recnmt_hf as r; r.BiARNTransformerModel; import recnmt_hf\n"
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-        "import recnmt_hf as r; r.BiARNTransformerConfig; import recnmt_hf\n"
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-        "import recnmt_hf.models.recurrent_layers\n"
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-        "import recnmt_hf\nfrom transformers.modeling_layers import GradientCheckpointingLayer\n"
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-        "import recnmt_hf\nfrom transformers.generation.utils import GenerationMixin\n"
-        "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM",
-    ],
-    ids=[
-        "package-first",
-        "transformers-first",
-        "model-first",
-        "second-model-first",
-        "configuration-first",
-        "layers-first",
-        "layers-of-transformers-first",
-        "generation-first",
-    ],
-)
-def test_auto_classes_know_the_zoo_in_any_order(code):
-    code += """
+@pytest.mark.parametrize("package", ["recnmt_hf", "recnmt_hf.data", "recnmt_hf.evaluation"])
+def test_packages_state_their_names_once(package):
+    """What type checkers see is what can be imported."""
+    module = importlib.import_module(package)
+    others = {"MODEL_TYPES", "__version__"} if package == "recnmt_hf" else set()
+    assert set(module.__all__) - others == set(names_for_type_checkers(package))
+    assert all(getattr(module, name) is not None for name in module.__all__)
+
+
+AUTO = """
+import recnmt_hf, sys, transformers
+from importlib.machinery import SourceFileLoader
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 for kind in recnmt_hf.MODEL_TYPES:
     config = AutoConfig.for_model(kind, vocab_size=20, d_model=8, encoder_attention_heads=2, decoder_attention_heads=2,
                                   encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_layers=1, decoder_layers=1)
     print(type(config).__name__, type(AutoModel.from_config(config)).__name__,
           type(AutoModelForSeq2SeqLM.from_config(config)).__name__)
+# The import system stays as it is.
+assert not [each for each in sys.meta_path if type(each).__module__.startswith("recnmt_hf")]
+assert type(sys.modules["transformers.models.auto.modeling_auto"].__loader__) is SourceFileLoader
+print(transformers.pipelines.PIPELINE_REGISTRY.check_task("recnmt-translation")[1]["impl"].__name__)
 """
-    lines = python(code).splitlines()
-    assert len(lines) == len(recnmt_hf.MODEL_TYPES)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["import recnmt_hf", "from transformers import AutoModel", "import recnmt_hf.models.recurrent_layers"],
+    ids=["package-first", "transformers-first", "a-module-first"],
+)
+def test_transformers_knows_the_zoo(first):
+    """After `import recnmt_hf` alone: the Auto classes know its models, and `pipeline` its task."""
+    *lines, pipeline = python(f"{first}\n{AUTO}").splitlines()
+    assert len(lines) == len(recnmt_hf.MODEL_TYPES) and pipeline == "TranslationPipeline"
     for line in lines:
         config, base, generating = line.split()
         prefix = config.removesuffix("Config")
         assert (base, generating) == (f"{prefix}Model", f"{prefix}ForConditionalGeneration")
+
+
+# -- the console command ---
+
+
+@pytest.fixture(scope="module")
+def console_script(tmp_path_factory):
+    """As pip writes it."""
+    script = tmp_path_factory.mktemp("bin") / "recnmt"
+    script.write_text("import sys\nfrom recnmt_hf.commands.main import main\nsys.exit(main())\n")
+    return script
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("--help", 0, "COMMAND"),
+        ("--version", 0, recnmt_hf.__version__),
+        ("", 2, "the following arguments are required: COMMAND"),
+        ("transalte model", 2, "invalid choice: 'transalte'"),
+        ("translate --help", 0, "--beams"),
+        ("translate model --beams x", 2, "argument --beams: 'x' is no whole number"),
+        ("translate model --beams 2 --n-best 3", 2, "--n-best 3 is more than --beams 2"),
+        ("score model", 2, "Give either --source with --target, or --jsonl"),
+        ("align model", 2, "Give --source and --target"),
+        ("evaluate", 2, "the following arguments are required"),
+        ("train", 2, "the following arguments are required"),
+    ],
+)
+@pytest.mark.parametrize("start", ["script", "module"])
+def test_help_and_complaints_import_no_models(console_script, start, words, code, message):
+    """So that they come at once: neither torch nor transformers is imported."""
+    program = [str(console_script)] if start == "script" else ["-m", "recnmt_hf.commands.main"]
+    command = [sys.executable, "-X", "importtime", *program, *words.split()]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == code and message in result.stdout + result.stderr
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time" in line}
+    assert "recnmt_hf" in imported and not imported & {"torch", "transformers", "datasets", "numpy"}
+
+
+def test_the_command_registers_when_it_needs_models(console_script):
+    words = ["parameters", "rnmt", "nmt_transformer", "--size", "tiny"]
+    result = subprocess.run([sys.executable, console_script, *words], capture_output=True, text=True)
+    assert result.returncode == 0 and "rnmt" in result.stdout, result.stderr
+
+
+def test_processes_that_the_command_spawns_know_the_models(tmp_path):
+    """They have its name and arguments, and are started for work."""
+    script = tmp_path / "recnmt"
+    script.write_text("""
+import multiprocessing, sys
+from recnmt_hf._registration import is_command
+def work():
+    from transformers import AutoConfig
+    print(is_command(), type(AutoConfig.for_model("rnmt")).__name__, flush=True)
+if __name__ == "__main__":
+    print(is_command(), "transformers" in sys.modules, flush=True)
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+""")
+    result = subprocess.run([sys.executable, script, "translate"], capture_output=True, text=True)
+    assert result.stdout.splitlines() == ["True False", "False RNMTConfig"], result.stderr
 
 
 def imported(path):
@@ -132,8 +193,10 @@ def test_arrows_run_one_way(repository):
                     allowed = ARROWS[room] | (ground if room != "models" else set())
                     assert name.split(".")[0] in allowed, (path, name)
     for name in ground:
+        # What is registered with transformers are models and a pipeline.
+        known = ground | {"models"} | ({"evaluation"} if name == "_registration" else set())
         for level, imports in imported(source / f"{name}.py"):
-            assert level != 1 or imports.split(".")[0] in ground | {"models"}, (name, imports)
+            assert level != 1 or imports.split(".")[0] in known, (name, imports)
 
 
 def test_nothing_checks_for_model_types_in_shared_files(repository):

@@ -1,71 +1,67 @@
 """
 Translation models with recurrence, order and global context for the Hugging Face ecosystem.
 
-Importing the package registers its models with transformers' Auto classes; the models themselves, and everything
-else, load when first used.
+Importing the package registers its models with transformers' Auto classes, and the pipeline task `recnmt-translation`;
+everything else loads when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ._registration import MODEL_TYPES, register
+from ._lazy import lazy_names, names_for_type_checkers
+from ._registration import MODEL_TYPES, is_command, public_names, register
 
 
 __version__ = "0.1.0"
 
-# Public names and the modules that hold them, loaded when first asked for.
-_LAZY = {
-    "AlignmentErrorRate": "evaluation.alignment",
-    "BiARNTransformerConfig": "models.configuration_biarn_transformer",
-    "BiARNTransformerForConditionalGeneration": "models.modeling_biarn_transformer",
-    "BiARNTransformerModel": "models.modeling_biarn_transformer",
-    "BiARNTransformerPreTrainedModel": "models.modeling_biarn_transformer",
-    "NMTTransformerConfig": "models.configuration_nmt_transformer",
-    "NMTTransformerForConditionalGeneration": "models.modeling_nmt_transformer",
-    "NMTTransformerModel": "models.modeling_nmt_transformer",
-    "NMTTransformerPreTrainedModel": "models.modeling_nmt_transformer",
-    "Bleu": "evaluation.metrics",
-    "ChrF": "evaluation.metrics",
-    "DecodingOptions": "evaluation.translator",
-    "RNMTConfig": "models.configuration_rnmt",
-    "RNMTForConditionalGeneration": "models.modeling_rnmt",
-    "RNMTModel": "models.modeling_rnmt",
-    "RNMTPreTrainedModel": "models.modeling_rnmt",
-    "Recipe": "training.recipe",
-    "Ter": "evaluation.metrics",
-    "TokenBatchSampler": "data.batching",
-    "TokenizedBleu": "evaluation.metrics",
-    "TranslationPipeline": "evaluation.pipeline",
-    "TranslationTrainer": "training.trainer",
-    "TranslationTrainingArguments": "training.trainer",
-    "Translator": "evaluation.translator",
-    "UserError": "models.user_errors",
-    "VaswaniLengthPenalty": "evaluation.decoding",
-    "align_pairs": "evaluation.alignment",
-    "average_checkpoints": "training.checkpoints",
-    "compare_systems": "evaluation.significance",
-    "from_marian": "hub.marian",
-    "generate_corpus": "data.generated",
-    "prepare_dataset": "data.corpora",
-    "train": "training.run",
-    "train_tokenizer": "data.tokenization",
-}
+if TYPE_CHECKING:
+    from .data.batching import TokenBatchSampler as TokenBatchSampler
+    from .data.corpora import prepare_dataset as prepare_dataset
+    from .data.generated import generate_corpus as generate_corpus
+    from .data.tokenization import train_tokenizer as train_tokenizer
+    from .data.tokenizer_pair import TokenizerPair as TokenizerPair
+    from .evaluation.alignment import AlignmentErrorRate as AlignmentErrorRate
+    from .evaluation.alignment import align_pairs as align_pairs
+    from .evaluation.decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
+    from .evaluation.metrics import Bleu as Bleu
+    from .evaluation.metrics import ChrF as ChrF
+    from .evaluation.metrics import Ter as Ter
+    from .evaluation.metrics import TokenizedBleu as TokenizedBleu
+    from .evaluation.options import DecodingOptions as DecodingOptions
+    from .evaluation.pipeline import TranslationPipeline as TranslationPipeline
+    from .evaluation.significance import compare_systems as compare_systems
+    from .evaluation.translator import Translator as Translator
+    from .hub.marian import from_marian as from_marian
+    from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
+    from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig
+    from .models.configuration_rnmt import RNMTConfig as RNMTConfig
+    from .models.modeling_biarn_transformer import (
+        BiARNTransformerForConditionalGeneration as BiARNTransformerForConditionalGeneration,
+    )
+    from .models.modeling_biarn_transformer import BiARNTransformerModel as BiARNTransformerModel
+    from .models.modeling_biarn_transformer import BiARNTransformerPreTrainedModel as BiARNTransformerPreTrainedModel
+    from .models.modeling_nmt_transformer import (
+        NMTTransformerForConditionalGeneration as NMTTransformerForConditionalGeneration,
+    )
+    from .models.modeling_nmt_transformer import NMTTransformerModel as NMTTransformerModel
+    from .models.modeling_nmt_transformer import NMTTransformerPreTrainedModel as NMTTransformerPreTrainedModel
+    from .models.modeling_rnmt import RNMTForConditionalGeneration as RNMTForConditionalGeneration
+    from .models.modeling_rnmt import RNMTModel as RNMTModel
+    from .models.modeling_rnmt import RNMTPreTrainedModel as RNMTPreTrainedModel
+    from .models.user_errors import UserError as UserError
+    from .training.checkpoints import average_checkpoints as average_checkpoints
+    from .training.recipe import Recipe as Recipe
+    from .training.run import train as train
+    from .training.trainer import TranslationTrainer as TranslationTrainer
+    from .training.trainer import TranslationTrainingArguments as TranslationTrainingArguments
+
+# A model's names follow from its row in `_registration.FAMILIES`.
+_LAZY = {**names_for_type_checkers(__name__), **public_names()}
 
 __all__ = ["MODEL_TYPES", "__version__", *sorted(_LAZY)]
 
+__getattr__, __dir__ = lazy_names(__name__, _LAZY)
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_LAZY))
-
-
-register()
+if not is_command():
+    register()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 # Categories of Unicode without a visible sign: controls, formats (zero-width, soft hyphen, byte order mark), spaces.
@@ -33,7 +36,7 @@ def is_blank(text: str) -> bool:
 
 
 def encode_plain(
-    tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs
+    tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs: Any
 ) -> BatchEncoding:
     """
     The tokenizer's encoding of a text or a batch of texts, in which `</s>`, `<pad>` and the like are ordinary

@@ -1,18 +1,10 @@
-"""
-Registration of the zoo's models with transformers' Auto classes.
-
-Importing transformers is cheap, importing its Auto classes is not (it brings torch along). So `import recnmt_hf` only
-leaves a note for the import system: as soon as an Auto module is there, the zoo registers with it.
-"""
+"""The models of the zoo: their names and files, and their registration with transformers."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from pathlib import Path
 
 
 # model_type -> (class prefix, configuration module, modeling module)
@@ -22,114 +14,50 @@ FAMILIES = {
     "rnmt": ("RNMT", "configuration_rnmt", "modeling_rnmt"),
 }
 MODEL_TYPES = tuple(FAMILIES)
+# What stands behind the prefix in the names of a model's classes.
+CONFIG, MODELS = "Config", ("PreTrainedModel", "Model", "ForConditionalGeneration")
 
-_AUTO_CONFIG = "transformers.models.auto.configuration_auto"
-_AUTO_MODEL = "transformers.models.auto.modeling_auto"
-_MODELS = f"{__package__}.models"
-# What the zoo's files import from transformers. Some of these import the Auto classes on their own way, so that the
-# zoo has to wait for their end.
-_NEEDED = frozenset(
-    f"transformers.{name}"
-    for name in (
-        "activations",
-        "cache_utils",
-        "configuration_utils",
-        "generation.utils",
-        "initialization",
-        "masking_utils",
-        "modeling_layers",
-        "modeling_outputs",
-        "modeling_utils",
-        "processing_utils",
-    )
-)
-_done: set[str] = set()
+_COMMAND = "recnmt"
+_COMMAND_MODULE = f"{__package__}.commands.main"
 
 
-def is_loaded(name: str) -> bool:
-    """Whether a module has been imported to its end."""
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
-
-
-def is_loading(name: str) -> bool:
-    return name in sys.modules and not is_loaded(name)
-
-
-def is_busy() -> bool:
-    """Whether an import is under way that the zoo's files need the end of; that end comes here again."""
-    return any(is_loading(name) for name in tuple(sys.modules) if name in _NEEDED or name.startswith(f"{_MODELS}."))
-
-
-def register_configs() -> None:
-    """Makes `AutoConfig` know the zoo."""
-    auto = sys.modules[_AUTO_CONFIG]
-    for model_type, (prefix, configuration, _) in FAMILIES.items():
-        module = importlib.import_module(f"{_MODELS}.{configuration}")
-        auto.AutoConfig.register(model_type, getattr(module, f"{prefix}Config"), exist_ok=True)
-
-
-def register_models() -> None:
-    """Makes `AutoModel` and `AutoModelForSeq2SeqLM` know the zoo."""
-    auto = sys.modules[_AUTO_MODEL]
+def public_names() -> dict[str, str]:
+    """The four public names of each model, and the modules that hold them, relative to the package."""
+    names = {}
     for prefix, configuration, modeling in FAMILIES.values():
-        config_class = getattr(importlib.import_module(f"{_MODELS}.{configuration}"), f"{prefix}Config")
-        module = importlib.import_module(f"{_MODELS}.{modeling}")
-        auto.AutoModel.register(config_class, getattr(module, f"{prefix}Model"), exist_ok=True)
-        auto.AutoModelForSeq2SeqLM.register(
-            config_class, getattr(module, f"{prefix}ForConditionalGeneration"), exist_ok=True
-        )
-
-
-def after_import() -> None:
-    """What to do once one of the watched modules is there."""
-    for auto, act in ((_AUTO_CONFIG, register_configs), (_AUTO_MODEL, register_models)):
-        if auto not in _done and is_loaded(auto) and not is_busy():
-            _done.add(auto)  # before the imports that this sets off, which come here too
-            try:
-                act()
-            except BaseException:
-                _done.discard(auto)
-                raise
-
-
-class _ThenRegister(Loader):
-    """A module's own loader, followed by [`after_import`]."""
-
-    def __init__(self, loader: Loader):
-        self.loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        # From here on the module counts as loaded, for the registration that it sets off itself.
-        module.__spec__._initializing = False
-        after_import()
-
-    def __getattr__(self, name: str):
-        return getattr(self.loader, name)
-
-
-class _RegistrationFinder(MetaPathFinder):
-    """Finds the watched modules as everybody else does, and has [`_ThenRegister`] load them."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None):
-        if fullname not in (_AUTO_CONFIG, _AUTO_MODEL, *_NEEDED) and not fullname.startswith(f"{_MODELS}."):
-            return None
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                spec.loader = _ThenRegister(spec.loader)
-                return spec
-        return None
+        names[f"{prefix}{CONFIG}"] = f".models.{configuration}"
+        names.update({f"{prefix}{suffix}": f".models.{modeling}" for suffix in MODELS})
+    return names
 
 
 def register() -> None:
-    """Registers at once with the Auto modules that are there, and with the others when they come."""
-    if not any(type(finder).__name__ == _RegistrationFinder.__name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, _RegistrationFinder())
-    after_import()
+    """
+    Makes transformers' `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM` know the zoo, and `transformers.pipeline`
+    the task `recnmt-translation`.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+
+    from .evaluation.pipeline import register_pipeline
+
+    for model_type, (prefix, configuration, modeling) in FAMILIES.items():
+        config_class = getattr(importlib.import_module(f".models.{configuration}", __package__), f"{prefix}{CONFIG}")
+        models = importlib.import_module(f".models.{modeling}", __package__)
+        AutoConfig.register(model_type, config_class, exist_ok=True)
+        AutoModel.register(config_class, getattr(models, f"{prefix}Model"), exist_ok=True)
+        AutoModelForSeq2SeqLM.register(
+            config_class, getattr(models, f"{prefix}ForConditionalGeneration"), exist_ok=True
+        )
+    register_pipeline()
+
+
+def is_command() -> bool:
+    """
+    Whether this interpreter was started as the console command, which registers once it has read its arguments: help
+    and complaints need no models. Processes that the command starts itself are none.
+    """
+    script = (sys.argv or [""])[0]
+    if script not in sys.orig_argv:  # of a spawned process, which has its parent's arguments
+        return False
+    if script == "-m":  # while Python looks for the module
+        return sys.orig_argv[sys.orig_argv.index(script) + 1 :][:1] == [_COMMAND_MODULE]
+    return Path(script).stem == _COMMAND

@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from ..evaluation.options import DecodingOptions
 from ..models.user_errors import UserError
-from .arguments import TOKENS, add_device_arguments, check_text, chunks, load_translator, progress, stream, whole
+from .arguments import add_device_arguments, add_options, check_text, chunks, load_translator, progress, stream, whole
 
 
 if TYPE_CHECKING:
     from ..evaluation.alignment import WordAlignment
-
-
-def layer(text: str) -> int | str:
-    return text if text == "mean" else whole(0)(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gold", help="gold alignments to measure against: 0-0 sure, 0p1 possible")
     parser.add_argument("--links", help="instead of a model: links made before, to be measured against --gold")
     parser.add_argument("--one-based", action="store_true", help="positions in --gold and --links count from 1")
-    parser.add_argument(
-        "--layer", type=layer, help='decoder layer from 0, or "mean" (default: the one below the top, or the only one)'
-    )
+    add_options(parser, DecodingOptions, ["alignment_layer"], {"alignment_layer": "--layer"})
     parser.add_argument("--head", type=whole(0), help="one head, from 0 (default: the mean of all)")
     parser.add_argument("--plot", help="picture of one pair's attention: .png, .svg or .pdf")
     parser.add_argument("--pair", type=whole(1), default=1, help="which pair, from 1 (default: 1)")
-    parser.add_argument("--max-tokens", type=TOKENS, default=4096, help="tokens of a batch (default: 4096)")
+    add_options(parser, DecodingOptions, ["max_tokens"], {})
     add_device_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    from ..data.files import open_output, refuse_inputs
-    from ..data.text import SentencePair, read_lines, read_parallel
-    from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
-
+def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("Give a model with --source and --target (or --text), or --links with --gold.")
     if args.links is not None and any(
@@ -65,6 +56,12 @@ def run(args: argparse.Namespace) -> None:
             "Give --source and --target, the files to align line by line, or --text with a sentence and its "
             "translation."
         )
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..data.files import open_output, refuse_inputs
+    from ..data.text import SentencePair, read_lines, read_parallel
+    from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
 
     def read_links(path: str):
         return [parse_links(line, f"{path}, line {i}", args.one_based) for i, line in enumerate(read_lines(path), 1)]
@@ -101,7 +98,9 @@ def run(args: argparse.Namespace) -> None:
 
         def aligned() -> Iterator[WordAlignment]:
             for chunk in chunks(pairs):
-                yield from align_pairs(translator, *zip(*chunk, strict=True), args.layer, args.head, args.max_tokens)
+                yield from align_pairs(
+                    translator, *zip(*chunk, strict=True), args.alignment_layer, args.head, args.max_tokens
+                )
 
         links, shown = [], None
         for number, alignment in enumerate(progress(aligned(), "pairs", len(pairs), out), start=1):

@@ -6,12 +6,12 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import IO, NoReturn, TypeVar
+from typing import IO, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from .._values import MOST_BEAMS
+from .._values import MOST_BEAMS, MOST_SEED, MOST_TOKENS, Option, Range, members, options_of, shown_default
 from ..models.user_errors import UserError
 
 
@@ -70,10 +70,46 @@ def number(least: float | None = None, below: float | None = None, most: float |
     return convert
 
 
-# More would be a slip of the keyboard, and some libraries count in 32 bits.
-SEED = whole(0, 2**32 - 1)
-TOKENS = whole(1, 2**31 - 1)
+SEED = whole(0, MOST_SEED)
+TOKENS = whole(1, MOST_TOKENS)
 BEAMS = whole(1, MOST_BEAMS)
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type, names: Sequence[str], flags: Mapping[str, str]) -> None:
+    """
+    Adds arguments for fields of a dataclass: type, range, choices, default and help are those that the fields state.
+
+    Args:
+        kind (`type`): The dataclass.
+        names (sequence of `str`): Which fields; the arguments have their names.
+        flags (`dict`): Flags of another name, by field.
+    """
+    for name in names:
+        each = options_of(kind)[name]
+        flag = flags.get(name, f"--{name.replace('_', '-')}")
+        if each.hint is bool:
+            parser.add_argument(flag, dest=name, action="store_true", help=each.help)
+            continue
+        choices = each.choices or (get_args(each.hint) if get_origin(each.hint) is Literal else None)
+        stated = "" if each.default is None else f" (default: {shown_default(each)})"
+        parser.add_argument(
+            flag,
+            dest=name,
+            default=each.default,
+            help=f"{each.help}{stated}".replace("%", "%%"),
+            **({"choices": choices} if choices else {"type": reader(each), "metavar": flag[2:].upper()}),
+        )
+
+
+def reader(option: Option) -> Callable[[str], Any]:
+    """What reads an option's values that are no choices: numbers, and words that may stand in their place."""
+    kinds = members(option.hint)
+    words = {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
+    allowed = option.allowed or Range()
+    convert = (
+        number(allowed.least, allowed.below, allowed.most) if float in kinds else whole(allowed.least, allowed.most)
+    )
+    return lambda text: text if text in words else convert(text)
 
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO | None = None) -> Iterator[T]:
@@ -142,3 +178,23 @@ def load_translator(args: argparse.Namespace):
 
     settings = {"device": args.device, "dtype": args.dtype}
     return Translator.from_pretrained(args.model, trust_remote_code=args.trust_remote_code, **settings)
+
+
+def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
+    """
+    The values of `NAME=VALUE`, read as YAML.
+
+    Raises:
+        UserError: A word has no `=`, a name is given twice, or a value is no YAML.
+    """
+    from ..training.recipe_yaml import load_yaml
+
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name or not value.strip():
+            raise UserError(f"{flag}: {word!r} is no setting. Remedy: write name=value, as no_repeat_ngram_size=3.")
+        if name in settings:
+            raise UserError(f"{flag}: {name} is given twice. Remedy: give it once.")
+        settings[name] = load_yaml(value, f"{flag} {name}")
+    return settings

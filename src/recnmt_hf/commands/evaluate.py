@@ -33,19 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", help="also writes all figures to this file")
 
 
+def check(args: argparse.Namespace) -> None:
+    if twice := named_twice(args.hypotheses):
+        raise UserError(f"{told_twice(twice)}. Remedy: name each system's translations once.")
+    if args.length_edges != sorted(set(args.length_edges)):
+        raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
+    if args.language is not None and not re.fullmatch("[a-z]{2,3}", args.language):
+        raise UserError(f"--language {args.language!r} is no code of a language. Remedy: e.g. de or en.")
+
+
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
     from ..data.text import read_lines
     from ..evaluation import metrics
     from ..evaluation.significance import METHODS, compare_systems
 
-    if twice := named_twice(args.hypotheses):
-        raise UserError(f"{told_twice(twice)}. Remedy: name each system's translations once.")
-    if args.length_edges != sorted(set(args.length_edges)):
-        raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
     metrics.check_tokenizer(args.tokenize)
-    if args.language is not None and not re.fullmatch("[a-z]{2,3}", args.language):
-        raise UserError(f"--language {args.language!r} is no code of a language. Remedy: e.g. de or en.")
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with nullcontext() if args.json is None else open_output(args.json, inputs) as out:
         references = [list(read_lines(path)) for path in args.references]

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from .. import __version__
+from .._registration import register
 from ..models.user_errors import UserError
 from .arguments import Parser, printable
 
@@ -33,6 +34,8 @@ COMMANDS = {
     "corpus": ("corpus", "write the generated English-German corpus"),
     "benchmark": ("benchmark", "measure speed ratios of two models in one run"),
 }
+# What these do needs no model.
+WITHOUT_MODELS = {"evaluate", "tokenizer", "corpus"}
 # Exit codes; argparse's own for a wrong command line is that of a user's mistake.
 SUCCESS, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 # What the system says of any file, whoever names it: permissions, kinds of places, room, limits, damage.
@@ -54,7 +57,10 @@ class ClosedOutput(io.TextIOBase):
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser; only the chosen subcommand's module is imported."""
+    """
+    The parser; only the chosen subcommand's module is imported. That has `add_arguments` and `run`, and perhaps `check`
+    for what can be known of the arguments before anything large is imported.
+    """
     parser = Parser(prog="recnmt", description="Train, translate, score and share translation models.")
     parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -63,7 +69,8 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         if name == chosen:
             implementation = importlib.import_module(f".{module}", __package__)
             implementation.add_arguments(sub)
-            sub.set_defaults(run=implementation.run, refuse=sub.error)
+            check = getattr(implementation, "check", lambda args: None)
+            sub.set_defaults(check=check, run=implementation.run, refuse=sub.error)
     return parser
 
 
@@ -95,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with noticed_interrupts() as interrupts:
         try:
             args = parse(build_parser(chosen), argv)
+            args.check(args)
+            if args.command not in WITHOUT_MODELS:
+                register()
             args.run(args)
             sys.stdout.flush()
         except KeyboardInterrupt:

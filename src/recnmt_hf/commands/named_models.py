@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..models.user_errors import UserError
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 def parse_model(text: str) -> tuple[str, dict[str, object]]:

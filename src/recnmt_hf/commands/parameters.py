@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from .arguments import whole
 from .named_models import MODEL_HELP, build_model, parse_model
+
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
@@ -39,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    import torch
+
     for size in args.size:
         counted = []
         for text in args.models:

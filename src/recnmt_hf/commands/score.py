@@ -8,9 +8,10 @@ import math
 import sys
 from collections.abc import Iterator
 
+from ..evaluation.options import DecodingOptions
 from ..models.user_errors import UserError
-from .arguments import check_text, chunks, load_translator, progress
-from .translate import add_decoding_arguments
+from .arguments import add_device_arguments, add_options, check_text, chunks, load_translator, progress
+from .translate import FLAGS, SCORING
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jsonl", help="instead of both: the output of `recnmt translate --format jsonl`, scored token by token id"
     )
     parser.add_argument("--token-scores", action="store_true", help="adds each token's log-probability")
-    add_decoding_arguments(parser)
+    add_options(parser, DecodingOptions, SCORING, FLAGS)
+    add_device_arguments(parser)
 
 
 def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
@@ -68,18 +70,17 @@ def check_tokens(records: list[tuple[str, list[int]]], path: str, symbols: int) 
             )
 
 
+def check(args: argparse.Namespace) -> None:
+    by_files = [args.source is not None, args.target is not None]
+    if (args.jsonl is not None) == any(by_files) or any(by_files) != all(by_files):
+        raise UserError("Give either --source with --target, or --jsonl.")
+
+
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_parallel
-    from ..evaluation.translator import DecodingOptions
 
-    by_record, by_files = args.jsonl is not None, [args.source is not None, args.target is not None]
-    if by_record == any(by_files) or any(by_files) != all(by_files):
-        raise UserError("Give either --source with --target, or --jsonl.")
-    options = DecodingOptions(
-        length_penalty_type=args.length_penalty_type,
-        length_penalty=args.length_penalty,
-        max_tokens=args.max_tokens,
-    )
+    by_record = args.jsonl is not None
+    options = DecodingOptions(**{name: getattr(args, name) for name in SCORING})
     pairs = list(read_records(args.jsonl) if by_record else read_parallel(args.source, args.target))
     if not pairs:
         raise UserError(f"{args.jsonl} is empty. Remedy: give a file with at least one record.")

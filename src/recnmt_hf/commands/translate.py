@@ -5,56 +5,45 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import chain, islice
 
-from .._values import MOST_LENGTH_PENALTY
+from ..evaluation.options import DecodingOptions
 from ..models.user_errors import UserError
-from .arguments import BEAMS, TOKENS, add_device_arguments, load_translator, number, progress, stream, whole
+from .arguments import add_device_arguments, add_options, load_translator, progress, read_settings, stream
 
 
-ALPHA = number(-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)
-
-
-def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that translation and scoring share."""
-    parser.add_argument(
-        "--length-penalty-type",
-        choices=("vaswani", "hf"),
-        default="vaswani",
-        help="vaswani: ((5 + length) / 6) ** alpha; hf: length ** alpha (default: vaswani)",
-    )
-    parser.add_argument("--length-penalty", type=ALPHA, default=0.6, metavar="ALPHA", help="default: 0.6")
-    parser.add_argument(
-        "--max-tokens", type=TOKENS, default=4096, help="tokens of a batch, times beams (default: 4096)"
-    )
-    add_device_arguments(parser)
+# Flags of another name than their option.
+FLAGS = {"num_hypotheses": "--n-best"}
+# What scoring depends on.
+SCORING = ("length_penalty_type", "length_penalty", "max_tokens")
+DECODING = [each.name for each in fields(DecodingOptions) if each.name != "generate"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of a trained model, or a model id of the Hub")
     parser.add_argument("--input", "-i", help="text file, plain or gzipped (default: -, standard input)")
     parser.add_argument("--output", "-o", help="file to write (default: -, standard output)")
-    parser.add_argument("--beams", type=BEAMS, default=4, help="beam size; 1 is greedy search (default: 4)")
-    parser.add_argument("--n-best", type=BEAMS, default=1, help="hypotheses of each sentence (default: 1)")
     parser.add_argument(
         "--format",
         choices=("text", "n-best", "jsonl"),
         help="text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: "
         "an object a line with scores and token ids (default: text, or n-best with --n-best)",
     )
-    parser.add_argument("--max-length-factor", type=number(0), default=1.0, metavar="F")
     parser.add_argument(
-        "--max-length-extra",
-        type=whole(0),
-        default=50,
-        metavar="N",
-        help="at most F x source tokens + N (default: 1, 50)",
+        "--prefix", metavar="FILE", help="what the translation of each line must begin with; empty lines leave it free"
     )
+    add_options(parser, DecodingOptions, DECODING, FLAGS)
     parser.add_argument(
-        "--on-long", choices=("error", "split"), default="error", help="sources beyond the model's positions"
+        "--generate",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what else transformers' generate shall do, by the names of its GenerationConfig, with values as YAML: "
+        "do_sample=true temperature=0.8 top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ...",
     )
-    parser.add_argument("--alignments", action="store_true", help="source-target token links (jsonl)")
-    add_decoding_arguments(parser)
+    add_device_arguments(parser)
 
 
 def begun(lines: Iterable[str]) -> Iterator[str]:
@@ -63,42 +52,41 @@ def begun(lines: Iterable[str]) -> Iterator[str]:
     return chain(list(islice(lines, 1)), lines)
 
 
+def check(args: argparse.Namespace) -> None:
+    args.generate = read_settings(args.generate, "--generate")
+    samples = args.generate.get("do_sample") and args.beams == 1
+    if args.num_hypotheses > args.beams and not samples:
+        raise UserError(
+            f"--n-best {args.num_hypotheses} is more than --beams {args.beams}. Remedy: as many beams as hypotheses, "
+            "or more."
+        )
+    args.format = args.format or ("n-best" if args.num_hypotheses > 1 else "text")
+    if args.alignments and args.format != "jsonl":
+        raise UserError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
+    if args.prefix == "-" and stream(args.input) is None:
+        raise UserError("--prefix and --input cannot both be standard input. Remedy: name a file for one of them.")
+    args.options = DecodingOptions(**{each.name: getattr(args, each.name) for each in fields(DecodingOptions)})
+
+
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
     from ..data.text import read_lines
-    from ..evaluation.translator import DecodingOptions
 
-    if args.n_best > args.beams:
-        raise UserError(
-            f"--n-best {args.n_best} is more than --beams {args.beams}. Remedy: as many beams as hypotheses, or more."
-        )
-    options = DecodingOptions(
-        beams=args.beams,
-        num_hypotheses=args.n_best,
-        length_penalty_type=args.length_penalty_type,
-        length_penalty=args.length_penalty,
-        max_length_factor=args.max_length_factor,
-        max_length_extra=args.max_length_extra,
-        max_tokens=args.max_tokens,
-        on_long=args.on_long,
-        alignments=args.alignments,
-    )
-    style = args.format or ("n-best" if args.n_best > 1 else "text")
-    if args.alignments and style != "jsonl":
-        raise UserError("--alignments are written with --format jsonl only. Remedy: add --format jsonl.")
     source, target = stream(args.input), stream(args.output)
-    with open_output(target, inputs=[source]) as out:
+    inputs = [source, *([] if args.prefix is None else [stream(args.prefix)])]
+    with open_output(target, inputs) as out:
         lines = read_lines(source)
         lines = lines if source is None else begun(lines)
-        translations = load_translator(args).translate(lines, options)
+        prefixes = None if args.prefix is None else begun(read_lines(stream(args.prefix)))
+        translations = load_translator(args).translate(lines, args.options, prefixes)
         for line, translation in enumerate(progress(translations, "sentences", out=out)):
-            if style == "text":
+            if args.format == "text":
                 print(translation.text, file=out)
             for hypothesis in translation.hypotheses:
-                if style == "n-best":
+                if args.format == "n-best":
                     fields = (str(line), hypothesis.text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
                     print(" ||| ".join(fields), file=out)
-                elif style == "jsonl":
+                elif args.format == "jsonl":
                     record = {
                         "line": line,
                         "source": translation.source,

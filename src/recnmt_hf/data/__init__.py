@@ -1,19 +1,28 @@
 """Corpora, tokenizers, batches."""
 
-from .batching import TokenBatchSampler
-from .corpora import Corpus, load_pairs, prepare_dataset
-from .generated import generate_corpus
-from .text import SentencePair
-from .tokenization import load_tokenizer, train_tokenizer
+from typing import TYPE_CHECKING
 
+from .._lazy import lazy_names, names_for_type_checkers
+
+
+if TYPE_CHECKING:
+    from .batching import TokenBatchSampler
+    from .corpora import Corpus, load_pairs, prepare_dataset
+    from .generated import generate_corpus
+    from .text import SentencePair
+    from .tokenization import load_tokenizer, train_tokenizer
+    from .tokenizer_pair import TokenizerPair
 
 __all__ = [
     "Corpus",
     "SentencePair",
     "TokenBatchSampler",
+    "TokenizerPair",
     "generate_corpus",
     "load_pairs",
     "load_tokenizer",
     "prepare_dataset",
     "train_tokenizer",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, names_for_type_checkers(__name__))

@@ -1,32 +1,39 @@
 """Translating, scoring, metrics and significance."""
 
-from .alignment import (
-    AlignmentErrorRate,
-    AlignmentScore,
-    GoldAlignment,
-    WordAlignment,
-    align_pairs,
-    alignment_error_rate,
-    format_links,
-    parse_links,
-)
-from .decoding import MaxLengthPerSentence, VaswaniLengthPenalty, length_penalty
-from .metrics import (
-    Bleu,
-    ChrF,
-    MetricScore,
-    Ter,
-    TokenizedBleu,
-    chrf_score,
-    sacrebleu_score,
-    scores_by_length,
-    ter_score,
-    tokenized_bleu_score,
-)
-from .model_checks import stamp_tokenizers
-from .significance import Comparison, compare_systems
-from .translator import DecodingOptions, Hypothesis, SentenceScore, Translation, Translator
+from typing import TYPE_CHECKING
 
+from .._lazy import lazy_names, names_for_type_checkers
+
+
+if TYPE_CHECKING:
+    from ..data.tokenizer_checks import stamp_tokenizers
+    from .alignment import (
+        AlignmentErrorRate,
+        AlignmentScore,
+        GoldAlignment,
+        WordAlignment,
+        align_pairs,
+        alignment_error_rate,
+        format_links,
+        parse_links,
+    )
+    from .decoding import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty, length_penalty
+    from .metrics import (
+        Bleu,
+        ChrF,
+        MetricScore,
+        Ter,
+        TokenizedBleu,
+        chrf_score,
+        sacrebleu_score,
+        scores_by_length,
+        ter_score,
+        tokenized_bleu_score,
+    )
+    from .options import DecodingOptions
+    from .results import Hypothesis, SentenceScore, Translation
+    from .significance import Comparison, compare_systems
+    from .translator import Translator
 
 __all__ = [
     "AlignmentErrorRate",
@@ -39,6 +46,7 @@ __all__ = [
     "Hypothesis",
     "MaxLengthPerSentence",
     "MetricScore",
+    "PrefixPerSentence",
     "SentenceScore",
     "Ter",
     "TokenizedBleu",
@@ -59,3 +67,5 @@ __all__ = [
     "ter_score",
     "tokenized_bleu_score",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, names_for_type_checkers(__name__))

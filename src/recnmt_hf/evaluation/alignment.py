@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from .._plain_text import control_ids, encode_plain, is_blank
 from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
-from .translator import Translator, batches_by_tokens
+from .forced_decoding import ForcedDecoder, batches_by_tokens
 
 
 Links = set[tuple[int, int]]
@@ -220,7 +220,7 @@ def words_of_tokens(
 
 @torch.no_grad()
 def align_pairs(
-    translator: Translator,
+    translator: ForcedDecoder,
     sources: Sequence[str],
     targets: Sequence[str],
     layer: int | str | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -93,3 +93,32 @@ def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
     """
     end = matrix.shape[1] - 1
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]
+
+
+def token_links(
+    attentions: Sequence[torch.Tensor],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    controls: tuple[Collection[int], Collection[int]],
+    layer: int | str | None = None,
+) -> list[list[tuple[int, int]]]:
+    """
+    Links between the tokens of a batch, each token as a word of its own.
+
+    Args:
+        attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).
+        sources, targets (sequence of sequences of `int`): Token ids without padding.
+        controls (pair of collections of `int`): Ids of source and target that get no link, as end tokens.
+        layer (`int` or `"mean"`, *optional*): As in [`choose_attention`].
+
+    Returns:
+        For each sentence (source, target) positions from 0.
+    """
+    links = []
+    chosen = choose_attention(attentions, layer).float().cpu().numpy()
+    for row, source, target in zip(chosen, sources, targets, strict=True):
+        source_words = [None if id in controls[0] else place for place, id in enumerate(source)]
+        target_words = [None if id in controls[1] else place for place, id in enumerate(target)]
+        own = row[: len(target), : len(source)]
+        links.append(links_of_matrix(word_matrix(own, source_words, target_words, len(source), len(target))))
+    return links

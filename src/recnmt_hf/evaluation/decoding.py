@@ -1,9 +1,11 @@
-"""What translation adds to `generate`: Vaswani's length penalty, and lengths bounded sentence by sentence."""
+"""What translation adds to `generate`: Vaswani's length penalty, and limits and prefixes sentence by sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from transformers import StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
 
 from .._values import MOST_LENGTH_PENALTY, Range, check_value, shown
 from ..models.user_errors import UserError
@@ -72,3 +74,31 @@ class MaxLengthPerSentence(StoppingCriteria):
         rows = input_ids.shape[0] // self.limits.shape[0]
         reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
         return reached.repeat_interleave(rows)
+
+
+class PrefixPerSentence(LogitsProcessor):
+    """
+    Has every hypothesis begin with the given prefix of its sentence. Scores of these tokens are the model's own.
+
+    Args:
+        prefixes (sequence of sequences of `int`): Token ids for each sentence; empty ones force nothing.
+        prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
+    """
+
+    # Of tokens that another rule forbids: below any other, and finite, since something must be left to choose.
+    LEAST = -1e4
+
+    def __init__(self, prefixes: Sequence[Sequence[int]], prompt_length: int = 1):
+        self.prompt_length = prompt_length
+        width = max(map(len, prefixes), default=0)
+        self.prefixes = torch.tensor([list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes])
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        step = input_ids.shape[1] - self.prompt_length
+        if step >= self.prefixes.shape[1]:
+            return scores
+        rows = scores.shape[0] // self.prefixes.shape[0]
+        forced = self.prefixes[:, step].to(scores.device).repeat_interleave(rows)[:, None]
+        tokens = forced.clamp(min=0)
+        kept = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
+        return torch.where(forced < 0, scores, kept)

@@ -7,16 +7,22 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .._values import options_of
+from ..data.tokenizer_pair import load_target_tokenizer
+from ..models.user_errors import UserError
+from .forced_decoding import UnknownTokens
 from .loading import without_reports
 from .model_checks import check_loading
-from .translator import DecodingOptions, Translation, Translator, decoding_options, load_target_tokenizer
+from .options import DecodingOptions, decoding_options, own_names
+from .results import Translation
+from .translator import PreparedSentence, Translator
 
 
 # transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
 TASK = "recnmt-translation"
 
 
-# What transformers tells of a model that the pipeline loaded, until the pipeline has looked at it.
+# What transformers reports of a model that the pipeline loaded, until the pipeline has looked at it.
 LOADING_INFO = "_recnmt_loading_info"
 
 
@@ -34,14 +40,23 @@ class WholeModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
 
 class TranslationPipeline(Pipeline):
     """
-    `pipeline("recnmt-translation", model=folder)`; options are those of [`DecodingOptions`]. A target vocabulary of its
-    own is found where the model was loaded from, or given as `target_tokenizer`.
+    `pipeline("recnmt-translation", model=folder)`.
+
+    Its options, when it is made or called, are those of [`DecodingOptions`] or transformers' names for them:
+    `num_beams`, `num_return_sequences`, `max_new_tokens`, `do_sample`, `no_repeat_ngram_size` and what else `generate`
+    has (`length_penalty` is the alpha of `length_penalty_type`). Sentences are texts, or `{"text": ..., "prefix": ...}`
+    with what the translation must begin with; lists, datasets and generators of them are read `batch_size` at a time,
+    by default 2000, among which batches for the model are made by length and `max_tokens`.
+
+    Args:
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of a target with a vocabulary of its own; `None`: the
+            one that stands where the model was loaded from.
 
     Example:
 
     ```python
     translate = transformers.pipeline("recnmt-translation", model="outputs/run/model")
-    translate("The dog sleeps.", beams=4)  # [{"translation_text": "Der Hund schläft.", "score": -0.1}]
+    translate("The dog sleeps.", num_beams=4)  # [{"translation_text": "Der Hund schläft.", "score": -0.1}]
     ```
     """
 
@@ -49,13 +64,15 @@ class TranslationPipeline(Pipeline):
     _load_processor = False
     _load_image_processor = False
     _load_feature_extractor = False
-    _pipeline_calls_generate = True
+    # The translator passes on what belongs to `generate`; transformers' own way knows no sentence-wise limits.
+    _pipeline_calls_generate = False
 
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
         model = kwargs.get("model", args[0] if args else None)
         info = model.__dict__.pop(LOADING_INFO, None)
         if info is not None:  # of a model that was loaded for the pipeline
             check_loading(model, info)
+        kwargs.setdefault("batch_size", options_of(DecodingOptions)["buffer"].default)
         super().__init__(*args, **kwargs)
         path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
         if target_tokenizer is None and path and not is_joint:
@@ -63,26 +80,42 @@ class TranslationPipeline(Pipeline):
             target_tokenizer = load_target_tokenizer(path, **({"revision": commit} if commit else {}))
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
 
-    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
-        return {}, {"options": decoding_options(None, kwargs)} if kwargs else {}, {}
+    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        # Those of a call replace those of the pipeline one by one, whatever name they have.
+        options = own_names(kwargs)
+        options |= options.pop("generate", {})
+        return {name: options[name] for name in ("max_source_length", "on_long") if name in options}, options, {}
 
-    def preprocess(self, sentence: str, **kwargs: Any) -> dict[str, Any]:
-        return {"sentence": sentence}
+    def preprocess(self, sentence: str | dict[str, str], **kwargs: Any) -> dict[str, PreparedSentence]:
+        prefix = ""
+        if isinstance(sentence, dict):
+            if "text" not in sentence or sentence.keys() - {"text", "prefix"}:
+                raise UserError(
+                    f"A sentence with {', '.join(map(str, sentence)) or 'nothing'} cannot be translated. Remedy: give "
+                    'a text, or {"text": ..., "prefix": ...}.'
+                )
+            sentence, prefix = sentence["text"], sentence.get("prefix") or ""
+        return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
 
-    def _forward(self, inputs: dict[str, Any], options: DecodingOptions | None = None) -> dict[str, Any]:
-        return {"translation": next(self.translator.translate([inputs["sentence"]], options or DecodingOptions()))}
+    def _forward(self, inputs: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        given = inputs["sentences"]  # one, or those of a batch
+        unknown = UnknownTokens(self.tokenizer)
+        sentences = given if isinstance(given, list) else [given]
+        found = self.translator.search(sentences, decoding_options(None, kwargs), unknown)
+        unknown.warn()
+        return {"translations": found if isinstance(given, list) else found[0]}
 
     def postprocess(self, outputs: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
-        return as_records(outputs["translation"])
+        return as_records(outputs["translations"])
 
-    def __call__(self, sentences: str | list[str], **kwargs: Any) -> list:
+    def __call__(self, sentences: Any, **kwargs: Any) -> Any:
         """
-        Translates a sentence (a list of hypotheses) or several (a list of such lists), batched by tokens.
+        Translates a sentence (a list of hypotheses), or several (a list of such lists; of a dataset or a generator, an
+        iterator over them).
         """
-        if isinstance(sentences, str):
-            return self([sentences], **kwargs)[0]
-        options = decoding_options(None, kwargs)
-        return [as_records(each) for each in self.translator.translate(sentences, options)]
+        if isinstance(sentences, (list, tuple)):
+            return super().__call__(list(sentences), **kwargs) if sentences else []
+        return super().__call__(sentences, **kwargs)
 
 
 def as_records(translation: Translation) -> list[dict[str, Any]]:
@@ -95,6 +128,3 @@ def register_pipeline() -> None:
         PIPELINE_REGISTRY.register_pipeline(
             TASK, pipeline_class=TranslationPipeline, pt_model=WholeModelForSeq2SeqLM, type="text"
         )
-
-
-register_pipeline()

@@ -1,223 +1,77 @@
-"""Translating and scoring with any encoder-decoder of transformers."""
+"""Translating with any encoder-decoder of transformers."""
 
 from __future__ import annotations
 
-import difflib
-import operator
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
-from transformers.utils import has_file, logging
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from .._loading_errors import explain, explained_loading, is_about_files, shorten
-from .._plain_text import control_ids, encode_plain, is_blank
-from .._values import MOST_BEAMS, Range, check_value
+from .._loading_errors import looks_local
+from .._plain_text import is_blank
+from .._values import shown
+from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, load_target_tokenizer
 from ..models.user_errors import UserError
-from .attention_links import choose_attention, links_of_matrix, word_matrix
-from .decoding import ALPHA, MaxLengthPerSentence, length_penalty
-from .joining import glue_at, join_texts
-from .loading import load_model, looks_local
-from .model_checks import check_tokenizers, check_weights
+from .decoding import MaxLengthPerSentence, PrefixPerSentence
+from .forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
+from .loading import load_model
+from .options import DecodingOptions, decoding_options, reason
+from .results import Hypothesis, SentenceScore, Translation
+from .splitting import join_pieces, split_text
 
 
-logger = logging.get_logger(__name__)
-
-TARGET_TOKENIZER = "target_tokenizer"
-# Above this share of unknown tokens there is a warning.
-UNKNOWN_SHARE = 0.01
+__all__ = [
+    "TARGET_TOKENIZER",
+    "DecodingOptions",
+    "Hypothesis",
+    "SentenceScore",
+    "Translation",
+    "Translator",
+    "batches_by_tokens",
+    "decoding_options",
+    "load_target_tokenizer",
+    "looks_local",
+]
 
 
 @dataclass
-class Hypothesis:
+class PreparedSentence:
     """
-    One translation of a sentence.
+    A sentence as the model takes it.
 
     Attributes:
-        text (`str`): Plain text.
-        score (`float`): Log-probability divided by the length penalty; hypotheses are ordered by it.
-        log_prob (`float`): Natural log-probability of all tokens, end token included.
-        tokens (`list[int]`): Token ids, with the end token unless the length limit came first.
-        finished (`bool`): Whether the model ended the sentence itself.
-        alignment (`list[tuple[int, int]]`, *optional*): For each target token the source token of largest
-            cross-attention, as (source, target) positions; none where that is the source's end token, and none for
-            end tokens of the target.
+        text (`str`): The sentence.
+        pieces (`list[list[int]]`): Token ids: one list, several of a split sentence, none of one that shows nothing.
+        glues (`list[str]`): What joins the translation of each piece to the one before.
+        prefix (`list[int]`): Token ids that its translation begins with.
     """
 
     text: str
-    score: float
-    log_prob: float
-    tokens: list[int] = field(default_factory=list)
-    finished: bool = True
-    alignment: list[tuple[int, int]] | None = None
+    pieces: list[list[int]]
+    glues: list[str]
+    prefix: list[int] = field(default_factory=list)
 
 
-@dataclass
-class Translation:
-    """A source sentence and its hypotheses, best first."""
-
-    source: str
-    hypotheses: list[Hypothesis]
-
-    @property
-    def text(self) -> str:
-        return self.hypotheses[0].text
-
-    @property
-    def score(self) -> float:
-        return self.hypotheses[0].score
-
-
-@dataclass
-class SentenceScore:
+class Translator(ForcedDecoder):
     """
-    The model's probability of a given translation.
-
-    Attributes:
-        score (`float`): Log-probability divided by the length penalty.
-        log_prob (`float`): Natural log-probability, end token included.
-        token_log_probs (`list[float]`): Its summands.
-    """
-
-    score: float
-    log_prob: float
-    token_log_probs: list[float]
-
-
-@dataclass
-class DecodingOptions:
-    """
-    How to translate.
-
-    Args:
-        beams (`int`, *optional*, defaults to 4): Beam size, at most 1000; 1 is greedy search.
-        num_hypotheses (`int`, *optional*, defaults to 1): Hypotheses of each sentence, at most `beams`.
-        length_penalty_type (`str`, *optional*, defaults to `"vaswani"`): `"vaswani"`: `((5 + len) / 6) ** alpha`;
-            `"hf"`: `len ** alpha`.
-        length_penalty (`float`, *optional*, defaults to 0.6): alpha, from -100 to 100.
-        max_length_factor (`float`, *optional*, defaults to 1.0),
-        max_length_extra (`int`, *optional*, defaults to 50):
-            Most new tokens: `factor * source tokens + extra`, sentence by sentence.
-        max_tokens (`int`, *optional*, defaults to 4096): Source tokens of a batch, times beams.
-        on_long (`str`, *optional*, defaults to `"error"`): What to do with a source that is longer than the model's
-            positions: `"error"` or `"split"` (at punctuation, else between words).
-        max_source_length (`int`, *optional*): That limit in tokens; `None`: what the model's positions allow.
-        alignments (`bool`, *optional*, defaults to `False`): Adds alignments from the cross-attention.
-        alignment_layer (`int` or `"mean"`, *optional*): Decoder layer to read them from, or the mean of all; `None`:
-            the one below the top.
-        buffer (`int`, *optional*, defaults to 2000): Sentences that are sorted and batched together.
-    """
-
-    beams: int = 4
-    num_hypotheses: int = 1
-    length_penalty_type: str = "vaswani"
-    length_penalty: float = 0.6
-    max_length_factor: float = 1.0
-    max_length_extra: int = 50
-    max_tokens: int = 4096
-    on_long: str = "error"
-    max_source_length: int | None = None
-    alignments: bool = False
-    alignment_layer: int | str | None = None
-    buffer: int = 2000
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            hint, allowed = ALLOWED[each.name]
-            value = check_value(each.name, getattr(self, each.name), hint, allowed, each.default)
-            setattr(self, each.name, value)
-        if self.num_hypotheses > self.beams:
-            raise UserError(
-                f"num_hypotheses={self.num_hypotheses} is more than beams={self.beams}. Remedy: use as many beams as "
-                "hypotheses, or more."
-            )
-        if self.max_length_factor + self.max_length_extra <= 0:
-            raise UserError(
-                f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
-                "allowed: they leave no token. Remedy: set one above 0."
-            )
-        if self.alignments and self.on_long == "split":
-            raise UserError(
-                'alignments=True and on_long="split" exclude each other: the parts of a split sentence have '
-                'positions of their own. Remedy: use on_long="error", or split the sentences yourself.'
-            )
-        length_penalty(self.length_penalty_type, self.length_penalty)
-
-    def penalty(self) -> float:
-        """The value for `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
-        return length_penalty(self.length_penalty_type, self.length_penalty)
-
-
-# Type and range of each option.
-WHOLE = Range(least=1)
-ALLOWED: dict[str, tuple[object, Range | None]] = {
-    "beams": (int, Range(least=1, most=MOST_BEAMS)),
-    "num_hypotheses": (int, Range(least=1, most=MOST_BEAMS)),
-    "length_penalty_type": (str, None),
-    "length_penalty": (float, ALPHA),
-    "max_length_factor": (float, Range(least=0, most=1000)),
-    "max_length_extra": (int, Range(least=0)),
-    "max_tokens": (int, WHOLE),
-    "on_long": (Literal["error", "split"], None),
-    "max_source_length": (int | None, WHOLE),
-    "alignments": (bool, None),
-    "alignment_layer": (int | Literal["mean"] | None, Range(least=0)),
-    "buffer": (int, WHOLE),
-}
-
-
-def decoding_options(options: DecodingOptions | None, changes: Mapping[str, object]) -> DecodingOptions:
-    """Options with changes; `ValueError` names one that does not exist, and the nearest that does."""
-    known = {each.name for each in fields(DecodingOptions)}
-    for name in changes:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}."
-            raise UserError(f"There is no option {name!r} of decoding; {hint}")
-    return replace(options, **changes) if options else DecodingOptions(**changes)
-
-
-class Translator:
-    """
-    Translates sentences with a trained model, batched by tokens and in the order given.
+    Translates sentences with a trained model, batched by tokens and in the order given; scores and aligns too.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder with `generate`.
         tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target.
         check (`bool`, *optional*, defaults to `True`): Whether weights that are not finite and tokenizers that are not
-            the model's own are refused ([`~recnmt_hf.evaluation.model_checks.check_tokenizers`] says how those are
-            told); `False` leaves the looking to the caller.
+            the model's own are refused.
 
     Raises:
         ValueError: The weights are not finite, or a tokenizer is not the model's.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        target_tokenizer: PreTrainedTokenizerBase | None = None,
-        check: bool = True,
-    ):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.target_tokenizer = target_tokenizer or tokenizer
-        if check:
-            check_weights(model)
-        check_tokenizers(model, self.tokenizer, self.target_tokenizer, strict=check)
-        self.control_ids = control_ids(self.tokenizer), control_ids(self.target_tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -227,7 +81,7 @@ class Translator:
         dtype: torch.dtype | str | None = None,
         check: bool = True,
         trust_remote_code: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> Translator:
         """
         Loads model and tokenizers from a folder written by training, or from the Hub.
@@ -248,118 +102,198 @@ class Translator:
         """
         path = str(path)
         model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
-        with explained_loading(path, "tokenizer of"):
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
-        target = load_target_tokenizer(path, trust_remote_code=trust_remote_code, **kwargs)
-        return cls(model, tokenizer, target, check)
+        tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
+        return cls(model, tokenizers.source, tokenizers.target, check)
 
-    # -- translation -------------------------------------------------------------------------------------------------
-
-    def __call__(self, sentences: str | Iterable[str], **options) -> list[Translation]:
-        """Translates a sentence or several; see [`DecodingOptions`] for the options."""
-        return list(self.translate([sentences] if isinstance(sentences, str) else sentences, **options))
+    def __call__(
+        self, sentences: str | Iterable[str], prefixes: str | Iterable[str] | None = None, **options: Any
+    ) -> list[Translation]:
+        """Translates a sentence or several, as [`translate`] does."""
+        prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
+        return list(self.translate([sentences] if isinstance(sentences, str) else sentences, None, prefixes, **options))
 
     def translate(
-        self, sentences: Iterable[str], options: DecodingOptions | None = None, **changes
+        self,
+        sentences: Iterable[str],
+        options: DecodingOptions | None = None,
+        prefixes: Iterable[str] | None = None,
+        **changes: Any,
     ) -> Iterator[Translation]:
         """
         Translates a stream of sentences; an empty one, or one without a visible character, gives an empty translation.
-        A warning tells the share of unknown tokens where it is above 1%.
+        A warning reports the share of unknown tokens where it is above 1%.
 
         Args:
             sentences (iterable of `str`): Read a buffer at a time, so files of any size will do.
             options ([`DecodingOptions`], *optional*): How.
-            **changes: Fields of [`DecodingOptions`] in place of `options`.
+            prefixes (iterable of `str`, *optional*): For each sentence what its translation must begin with; an empty
+                text leaves it free.
+            **changes: Fields of [`DecodingOptions`] in place of `options`, or transformers' names: `num_beams`,
+                `max_new_tokens`, and what else `generate` has.
 
         Raises:
             ValueError: A sentence is no text, or too long for the model and `on_long="error"`; the message says which.
+                There are not as many prefixes as sentences.
         """
         options = decoding_options(options, changes)
-        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-            kind = "one text" if isinstance(sentences, str) else repr(sentences)
-            raise UserError(f"translate takes several sentences, not {kind}. Remedy: put them into a list.")
-        sentences = iter(sentences)
+        for given, name in ((sentences, "translate"), ([] if prefixes is None else prefixes, "prefixes")):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                kind = "one text" if isinstance(given, str) else repr(given)
+                raise UserError(f"{name} takes several sentences, not {kind}. Remedy: put them into a list.")
+        pairs = paired(sentences, prefixes)
         first = 1
         unknown = UnknownTokens(self.tokenizer)
-        while chunk := list(islice(sentences, options.buffer)):
-            yield from self._translate_chunk(chunk, options, first, unknown)
+        while chunk := list(islice(pairs, options.buffer)):
+            prepared = [
+                self.prepare(sentence, options, prefix, f"Sentence {number}")
+                for number, (sentence, prefix) in enumerate(chunk, start=first)
+            ]
+            yield from self.search(prepared, options, unknown, first - 1)
             first += len(chunk)
         unknown.warn()
 
-    def _translate_chunk(
-        self, sentences: list[str], options: DecodingOptions, first: int, unknown: UnknownTokens
-    ) -> list[Translation]:
-        longest = self.longest_source()
-        limit = min((each for each in (options.max_source_length, longest) if each is not None), default=None)
-        pieces: list[tuple[int, list[int]]] = []  # (sentence, token ids), several of a split sentence
-        glues: dict[int, list[str]] = {}  # of a split sentence
-        for i, sentence in enumerate(sentences):
-            self.check_text(sentence, f"Sentence {first + i}")
-            ids = [] if is_blank(sentence) else self.encode_source(sentence)
-            if self.is_empty(ids):
-                continue
-            unknown.count(ids)
-            if limit is None or len(ids) <= limit:
-                pieces.append((i, ids))
-            elif options.on_long == "split":
-                parts = self._parts_within(sentence.strip(), limit)
-                encoded = [(glue, self.encode_source(text)) for glue, text in parts]
-                encoded = [(glue, part) for glue, part in encoded if not self.is_empty(part)]
-                if any(len(part) > limit for _, part in encoded):
-                    raise UserError(
-                        f"Sentence {first + i} cannot be split into parts of {limit} tokens: a single character takes "
-                        "more. Remedy: raise max_source_length."
-                    )
-                pieces += [(i, part) for _, part in encoded]
-                glues[i] = [glue for glue, _ in encoded]
-            else:
+    def prepare(
+        self, sentence: str, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
+    ) -> PreparedSentence:
+        """
+        A sentence as the model takes it, split where it is too long and that is wanted.
+
+        Args:
+            sentence (`str`): The sentence.
+            options ([`DecodingOptions`]): What to do with long ones.
+            prefix (`str`, *optional*): What its translation must begin with.
+            place (`str`, *optional*): Names the sentence in messages.
+
+        Raises:
+            ValueError: It is no text, or too long; its translation cannot begin so.
+        """
+        self.check_text(sentence, place)
+        ids = [] if is_blank(sentence) else self.encode_source(sentence)
+        forced = self.prefix_ids(prefix, place) if prefix else []
+        if self.is_empty(ids):
+            if forced:
                 raise UserError(
-                    f"Sentence {first + i} has {len(ids)} tokens, the model takes {limit}: {sentence[:60]!r}... "
-                    'Remedy: shorten it, or have it split with on_long="split" (--on-long split).'
+                    f"{place} is empty, and its translation cannot begin with {prefix[:60]!r}. Remedy: give an empty "
+                    "prefix too, or see that sentences and prefixes are in the same order."
                 )
-        found_parts: list[list[Hypothesis]] = [[] for _ in pieces]
-        for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // options.beams):
-            found = self._generate([pieces[k][1] for k in batch], options)
-            for k, hypotheses in zip(batch, found, strict=True):
-                found_parts[k] = hypotheses
-        results = [[Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)] for _ in sentences]
-        by_sentence: dict[int, list[list[Hypothesis]]] = {}
-        for (i, _), hypotheses in zip(pieces, found_parts, strict=True):
-            by_sentence.setdefault(i, []).append(hypotheses)
-        for i, found in by_sentence.items():
-            results[i] = found[0] if len(found) == 1 else join_pieces(found, options.penalty(), glues[i])
-        return [Translation(sentence, found) for sentence, found in zip(sentences, results, strict=True)]
+            return PreparedSentence(sentence, [], [])
+        limit = min((each for each in (options.max_source_length, self.longest_source()) if each), default=None)
+        if limit is None or len(ids) <= limit:
+            return PreparedSentence(sentence, [ids], [""], forced)
+        if options.on_long != "split":
+            raise UserError(
+                f"{place} has {len(ids)} tokens, the model takes {limit}: {sentence[:60]!r}... "
+                'Remedy: shorten it, or have it split with on_long="split" (--on-long split).'
+            )
+        parts = [(glue, self.encode_source(text)) for glue, text in self.parts_within(sentence, limit)]
+        parts = [(glue, part) for glue, part in parts if not self.is_empty(part)]
+        if any(len(part) > limit for _, part in parts):
+            raise UserError(
+                f"{place} cannot be split into parts of {limit} tokens: a single character takes more. Remedy: raise "
+                "max_source_length."
+            )
+        return PreparedSentence(sentence, [part for _, part in parts], [glue for glue, _ in parts], forced)
+
+    def prefix_ids(self, prefix: str, place: str) -> list[int]:
+        """Token ids that a translation begins with: those of the text, without the end of the sentence."""
+        self.check_text(prefix, f"{place}: the prefix")
+        ids = [] if is_blank(prefix) else self.encode_target(prefix)
+        while ids and ids[-1] in self.end_ids():
+            ids = ids[:-1]
+        most = self.longest_target()
+        if most is not None and len(ids) >= most:
+            raise UserError(f"{place}: the prefix has {len(ids)} tokens, the model can say {most}. Remedy: shorten it.")
+        return ids
+
+    def split_source(self, sentence: str, limit: int) -> list[list[int]]:
+        """Token ids of the parts of a long sentence, as [`split_text`] cuts it."""
+        return [self.encode_source(part) for _, part in self.parts_within(sentence, limit)]
+
+    def parts_within(self, sentence: str, limit: int) -> list[tuple[str, str]]:
+        return split_text(sentence.strip(), limit, lambda text: len(self.encode_source(text)))
+
+    def search(
+        self,
+        prepared: Sequence[PreparedSentence],
+        options: DecodingOptions,
+        unknown: UnknownTokens | None = None,
+        offset: int = 0,
+    ) -> list[Translation]:
+        """
+        Translates prepared sentences, in batches of similar length.
+
+        Args:
+            prepared (sequence of [`PreparedSentence`]): The sentences.
+            options ([`DecodingOptions`]): How.
+            unknown ([`UnknownTokens`], *optional*): Counts the sources' unknown tokens.
+            offset (`int`, *optional*): Sentences before these, of which sampling shall be independent.
+        """
+        pieces = [(i, piece) for i, each in enumerate(prepared) for piece in each.pieces]
+        starts = [bool(k == 0 or pieces[k - 1][0] != i) for k, (i, _) in enumerate(pieces)]
+        prefixes = [prepared[i].prefix if start else [] for (i, _), start in zip(pieces, starts, strict=True)]
+        if unknown is not None:
+            for _, ids in pieces:
+                unknown.count(ids)
+        found: list[list[Hypothesis]] = [[] for _ in pieces]
+        rows = max(options.beams, options.num_hypotheses)
+        with seeded(options.seed, offset, self.model.device):
+            for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // rows):
+                hypotheses = self._generate([pieces[k][1] for k in batch], options, [prefixes[k] for k in batch])
+                for k, of_piece in zip(batch, hypotheses, strict=True):
+                    found[k] = of_piece
+        of_sentence: list[list[list[Hypothesis]]] = [[] for _ in prepared]
+        for (i, _), of_piece in zip(pieces, found, strict=True):
+            of_sentence[i].append(of_piece)
+        results = []
+        for each, parts in zip(prepared, of_sentence, strict=True):
+            if not parts:
+                best = [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)]
+            else:
+                best = parts[0] if len(parts) == 1 else join_pieces(parts, options.penalty(), each.glues)
+            results.append(Translation(each.text, best))
+        return results
 
     @torch.no_grad()
-    def _generate(self, sources: Sequence[Sequence[int]], options: DecodingOptions) -> list[list[Hypothesis]]:
+    def _generate(
+        self, sources: Sequence[Sequence[int]], options: DecodingOptions, prefixes: Sequence[Sequence[int]]
+    ) -> list[list[Hypothesis]]:
         input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
         limits = [max(1, int(options.max_length_factor * len(source)) + options.max_length_extra) for source in sources]
+        limits = [max(limit, len(prefix) + bool(prefix)) for limit, prefix in zip(limits, prefixes, strict=True)]
         target_room = self.longest_target()
         if target_room is not None:
             limits = [min(limit, target_room) for limit in limits]
         penalty = options.penalty()
-        beams, kept = options.beams, options.num_hypotheses
-        beam_settings = {"length_penalty": penalty, "num_return_sequences": kept} if beams > 1 else {}
-        outputs = self.model.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            num_beams=beams,
-            do_sample=False,
-            max_length=1 + max(limits),
-            max_new_tokens=None,
-            stopping_criteria=StoppingCriteriaList(
-                [MaxLengthPerSentence(torch.tensor(limits, device=self.model.device))]
-            ),
-            **beam_settings,
-        )
+        kept = options.num_hypotheses
+        settings: dict[str, Any] = {"do_sample": False, **options.generate}
+        settings |= {"length_penalty": penalty} if options.beams > 1 else {}
+        settings |= {"num_return_sequences": kept} if options.beams > 1 or kept > 1 else {}
+        processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
+        if any(prefixes):
+            processors.append(PrefixPerSentence(prefixes))
+        if settings.get("stop_strings"):
+            settings["tokenizer"] = self.target_tokenizer
+        with explained_generation(options):
+            outputs = self.model.generate(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                num_beams=options.beams,
+                max_length=1 + max(limits),
+                max_new_tokens=None,
+                logits_processor=processors,
+                stopping_criteria=StoppingCriteriaList(
+                    [MaxLengthPerSentence(torch.tensor(limits, device=self.model.device))]
+                ),
+                **settings,
+            )
         limit_of_row = [limit for limit in limits for _ in range(kept)]
         tokens = [self.strip(row[:limit]) for row, limit in zip(outputs[:, 1:].tolist(), limit_of_row, strict=True)]
         repeated = [source for source in sources for _ in range(kept)]
-        # generate tells its scores only along with those of the whole vocabulary at every step; a forced pass over the
-        # finished hypotheses costs less than keeping those, and is what `score` computes.
+        # generate reports its scores only along with those of the whole vocabulary at every step; a forced pass over
+        # the finished hypotheses costs less than keeping those, and is what `score` computes.
         log_probs = [sum(each) for each in self.score_tokens(repeated, tokens, options.max_tokens)]
-        scores = [total / len(row) ** penalty for total, row in zip(log_probs, tokens, strict=True)]
-        alignments: list = [None] * len(tokens)
+        scores = [total / max(len(row), 1) ** penalty for total, row in zip(log_probs, tokens, strict=True)]
+        alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         texts = self.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -368,330 +302,47 @@ class Translator:
             Hypothesis(text.strip(), score, log_prob, row, bool(row) and row[-1] in ends, alignment)
             for text, score, log_prob, row, alignment in zip(texts, scores, log_probs, tokens, alignments, strict=True)
         ]
-        # The search adds in float32; among near-ties the order by the scores told here may differ.
+        # The search adds in float32; among near-ties the order by the scores reported here may differ.
         return [sorted(hypotheses[i : i + kept], key=lambda each: -each.score) for i in range(0, len(hypotheses), kept)]
 
-    # -- scoring -----------------------------------------------------------------------------------------------------
 
-    def score(
-        self,
-        sources: Sequence[str],
-        targets: Sequence[str] | Sequence[Sequence[int]],
-        options: DecodingOptions | None = None,
-        places: Sequence[str] | None = None,
-        **changes,
-    ) -> list[SentenceScore]:
-        """
-        The model's log-probabilities of given translations, as `translate` reports them.
-
-        Args:
-            sources (sequence of `str`): Source sentences.
-            targets (sequence of `str`, or of token ids as in [`Hypothesis`]): Their translations.
-            options ([`DecodingOptions`], *optional*): Length penalty and batch size.
-            places (sequence of `str`, *optional*): Where each pair comes from, for messages; `None`: its number.
-
-        Raises:
-            ValueError: There are not as many sources as targets, or a source is empty.
-        """
-        options = decoding_options(options, changes)
-        if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
-        source_ids, target_ids = [], []
-        unknown = UnknownTokens(self.tokenizer)
-        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-            names = [f"{side} {number}" for side in ("Source", "Translation", "Pair")]
-            if places is not None:
-                names = [f"{places[number - 1]}: {side}" for side in ("the source", "the translation", "the pair")]
-            self.check_text(source, names[0])
-            ids = [] if is_blank(source) else self.encode_source(source)
-            if self.is_empty(ids):
-                raise UserError(f"{names[0]} is empty and has no probability. Remedy: remove the pair.")
-            unknown.count(ids)
-            source_ids.append(ids)
-            target_ids.append(self.target_ids(target, names[1]))
-            self.check_lengths(len(ids), len(target_ids[-1]), names[2])
-        unknown.warn()
-        penalty = options.penalty()
-        found = self.score_tokens(source_ids, target_ids, options.max_tokens)
-        return [SentenceScore(sum(each) / max(len(each), 1) ** penalty, sum(each), each) for each in found]
-
-    @torch.no_grad()
-    def score_tokens(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int = 4096
-    ) -> list[list[float]]:
-        """Log-probability of every target token, by forced decoding of token ids in batches of bounded size."""
-        results: list[list[float]] = [[] for _ in targets]
-        lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-        for batch in batches_by_tokens(lengths, max_tokens):
-            input_ids, attention_mask = self.pad([sources[i] for i in batch], self.tokenizer.pad_token_id)
-            labels, _ = self.pad([targets[i] for i in batch], self.pad_id())
-            logits = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                decoder_input_ids=self.shift(labels),
-                use_cache=False,
-            ).logits
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            log_probs = logits.gather(-1, labels[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)
-            for i, row in zip(batch, log_probs.tolist(), strict=True):
-                results[i] = row[: len(targets[i])]
-        return results
-
-    @torch.no_grad()
-    def align_tokens(
-        self,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
-        layer: int | str | None = None,
-        max_tokens: int = 4096,
-    ) -> list[list[tuple[int, int]]]:
-        """
-        At most one link per target token, by the rule of [`align_pairs`] with each token as a word of its own: to the
-        source token with the largest attention, averaged over the heads of a decoder layer; none where that is the
-        source's end token, and none for the end token of the target.
-        """
-        links: list[list[tuple[int, int]]] = [[] for _ in targets]
-        lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-        for batch in batches_by_tokens(lengths, max_tokens):
-            attentions = self.attention([sources[i] for i in batch], [targets[i] for i in batch])
-            chosen = choose_attention(attentions, layer).float().cpu().numpy()
-            for row, i in zip(chosen, batch, strict=True):
-                own = row[: len(targets[i]), : len(sources[i])]
-                ends = self.control_ids[1] | self.end_ids()
-                source = [None if id in self.control_ids[0] else place for place, id in enumerate(sources[i])]
-                target = [None if id in ends else place for place, id in enumerate(targets[i])]
-                links[i] = links_of_matrix(word_matrix(own, source, target, len(source), len(target)))
-        return links
-
-    @torch.no_grad()
-    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-        """
-        Cross-attention of forced decoding, for each decoder layer `(batch_size, num_heads, target_length,
-        source_length)`; row j is that of the step which says target token j.
-
-        Raises:
-            ValueError: The model has no attention to source words.
-        """
-        input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
-        labels, _ = self.pad(targets, self.pad_id())
-        # The encoder's own attentions, and what else it would tell, are not asked for: they may be large.
-        attentions = self.model(
-            encoder_outputs=self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
-            attention_mask=attention_mask,
-            decoder_input_ids=self.shift(labels),
-            use_cache=False,
-            output_attentions=True,
-        ).cross_attentions
-        if not attentions or attentions[0] is None:
+def paired(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Each sentence with its prefix; `UserError` where there are not as many."""
+    if prefixes is None:
+        yield from ((sentence, "") for sentence in sentences)
+        return
+    none = object()
+    for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=none), start=1):
+        if sentence is none or prefix is none:
+            fewer, more = ("sentences", "prefixes") if sentence is none else ("prefixes", "sentences")
             raise UserError(
-                "The model gives no attention to source words to align by. Remedy: load it with "
-                "attn_implementation='eager', and not with decoder_memory='recurrence'."
+                f"There are more {more} than {fewer}, which end after {number - 1}. Remedy: give one prefix for each "
+                "sentence, and an empty one where its translation is free."
             )
-        return attentions
-
-    # -- tokens ------------------------------------------------------------------------------------------------------
-
-    def encode_source(self, sentence: str) -> list[int]:
-        """Token ids, in which `</s>` and the like in the sentence are text."""
-        return encode_plain(self.tokenizer, sentence)["input_ids"]
-
-    def encode_target(self, sentence: str) -> list[int]:
-        """Token ids, in which `</s>` and the like in the sentence are text."""
-        return encode_plain(self.target_tokenizer, sentence, is_target=True)["input_ids"]
-
-    def target_ids(self, target: str | Sequence[int], place: str) -> list[int]:
-        """Token ids of a translation that is text or token ids; `ValueError` names those that do not exist."""
-        if isinstance(target, str):
-            self.check_text(target, place)
-            return self.encode_target(target)
-        rows = getattr(self.model.config, "decoder_vocab_size", None) or self.model.config.vocab_size
-        ids = list(target) if isinstance(target, Iterable) else [target]
-        for id in ids:
-            if not hasattr(id, "__index__") or isinstance(id, float) or not 0 <= id < rows:
-                raise UserError(f"{place}: {id!r} is no token id of 0 to {rows - 1}. Remedy: give the model's own ids.")
-        return [operator.index(id) for id in ids]
-
-    def says_nothing(self, sentence: str) -> bool:
-        """Whether a source has no visible character, or none that its tokenizer keeps: its translation is empty."""
-        return is_blank(sentence) or self.is_empty(self.encode_source(sentence))
-
-    def is_empty(self, ids: Sequence[int]) -> bool:
-        """Whether a source's encoding holds nothing but control tokens."""
-        return all(id in self.control_ids[0] for id in ids)
-
-    def check_text(self, sentence: object, place: str) -> None:
-        """Raises `ValueError` for what is no text, or text that no file can hold."""
-        if not isinstance(sentence, str):
-            raise UserError(f"{place} is no text but {sentence!r}. Remedy: give sentences.")
-        try:
-            sentence.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{place} holds half a character ({error.object[error.start]!a}): {sentence[:60]!a}. Remedy: correct "
-                "how the text was read; UTF-8 has no such characters."
-            ) from error
-
-    def check_lengths(self, source: int, target: int, place: str) -> None:
-        """Raises `ValueError` where a pair of sentences has more tokens than the model positions."""
-        most = self.longest_source(), self.longest_target()
-        for side, length, limit in zip(("source", "target"), (source, target), most, strict=True):
-            limit = None if limit is None else limit + (side == "target")  # the last one is not read any more
-            if limit is not None and length > limit:
-                raise UserError(f"{place} has {length} {side} tokens, the model takes {limit}. Remedy: shorten it.")
-
-    def split_source(self, sentence: str, limit: int) -> list[list[int]]:
-        """
-        Token ids of the parts of a long sentence, cut after punctuation where possible, else between words, else
-        between characters, each time as near to the middle as possible.
-        """
-        return [self.encode_source(part) for _, part in self._parts_within(sentence.strip(), limit)]
-
-    def _parts_within(self, text: str, limit: int, glue: str = "") -> list[tuple[str, str]]:
-        """The parts, each behind what joins its translation to the one before."""
-        if len(self.encode_source(text)) <= limit or len(text) < 2:
-            return [(glue, text)]
-        # A mark within a number, a time or an address is not followed by a space and no place to cut.
-        for pattern in (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r"."):
-            cuts = [found.end() for found in re.finditer(pattern, text) if 0 < found.end() < len(text)]
-            if cuts:
-                cut = min(cuts, key=lambda place: abs(place - len(text) / 2))
-                left, right = self._parts_within(text[:cut].strip(), limit, glue), text[cut:].strip()
-                return left + self._parts_within(right, limit, glue_at(text, cut))
-        return [(glue, text)]
-
-    def pad(self, rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.LongTensor, torch.LongTensor]:
-        """Right-padded ids and their mask, on the model's device."""
-        width = max(max(map(len, rows)), 1)
-        ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-        return ids.to(self.model.device), mask.to(self.model.device)
-
-    def shift(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """The decoder's input for labels `(batch_size, target_length)`."""
-        start = self.model.generation_config.decoder_start_token_id
-        start = self.model.config.decoder_start_token_id if start is None else start
-        return torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], dim=1)
-
-    def pad_id(self) -> int:
-        return self.target_tokenizer.pad_token_id
-
-    def end_ids(self) -> set[int]:
-        end = self.model.generation_config.eos_token_id
-        end = self.model.config.eos_token_id if end is None else end
-        return set(end) if isinstance(end, (list, tuple)) else {end}
-
-    def strip(self, row: list[int]) -> list[int]:
-        """
-        A generated row up to its end token; of one without, up to the padding. Rows are cut at their limit before:
-        beam search may fill up cut hypotheses with end tokens.
-        """
-        ends = self.end_ids()
-        for i, token in enumerate(row):
-            if token in ends:
-                return row[: i + 1]
-        while row and row[-1] == self.pad_id():
-            row = row[:-1]
-        return row
-
-    def longest_source(self) -> int | None:
-        """Source tokens that the model's positions allow; `None`: any number."""
-        config = self.model.config
-        if getattr(config, "position_embedding_type", None) == "none":
-            return None
-        if getattr(config, "encoder_position_embeddings", True) is False:
-            return None
-        return getattr(config, "max_position_embeddings", None)
-
-    def longest_target(self) -> int | None:
-        """New target tokens that the model's positions allow; `None`: any number."""
-        config = self.model.config
-        if getattr(config, "position_embedding_type", None) == "none":
-            return None
-        if getattr(config, "decoder_position_embeddings", True) is False:
-            return None
-        limit = getattr(config, "max_position_embeddings", None)
-        return None if limit is None else limit - 1
+        yield sentence, prefix
 
 
-def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerBase | None:
-    """
-    The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
+@contextmanager
+def seeded(seed: int | None, offset: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of their own for what is sampled within; without a seed those of torch, as ever."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed + offset)
+        yield
 
-    Args:
-        path: Folder or model id.
-        trust_remote_code: Whether code that its files bring along may run.
-        **kwargs: Those of `from_pretrained`.
 
-    Raises:
-        ValueError: It is there and cannot be loaded.
-    """
+@contextmanager
+def explained_generation(options: DecodingOptions) -> Iterator[None]:
+    """Turns what transformers says of settings that the user passed on to `generate` into a [`UserError`]."""
     try:
-        if looks_local(path):
-            is_there = (Path(path) / TARGET_TOKENIZER).is_dir()
-        else:
-            known = {"revision", "token", "cache_dir", "local_files_only"}
-            place = {name: value for name, value in kwargs.items() if name in known}
-            is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer.json", **place)
-        if not is_there:
-            return None
-        # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
-        settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
-        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings)
-    except Exception as error:
-        if not is_about_files(error):
+        yield
+    except (ValueError, TypeError, IndexError, AttributeError, ImportError) as error:
+        places = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, UserError) or not options.generate or "transformers" not in places[-1].parts:
             raise
-        if "trust_remote_code" in str(error):
-            raise UserError(explain(error, path, "target tokenizer of")) from error
         raise UserError(
-            f"The target tokenizer of {path} cannot be loaded ({shorten(str(error))}). Remedy: see that "
-            f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
-            "target_tokenizer."
+            f"generate={shown(options.generate)} cannot be done ({type(error).__name__}: {reason(error)}). Remedy: "
+            "correct it, or leave it out."
         ) from error
-
-
-def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of similar length, longest first, each within `max_tokens` including padding."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    start = 0
-    while start < len(order):
-        size = max(1, max_tokens // max(lengths[order[start]], 1))
-        yield order[start : start + size]
-        start += size
-
-
-def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str]) -> list[Hypothesis]:
-    """The hypotheses of a split sentence from those of its parts, rank by rank."""
-    joined = []
-    for parts in zip(*found, strict=True):
-        log_prob = sum(part.log_prob for part in parts)
-        tokens = [token for part in parts for token in part.tokens]
-        joined.append(
-            Hypothesis(
-                join_texts([part.text for part in parts], glues),
-                log_prob / max(len(tokens), 1) ** penalty,
-                log_prob,
-                tokens,
-                all(part.finished for part in parts),
-            )
-        )
-    return joined
-
-
-class UnknownTokens:
-    """Counts the tokens of a text that its tokenizer does not know."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.unknown_id = tokenizer.unk_token_id
-        self.unknown = self.total = 0
-
-    def count(self, ids: Sequence[int]) -> None:
-        self.total += len(ids)
-        self.unknown += ids.count(self.unknown_id)
-
-    def warn(self) -> None:
-        """Says so where it is more than a few."""
-        if self.unknown > UNKNOWN_SHARE * self.total:
-            logger.warning_once(
-                f"{100 * self.unknown / self.total:.1f}% of the source tokens are unknown to the tokenizer, and the "
-                "model cannot tell them apart. Remedy: a model whose tokenizer knows this language and script."
-            )

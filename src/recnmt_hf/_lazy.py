@@ -1,0 +1,47 @@
+"""Packages whose names are imported when they are first asked for, so that a part does not cost the whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def names_for_type_checkers(package: str) -> dict[str, str]:
+    """
+    The names that a package's `__init__.py` imports under `if TYPE_CHECKING:`, and the modules that hold them, relative
+    to the package.
+    """
+    source = inspect.getsource(sys.modules[package])
+    blocks = [
+        node.body
+        for node in ast.parse(source).body
+        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
+    ]
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
+
+
+def lazy_names(package: str, modules: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """
+    `__getattr__` and `__dir__` of a package that imports names when they are first asked for.
+
+    Args:
+        package (`str`): The package's `__name__`.
+        modules (`dict`): The names, and the modules that hold them, relative to the package.
+    """
+    own = sys.modules[package].__dict__
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        own[name] = getattr(importlib.import_module(modules[name], package), name)
+        return own[name]
+
+    def names() -> list[str]:
+        return sorted({*own, *modules})
+
+    return get, names

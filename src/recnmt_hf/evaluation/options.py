@@ -1,0 +1,211 @@
+"""How to translate: the options of decoding, and what is passed on to `generate`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from .._loading_errors import shorten
+from .._values import (
+    MOST_BEAMS,
+    MOST_LENGTH_PENALTY,
+    MOST_SEED,
+    MOST_TOKENS,
+    Range,
+    check_options,
+    documented,
+    option,
+    shown,
+)
+from ..models.user_errors import UserError
+
+
+# What `generate` has and decoding states otherwise.
+STATED_ELSEWHERE = {
+    "num_beams": "set beams (--beams)",
+    "num_return_sequences": "set num_hypotheses (--n-best)",
+    "length_penalty": "set length_penalty and length_penalty_type (--length-penalty, --length-penalty-type)",
+    "max_length": "set max_length_factor and max_length_extra (--max-length-factor, --max-length-extra)",
+    "max_new_tokens": "set max_length_factor to 0 and max_length_extra to that number (--max-length-extra)",
+    "pad_token_id": "leave it out: it is the model's own",
+    "bos_token_id": "leave it out: it is the model's own",
+    "eos_token_id": "leave it out: it is the model's own",
+    "decoder_start_token_id": "leave it out: it is the model's own",
+    "return_dict_in_generate": "leave it out: hypotheses have their scores",
+    "output_scores": "leave it out: hypotheses have their scores",
+    "output_logits": "leave it out: hypotheses have their scores",
+    "output_hidden_states": "call the model itself for its hidden states",
+    "output_attentions": "set alignments (--alignments), or call the model itself",
+}
+# transformers' names of options, in Python.
+ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
+# Arguments of `generate` that are no fields of its configuration; they cannot be written as YAML.
+PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
+
+
+@documented
+@dataclass
+class DecodingOptions:
+    """
+    How to translate.
+
+    `generate` is what else transformers' `generate` can do, by the names of `GenerationConfig`: sampling
+    (`do_sample=True`, with `temperature`, `top_k`, `top_p`), `no_repeat_ngram_size`, `repetition_penalty`,
+    `bad_words_ids`, `min_new_tokens` and so on; in Python also `logits_processor` and `prefix_allowed_tokens_fn`.
+    """
+
+    beams: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
+        4, "beam size; 1 is greedy search, or sampling without beams"
+    )
+    num_hypotheses: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
+        1, "hypotheses of each sentence, no more than beams unless they are sampled without beams"
+    )
+    length_penalty_type: Literal["vaswani", "hf"] = option(
+        "vaswani", "what divides a log-probability: vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
+    )
+    length_penalty: Annotated[float, Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)] = option(
+        0.6, "that alpha; 0 switches it off"
+    )
+    max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(1.0, "most new tokens for a source token")
+    max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(50, "and that many more")
+    max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(4096, "source tokens of a batch, times beams")
+    on_long: Literal["error", "split"] = option(
+        "error", "sources beyond the model's positions are refused, or split at punctuation, else between words"
+    )
+    max_source_length: Annotated[int | None, Range(least=1, most=MOST_TOKENS)] = option(
+        None, "sources of more tokens count as such too"
+    )
+    alignments: bool = option(False, "adds source-target links of tokens, from the cross-attention")
+    alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
+        None, "decoder layer to read them from, or the mean of all; by default the one below the top"
+    )
+    buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
+        2000, "sentences that are sorted by length and batched together"
+    )
+    seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(
+        None, "of sampling: the same seed, sentences, batches and device give the same translations"
+    )
+    generate: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "what else transformers' generate shall do, by its own names"}
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_generate(self.generate, self.beams)
+        samples = bool(self.generate.get("do_sample"))
+        if self.num_hypotheses > self.beams and not (samples and self.beams == 1):
+            raise UserError(
+                f"num_hypotheses={self.num_hypotheses} is more than beams={self.beams}. Remedy: use as many beams as "
+                "hypotheses, or more."
+            )
+        if self.max_length_factor + self.max_length_extra <= 0:
+            raise UserError(
+                f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
+                "allowed: they leave no token. Remedy: set one above 0."
+            )
+        if self.alignments and self.on_long == "split":
+            raise UserError(
+                'alignments=True and on_long="split" exclude each other: the parts of a split sentence have '
+                'positions of their own. Remedy: use on_long="error", or split the sentences yourself.'
+            )
+        if self.seed is not None and not samples:
+            raise UserError(
+                f"seed={self.seed} changes nothing: without sampling there is no chance. Remedy: add do_sample=true to "
+                "generate (--generate do_sample=true), or leave the seed out."
+            )
+
+    def penalty(self) -> float:
+        """The value for `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
+        from .decoding import length_penalty
+
+        return length_penalty(self.length_penalty_type, self.length_penalty)
+
+
+@cache
+def names_of_generate() -> frozenset[str]:
+    """What `GenerationConfig` has."""
+    from transformers import GenerationConfig
+
+    return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_")) - {"transformers_version"}
+
+
+def check_generate(given: Mapping[str, Any], beams: int) -> None:
+    """
+    Checks what is passed on to `generate`.
+
+    Raises:
+        UserError: There is no such name (the message has the nearest one), decoding states it otherwise, or
+            transformers refuses the value.
+    """
+    for name in given:
+        if name in STATED_ELSEWHERE:
+            raise UserError(f"generate.{name} is stated elsewhere. Remedy: {STATED_ELSEWHERE[name]}.")
+    if not given:
+        return
+    known = names_of_generate() - set(STATED_ELSEWHERE)
+    for name in given:
+        if name not in known and name not in PYTHON_ARGUMENTS:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "they are the fields of its GenerationConfig."
+            raise UserError(f"generate has no setting {shown(name)}; {hint} Remedy: correct it.")
+    from transformers import GenerationConfig
+
+    try:
+        values = {name: value for name, value in given.items() if name not in PYTHON_ARGUMENTS}
+        GenerationConfig(**values, num_beams=beams).validate(strict=True)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"generate={shown(dict(given))} is not allowed ({reason(error)}). Remedy: correct it."
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """The first line of transformers' list of complaints, without the words around it."""
+    lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()]
+    return shorten(lines[1] if len(lines) > 1 and lines[0].endswith(":") else lines[0] if lines else "")
+
+
+def own_names(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Fields of [`DecodingOptions`] from those or transformers' names for them: `num_beams`, `num_return_sequences`,
+    `max_new_tokens`, and any other name of `GenerationConfig`, which joins `generate`.
+
+    Raises:
+        UserError: There is no such name (the message has the nearest one), or one thing is stated twice.
+    """
+    own = {each.name for each in fields(DecodingOptions)}
+    found = {name: value for name, value in changes.items() if name in own}
+    for name in [name for name in changes if name not in own]:
+        if name == "max_new_tokens":
+            stated = {"max_length_factor": 0.0, "max_length_extra": changes[name]}
+        elif name in ALIASES:
+            stated = {ALIASES[name]: changes[name]}
+        elif name in names_of_generate() or name in PYTHON_ARGUMENTS:
+            stated = {"generate": {**found.pop("generate", {}), name: changes[name]}}
+        else:
+            near = difflib.get_close_matches(name, sorted(own | set(ALIASES) | names_of_generate()), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(own))}."
+            raise UserError(f"There is no option {name!r} of decoding; {hint}")
+        for each in stated:
+            if each in found:
+                raise UserError(f"{name} and {each} state the same. Remedy: give one of them.")
+        found |= stated
+    return found
+
+
+def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
+    """
+    Options with changes.
+
+    Args:
+        options ([`DecodingOptions`], *optional*): `None`: the default ones.
+        changes (`dict`): As for [`own_names`]; `generate` replaces that of `options`.
+
+    Raises:
+        UserError: There is no such name, one thing is stated twice, or a value is not allowed.
+    """
+    changes = own_names(changes)
+    return replace(options, **changes) if options else DecodingOptions(**changes)

@@ -1,0 +1,63 @@
+"""What translating and scoring give: hypotheses, translations, scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Hypothesis:
+    """
+    One translation of a sentence.
+
+    Attributes:
+        text (`str`): Plain text.
+        score (`float`): Log-probability divided by the length penalty; hypotheses are ordered by it.
+        log_prob (`float`): Natural log-probability of all tokens under the model, end token included. What `generate`
+            was asked for beside (a repetition penalty, sampling at a temperature) chooses the tokens and does not
+            change it.
+        tokens (`list[int]`): Token ids, with the end token unless the length limit came first.
+        finished (`bool`): Whether the model ended the sentence itself.
+        alignment (`list[tuple[int, int]]`, *optional*): For each target token the source token of largest
+            cross-attention, as (source, target) positions; none where that is the source's end token, and none for
+            end tokens of the target.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = True
+    alignment: list[tuple[int, int]] | None = None
+
+
+@dataclass
+class Translation:
+    """A source sentence and its hypotheses, best first."""
+
+    source: str
+    hypotheses: list[Hypothesis]
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+    @property
+    def score(self) -> float:
+        return self.hypotheses[0].score
+
+
+@dataclass
+class SentenceScore:
+    """
+    The model's probability of a given translation.
+
+    Attributes:
+        score (`float`): Log-probability divided by the length penalty.
+        log_prob (`float`): Natural log-probability, end token included.
+        token_log_probs (`list[float]`): Its summands.
+    """
+
+    score: float
+    log_prob: float
+    token_log_probs: list[float]

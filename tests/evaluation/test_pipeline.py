@@ -1,0 +1,100 @@
+"""The pipeline: transformers' own way through preprocess, forward and postprocess gives what the Translator gives."""
+
+import pytest
+import transformers
+
+from recnmt_hf import UserError
+from recnmt_hf.evaluation import Translator
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder):
+    return transformers.pipeline("recnmt-translation", model=str(tiny_folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def translator(tiny_folder):
+    return Translator.from_pretrained(tiny_folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def sentences(corpus):
+    return [*[pair.en for pair in corpus["test"]][:5], "", "\u200b"]
+
+
+def texts(found):
+    return [each[0]["translation_text"] for each in found]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+def test_gives_the_same_as_the_translator(pipe, translator, sentences, batch_size):
+    expected = translator(sentences, beams=2, max_length_extra=5)
+    found = pipe(sentences, beams=2, max_length_extra=5, **({"batch_size": batch_size} if batch_size else {}))
+    assert texts(found) == [each.text for each in expected]
+    assert [each[0]["score"] for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
+
+
+def test_every_way_to_give_sentences(pipe, sentences):
+    expected = texts(pipe(sentences[:3], beams=1))
+    assert texts(pipe(tuple(sentences[:3]), beams=1)) == expected
+    assert texts(pipe((each for each in sentences[:3]), beams=1)) == expected
+    assert texts([pipe(each, beams=1) for each in sentences[:3]]) == expected
+    assert pipe([]) == []
+
+
+def test_calls_go_through_the_methods(pipe, sentences, monkeypatch):
+    """Whoever overrides one of them is asked, for one sentence and for several."""
+    seen = []
+    for name in ("preprocess", "_forward", "postprocess"):
+        method = getattr(pipe, name)
+        monkeypatch.setattr(
+            pipe, name, lambda *a, _name=name, _method=method, **k: seen.append(_name) or _method(*a, **k)
+        )
+    pipe(sentences[0], beams=1)
+    assert seen == ["preprocess", "_forward", "postprocess"]
+    seen.clear()
+    pipe(sentences[:3], beams=1)
+    assert sorted(seen) == ["_forward", *["postprocess"] * 3, *["preprocess"] * 3]
+
+
+def test_names_of_transformers(pipe, translator, sentences):
+    own = pipe(sentences[0], beams=3, num_hypotheses=2, max_length_factor=0, max_length_extra=4)
+    assert pipe(sentences[0], num_beams=3, num_return_sequences=2, max_new_tokens=4) == own
+    assert len(own) == 2 and own[0]["score"] >= own[1]["score"]
+    blocked = pipe(sentences[0], num_beams=1, max_new_tokens=12, no_repeat_ngram_size=1)[0]["translation_text"]
+    (expected,) = translator([sentences[0]], beams=1, max_new_tokens=12, generate={"no_repeat_ngram_size": 1})
+    assert blocked == expected.text
+
+
+def test_options_of_the_pipeline_hold_for_its_calls(tiny_folder, sentences):
+    made = transformers.pipeline(
+        "recnmt-translation", model=str(tiny_folder), device="cpu", num_beams=2, max_new_tokens=4, batch_size=2
+    )
+    assert made(sentences[:3]) == made(sentences[:3], beams=2, max_length_factor=0, max_length_extra=4)
+    assert len(made(sentences[0], num_return_sequences=2)) == 2
+    sampling = transformers.pipeline("recnmt-translation", model=str(tiny_folder), device="cpu", do_sample=True)
+    assert sampling(sentences[0], seed=1, num_beams=1) == sampling(sentences[0], seed=1, num_beams=1)
+
+
+def test_prefixes(pipe, sentences):
+    found = pipe([{"text": sentences[0], "prefix": "Der Hund"}, sentences[1], {"text": sentences[2]}], beams=2)
+    assert found[0][0]["translation_text"].startswith("Der Hund")
+    assert found[1:] == pipe(sentences[1:3], beams=2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ("a", {"num_beam": 2}, "no option 'num_beam' of decoding; did you mean num_beams"),
+        ("a", {"num_beams": 2, "beams": 3}, "num_beams and beams state the same"),
+        ("a", {"max_new_tokens": 2, "max_length_extra": 3}, "max_new_tokens and max_length_extra state the same"),
+        ("a", {"num_beams": 0}, "beams=0 is not allowed"),
+        ("a", {"top_k": 3}, "generate={'top_k': 3} is not allowed"),
+        (5, {}, "The sentence is no text but 5"),
+        ({"source": "a"}, {}, "A sentence with source cannot be translated"),
+        ("a " * 500, {}, r"The sentence has \d+ tokens, the model takes 128"),
+    ],
+)
+def test_what_is_wrong_is_named(pipe, inputs, options, message):
+    with pytest.raises(UserError, match=message):
+        pipe(inputs, **options)
