@@ -26,6 +26,7 @@ from transformers import (
 from .._values import shown
 from ..data.corpora import load_pairs, prepare_dataset
 from ..data.files import open_output
+from ..data.tokenizer_pair import TokenizerPair
 from ..evaluation.loading import load_model
 from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.model_checks import check_padding, stamp_tokenizers
@@ -49,7 +50,7 @@ from .output_folder import (
 from .processes import Processes, progress_bars_on_terminals, say
 from .recipe import Recipe
 from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of, stopped_early
-from .tokenizers import Tokenizers, forget_tokenizers, prepare_tokenizers, tokenizers_of
+from .tokenizers import forget_tokenizers, prepare_tokenizers, tokenizers_of
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
@@ -151,8 +152,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         trainer = TranslationTrainer(
             model,
             arguments,
-            tokenizer=tokenizers[0],
-            target_tokenizer=tokenizers[1],
+            tokenizer=tokenizers.source,
+            target_tokenizer=tokenizers.target,
             train_dataset=train_data,
             eval_dataset=validation_data,
             callbacks=[EarlyStoppingCallback(patience)] if patience else [],
@@ -183,7 +184,7 @@ def point_of_return(recipe: Recipe, output_dir: Path) -> Path | None:
     return checkpoint
 
 
-def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[Tokenizers, Dataset, Dataset]:
+def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[TokenizerPair, Dataset, Dataset]:
     """Tokenizers (a resumed run's are those of its checkpoint), training and validation data."""
     tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else tokenizers_of(checkpoint)
     cache_dir = recipe.data.cache_dir or str(output_dir / DATA)
