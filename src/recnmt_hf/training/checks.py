@@ -245,7 +245,8 @@ def described(recipe: Recipe) -> str:
 def check_schedule(arguments: TranslationTrainingArguments) -> None:
     """The optimizer and the learning rate's schedule can be made."""
     try:
-        if not arguments.optim_target_modules:  # those look at the model
+        # Adadelta is not among them, and target modules look at the model.
+        if arguments.optimizer is None and not arguments.optim_target_modules:
             TranslationTrainer.get_optimizer_cls_and_kwargs(arguments)
     except (ImportError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -241,6 +241,7 @@ def refused_without_trace(output_dir: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, PARTIAL_TOKENIZERS, RECIPE, RECORD):
                 remove(output_dir / name)
+            (output_dir / BASELINE).rmdir()  # made by the trainer, and empty
         raise
 
 

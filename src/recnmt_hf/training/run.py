@@ -34,7 +34,7 @@ from .processes import Processes, keep_freed_memory, progress_bars_on_terminals,
 from .recipe import Recipe
 from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of, stopped_early
 from .tokenizers import forget_tokenizers, prepare_tokenizers, tokenizers_of
-from .trainer import TranslationTrainer, TranslationTrainingArguments
+from .trainer import TranslationTrainer, TranslationTrainingArguments, rotate_as_said
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         say(f"{pairs}; {count} on {processes.state.device}.")
 
         stages = stages_of(recipe, output_dir, arguments, patience, use_cpu)
+        left = stages_left(stages, checkpoint)
 
         def check_and_record() -> None:
             record = RunRecord(
@@ -132,6 +133,9 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 check_config(own, checkpoint)
                 for sentence in check_record(record, recipe, output_dir, checkpoint):
                     say(sentence)
+                for stage in stages[: -len(left)]:
+                    if newest_checkpoint(stage.folder) is not None:
+                        rotate_as_said(stage.arguments)  # which a killed run may have left undone
             models = map(without_memory, configs)
             check_free_space(output_dir, list(zip(models, (stage.arguments for stage in stages), strict=True)))
             recipe.save(output_dir / RECIPE)
@@ -144,7 +148,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
         processes.on_main(check_and_record)
         trainer = None
-        for stage in stages_left(stages, checkpoint):
+        for stage in left:
             if trainer is not None:
                 accelerator, trainer = trainer.accelerator, None
                 accelerator.free_memory()

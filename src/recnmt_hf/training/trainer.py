@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
+    DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
@@ -130,30 +132,6 @@ class NonFiniteLossError(ValueError):
     """The loss became NaN or infinite; nothing was saved since."""
 
 
-class TranslationCollator:
-    """
-    Pads token ids on the right: sources with their padding id, labels with -100. With a model it adds the decoder's
-    input, which transformers' own models need where the Trainer smooths labels.
-    """
-
-    def __init__(self, pad_token_id: int, model: torch.nn.Module | None = None):
-        self.pad_token_id = pad_token_id
-        self.model = model
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        sources = [torch.as_tensor(row["input_ids"]) for row in rows]
-        labels = [torch.as_tensor(row["labels"]) for row in rows]
-        pad = torch.nn.utils.rnn.pad_sequence
-        batch = {
-            "input_ids": pad(sources, batch_first=True, padding_value=self.pad_token_id),
-            "attention_mask": pad([torch.ones_like(ids) for ids in sources], batch_first=True),
-            "labels": pad(labels, batch_first=True, padding_value=-100),
-        }
-        if self.model is not None:
-            batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
-        return batch
-
-
 class SamplerEpochCallback(TrainerCallback):
     """Tells the token sampler its epoch; accelerate's wrappers do not pass it on, least of all on resuming."""
 
@@ -252,10 +230,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         check_padding(
             self.source_tokenizer, self.target_tokenizer, getattr(getattr(model, "config", None), "pad_token_id", None)
         )
-        kwargs.setdefault(
-            "data_collator", TranslationCollator(tokenizer.pad_token_id, None if smooths_itself(model) else model)
-        )
+        # transformers' own models need the decoder's input where the Trainer smooths labels.
+        kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
+        if args.optimizer == "adadelta" and self.optimizer is None:
+            self.optimizer_cls_and_kwargs = adadelta_of(
+                args
+            )  # an argument of Trainer that Seq2SeqTrainer does not take
         self.smooths_itself = smooths_itself(self.accelerator.unwrap_model(self.model))
         if self.smooths_itself:
             self.label_smoother = None
@@ -288,7 +269,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         )
 
     def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
-        columns = dataset.select_columns(["input_ids", "labels"]).with_format("torch")
+        columns = dataset.select_columns(["input_ids", "labels"]).with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
             batch_sampler=sampler,
@@ -313,15 +294,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         updates = self.updates_of(self.token_sampler(self.train_dataset, shuffle=True))
         return math.ceil(self.args.num_train_epochs * updates)
 
-    # -- optimizer ---------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TranslationTrainingArguments, model: torch.nn.Module | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        if getattr(args, "optimizer", None) != "adadelta":
-            return Seq2SeqTrainer.get_optimizer_cls_and_kwargs(args, model)
-        return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
+    # -- learning rate -----------------------------------------------------------------------------------------------
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
@@ -489,7 +462,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         """As the Trainer's, which would also bring back the learning rate of the run before."""
         if checkpoint is not None and self.baseline == Path(checkpoint):
             if isinstance(self.lr_scheduler, LambdaLR):
-                state = {"last_epoch": self.first_step - 1, "_step_count": self.first_step}
+                state = {"last_epoch": self.first_step - 1, "_step_count": self.first_step + 1}
                 self.lr_scheduler.load_state_dict({**self.lr_scheduler.state_dict(), **state})
                 self.lr_scheduler.step()
             return
@@ -517,9 +490,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def rotate(self) -> None:
         """Keeps the newest and the best checkpoints."""
-        args = self.args
-        better = args.greater_is_better is not False
-        rotate(args.output_dir, args.keep_last, args.keep_best, args.metric_for_best_model, better)
+        rotate_as_said(self.args)
 
 
 def smooths_itself(model: torch.nn.Module | None) -> bool:
@@ -529,6 +500,25 @@ def smooths_itself(model: torch.nn.Module | None) -> bool:
 
 def is_early_stopping(callback: TrainerCallback) -> bool:
     return isinstance(callback, EarlyStoppingCallback)
+
+
+def adadelta_of(args: TranslationTrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Adadelta (Zeiler, 2012), which is none of transformers' optimizers, with its settings."""
+    return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
+
+
+def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
+    """Pads sources and labels on the right, whatever the tokenizer's own side: models shift labels to the right."""
+    if tokenizer.padding_side != "right":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.padding_side = "right"
+    return DataCollatorForSeq2Seq(tokenizer, model)
+
+
+def rotate_as_said(args: TranslationTrainingArguments) -> None:
+    """Keeps the newest and the best of the checkpoints in an output folder."""
+    better = args.greater_is_better is not False
+    rotate(args.output_dir, args.keep_last, args.keep_best, args.metric_for_best_model, better)
 
 
 def rising(step: int, first_step: int, warmup: int) -> float:
