@@ -15,10 +15,10 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
+from .._loading_errors import looks_local
 from .._values import shown
 from ..data.corpora import Corpus
 from ..data.text import open_text
-from ..evaluation.translator import looks_local
 from ..models.user_errors import MissingFileError, UserError
 from .recipe import Recipe, check_choice, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from ..evaluation.translator import TARGET_TOKENIZER
+from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..models.user_errors import ExistingFileError, UserError
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
 from .processes import say

@@ -28,9 +28,9 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from .._values import Option, Range, option, options_of
 from ..data.batching import TokenBatchSampler
+from ..data.tokenizer_pair import TokenizerPair
 from ..evaluation.metrics import sacrebleu_score
-from ..evaluation.model_checks import check_padding
-from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
+from ..evaluation.translator import DecodingOptions, Translator
 from ..models.seq2seq_base import read_safetensors
 from ..models.user_errors import UserError
 from .checkpoints import checkpoints_in, discard, mark_complete, rotate, steps_of
@@ -225,11 +225,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
-        self.source_tokenizer = tokenizer
-        self.target_tokenizer = target_tokenizer or tokenizer
-        check_padding(
-            self.source_tokenizer, self.target_tokenizer, getattr(getattr(model, "config", None), "pad_token_id", None)
-        )
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
+        self.source_tokenizer, self.target_tokenizer = self.tokenizers
+        self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
         # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
@@ -414,7 +412,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         own = list(range(rank, len(sample), world))
         # The weights are training's own, and watched by it.
         model = self.accelerator.unwrap_model(self.model)
-        translator = Translator(model, self.source_tokenizer, self.target_tokenizer, check=False)
+        translator = Translator(model, *self.tokenizers, check=False)
         options = DecodingOptions(beams=self.args.bleu_beams, max_length_extra=20, on_long="split")
         sources, references = sample["source"][:], sample["target"][:]
         pairs = [
@@ -428,8 +426,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        if self.args.should_save and self.target_tokenizer is not self.source_tokenizer:
-            self.target_tokenizer.save_pretrained(str(Path(output_dir or self.args.output_dir) / TARGET_TOKENIZER))
+        if self.args.should_save:
+            self.tokenizers.save_target(output_dir or self.args.output_dir)  # the source's is the Trainer's own
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
