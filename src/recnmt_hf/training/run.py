@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, PreTrainedModel, set_seed
+from transformers import EarlyStoppingCallback, set_seed
 
 from ..data.corpora import prepare_dataset
 from ..data.tokenizer_pair import TokenizerPair
-from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.user_errors import UserError
-from .arguments import baseline_arguments, training_arguments
+from .arguments import training_arguments
 from .building import build_model, model_config
-from .checkpoints import newest_checkpoint, newest_intact_checkpoint, steps_of
+from .checkpoints import newest_checkpoint, newest_intact_checkpoint
 from .checks import check_before_training, check_planned_steps, without_memory
 from .finishing import finish
 from .output_folder import (
@@ -32,34 +30,13 @@ from .output_folder import (
 )
 from .processes import Processes, keep_freed_memory, progress_bars_on_terminals, say
 from .recipe import Recipe
-from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of, stopped_early
+from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of
+from .stages import is_from_scratch, is_of, stage_model, stages_left, stages_of, train_stage
 from .tokenizers import forget_tokenizers, prepare_tokenizers, tokenizers_of
-from .trainer import TranslationTrainer, TranslationTrainingArguments, rotate_as_said
+from .trainer import TranslationTrainer, rotate_as_said
 
 
-@dataclass(frozen=True)
-class Stage:
-    """
-    A part of a run that trains one model. Its steps are counted from the beginning of the run.
-
-    Args:
-        folder (`Path`): Gets its checkpoints.
-        arguments ([`TranslationTrainingArguments`]): Of its trainer.
-        patience (`int`, *optional*): Of early stopping.
-        last_step (`int`, *optional*): After which it ends; `None`: as its arguments say.
-        baseline (`Path`, *optional*): The last checkpoint of the stage before it, from which it starts.
-    """
-
-    folder: Path
-    arguments: TranslationTrainingArguments
-    patience: int | None = None
-    last_step: int | None = None
-    baseline: Path | None = None
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether it trains the plain model from which another stage starts."""
-        return self.last_step is not None
+__all__ = ["build_model", "keep_freed_memory", "train", "training_arguments"]
 
 
 def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
@@ -171,69 +148,6 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
     return final
-
-
-def stages_of(
-    recipe: Recipe,
-    output_dir: Path,
-    arguments: TranslationTrainingArguments,
-    patience: int | None,
-    use_cpu: bool,
-) -> list[Stage]:
-    """The stages of a run: one, or a baseline's before it."""
-    steps = recipe.training.get("baseline_steps")
-    if steps is None:
-        return [Stage(output_dir, arguments, patience)]
-    folder = output_dir / BASELINE
-    first = Stage(folder, baseline_arguments(recipe, folder, use_cpu), last_step=steps)
-    return [first, Stage(output_dir, arguments, patience, baseline=folder / f"checkpoint-{steps}")]
-
-
-def is_of(checkpoint: Path, stage: Stage) -> bool:
-    return checkpoint.parent == stage.folder
-
-
-def stages_left(stages: list[Stage], checkpoint: Path | None) -> list[Stage]:
-    """The stages that a run has before it when it goes on from a checkpoint."""
-    is_done = checkpoint is not None and (is_of(checkpoint, stages[-1]) or checkpoint == stages[-1].baseline)
-    return stages[-1:] if is_done else stages
-
-
-def is_from_scratch(recipe: Recipe, config: Seq2SeqConfig) -> bool:
-    """Whether a variant is trained without the baseline that its paper trains first."""
-    has_baseline = recipe.model.init_from or recipe.training.get("baseline_steps")
-    return not has_baseline and config.baseline_first is not None and config.baseline() is not None
-
-
-def stage_model(recipe: Recipe, tokenizers: TokenizerPair, stage: Stage, checkpoint: Path | None) -> PreTrainedModel:
-    """The model with which a stage begins; one that goes on from a checkpoint gets its weights from the trainer."""
-    if stage.baseline is not None:
-        set_seed(stage.arguments.seed)  # whether the stage before it ran just now or in an earlier process
-    model = build_model(recipe, *tokenizers, baseline=stage.is_baseline)
-    say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
-    start = stage.baseline or recipe.model.init_from
-    if checkpoint is None and start is not None:
-        say(f"Warm start from {start}: {model.init_from_baseline(start)}.")
-    return model
-
-
-def train_stage(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> None:
-    """Trains to the stage's end, from its start or a checkpoint; the last step has a checkpoint of its own."""
-    if checkpoint is not None:
-        if trainer.args.should_save:
-            trainer.rotate()  # which a killed run may have left undone
-        # The Trainer would make one step more before it looks at the limit.
-        if steps_of(checkpoint) >= trainer.args.max_steps > 0:
-            say(f"{checkpoint.name} has all {trainer.args.max_steps} steps already.")
-            return
-        if stopped_early(checkpoint, stage.patience):
-            say(f"{checkpoint.name} ended the run by early stopping.")
-            return
-    start = checkpoint or stage.baseline
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    newest = newest_checkpoint(stage.folder)
-    if newest is None or steps_of(newest) != trainer.state.global_step:
-        trainer._save_checkpoint(trainer.model, None)
 
 
 def point_of_return(recipe: Recipe, output_dir: Path) -> Path | None:
