@@ -175,6 +175,18 @@ def test_what_has_no_second_stage_is_refused_without_trace(finished, tmp_path, s
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
+def test_a_share_of_the_steps_is_that_of_the_start(finished, tmp_path, capsys):
+    """Half of four steps; a resumed run with more steps keeps the baseline that it has."""
+    plan = staged(finished, training={"baseline_steps": 0.5})
+    train(plan, tmp_path / "run")
+    assert "The first 2 of 4 steps train the baseline" in capsys.readouterr().err
+    end_like(tmp_path / "run", finished / "run", "a share")
+    train(staged(finished, training={"baseline_steps": 0.5, "max_steps": 6}), tmp_path / "run", resume=True)
+    assert "training.max_steps: 4 -> 6 (from step 4 on)" in capsys.readouterr().err
+    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [5, 6]
+    assert [step for step, _ in checkpoints_in(tmp_path / "run/baseline")] == [1, 2]
+
+
 def test_epochs_decide_the_length_of_both_stages(finished, tmp_path):
     train(staged(finished, training={"num_train_epochs": 1, "max_steps": -1}), tmp_path / "run")
     assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3]

@@ -118,10 +118,10 @@ class RunSection:
     early_stopping_patience: Annotated[int | None, Range(least=1)] = option(
         None, "evaluations without a better metric_for_best_model after which training ends"
     )
-    baseline_steps: Annotated[int | None, Range(least=1)] = option(
+    baseline_steps: Annotated[float | None, Range(above=0, share=True)] = option(
         None,
-        "the first of max_steps, which train the plain model that a variant starts from, in the folder `baseline` of "
-        "the output",
+        "the first of max_steps, or their share, which train the plain model that a variant starts from, in the folder "
+        "`baseline` of the output",
     )
 
 
@@ -467,6 +467,8 @@ def check_training(training: Mapping[str, Any]) -> dict[str, Any]:
             each = replace(each, allowed=None)  # epochs decide
         value = each.check(value, f"training.{name}")
         checked[name] = value.value if isinstance(value, Enum) else value
+    if checked.get("baseline_steps", 0) is not None and checked.get("baseline_steps", 0) >= 1:
+        checked["baseline_steps"] = int(checked["baseline_steps"])
     return checked
 
 
@@ -496,7 +498,12 @@ def check_plan(training: Mapping[str, Any], average: AverageSection) -> None:
     if average.which == "best" or training.get("load_best_model_at_end"):
         check_evaluated_checkpoints(training, evaluates, saves, average)
     baseline_steps = training.get("baseline_steps")
-    if baseline_steps is not None and 0 < training["max_steps"] <= baseline_steps:
+    if baseline_steps is not None and baseline_steps < 1 and training["max_steps"] < 0:
+        raise UserError(
+            f"training.baseline_steps={baseline_steps} is a share of training.max_steps, which is not given. Remedy: "
+            "write a whole number of steps, or training.max_steps in place of training.num_train_epochs."
+        )
+    if baseline_steps is not None and 0 < training["max_steps"] <= max(baseline_steps, 1):
         raise UserError(
             f"training.baseline_steps={baseline_steps} leaves no step for the variant: both stages together have "
             f"training.max_steps={training['max_steps']}. Remedy: lower the one, or raise the other."

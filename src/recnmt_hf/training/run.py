@@ -31,7 +31,7 @@ from .output_folder import (
 from .processes import Processes, keep_freed_memory, progress_bars_on_terminals, say
 from .recipe import Recipe
 from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of
-from .stages import is_from_scratch, is_of, stage_model, stages_left, stages_of, train_stage
+from .stages import is_from_scratch, is_of, stage_model, stages_left, stages_of, train_stage, with_whole_steps
 from .tokenizers import forget_tokenizers, prepare_tokenizers, tokenizers_of
 from .trainer import TranslationTrainer, rotate_as_said
 
@@ -67,6 +67,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     if use_cpu:
         keep_freed_memory()
     processes = Processes(use_cpu, settings.get("ddp_timeout", 1800), settings.get("ddp_backend"))
+    recipe = with_whole_steps(recipe, output_dir, resume)
     arguments, patience = training_arguments(recipe, output_dir, use_cpu)
     check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     with ExitStack() as held:

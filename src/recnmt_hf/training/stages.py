@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from .checkpoints import newest_checkpoint, steps_of
 from .output_folder import BASELINE
 from .processes import say
 from .recipe import Recipe
-from .resuming import stopped_early
+from .resuming import recipe_in, stopped_early
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
@@ -58,6 +59,23 @@ def stages_of(
     folder = output_dir / BASELINE
     first = Stage(folder, baseline_arguments(recipe, folder, use_cpu), last_step=steps)
     return [first, Stage(output_dir, arguments, patience, baseline=folder / f"checkpoint-{steps}")]
+
+
+def with_whole_steps(recipe: Recipe, output_dir: Path, resume: bool) -> Recipe:
+    """
+    The recipe with `training.baseline_steps` as a whole number, where it is a share of all steps. A run keeps the
+    number that it was started with, also if it is resumed with more steps.
+    """
+    share = recipe.training.get("baseline_steps")
+    if share is None or share >= 1:
+        return recipe
+    most = recipe.training["max_steps"]
+    before = ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps") if resume else None
+    steps = before if isinstance(before, int) and 0 < before < most else max(int(share * most), 1)
+    say(f"The first {steps} of {most} steps train the baseline.")
+    recipe = copy.copy(recipe)
+    recipe.training = {**recipe.training, "baseline_steps": steps}
+    return recipe
 
 
 def is_of(checkpoint: Path, stage: Stage) -> bool:
