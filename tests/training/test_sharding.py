@@ -107,9 +107,15 @@ def losses(output):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "tied"), [("biarn_transformer", "true"), ("biarn_transformer", "false"), ("rnmt", "true")]
+    ("kind", "tied", "baseline_steps"),
+    [
+        ("biarn_transformer", "true", "null"),
+        ("biarn_transformer", "true", "2"),  # from which the resumed run goes on
+        ("biarn_transformer", "false", "null"),
+        ("rnmt", "true", "null"),
+    ],
 )
-def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied):
+def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, baseline_steps):
     """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
     arguments = [
         repository / "scripts/recipes/quickstart_biarn.yaml",
@@ -126,6 +132,7 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied):
         "training.learning_rate=0.01",
         "training.warmup_steps=1",
         "training.max_steps=4",
+        "training.baseline_steps=" + baseline_steps,
         "training.save_steps=2",
         "training.eval_steps=2",
         "training.logging_steps=1",

@@ -149,16 +149,22 @@ def digest_of(data: Dataset) -> str:
     return digest.hexdigest()
 
 
+def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
+    """The content of the recipe that a run was started with, or `None` where there is none that can be read."""
+    try:
+        content = yaml.safe_load((output_dir / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content if isinstance(content, Mapping) else None
+
+
 def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:
     """
     The fields of a recipe that differ from the one its run was started with, each with `"old -> new"`; `None` where
     there is no earlier recipe that can be read.
     """
-    try:
-        old = yaml.safe_load((output_dir / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    if not isinstance(old, Mapping):
+    old = recipe_in(output_dir)
+    if old is None:
         return None
     new = yaml.safe_load(yaml.safe_dump(recipe.to_dict()))
     old, new = flattened(old), flattened(new)
