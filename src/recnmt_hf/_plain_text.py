@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -33,7 +34,7 @@ def is_blank(text: str) -> bool:
 
 
 def encode_plain(
-    tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs
+    tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs: Any
 ) -> BatchEncoding:
     """
     The tokenizer's encoding of a text or a batch of texts, in which `</s>`, `<pad>` and the like are ordinary
