@@ -18,6 +18,7 @@ evaluation/attention_links.py   tests/evaluation/test_alignment.py
 evaluation/decoding.py          tests/evaluation/test_translator.py
 evaluation/joining.py           tests/evaluation/test_translator.py
 evaluation/significance.py      tests/evaluation/test_metrics.py
+training/checkpoints.py         tests/training/test_checkpoints.py tests/training/test_checkpoint_folders.py
 "
 
 if [ $# -eq 0 ]; then
