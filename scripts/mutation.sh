@@ -81,7 +81,16 @@ mutmut results --all true > results.log
 echo
 echo "$module with$(printf ' %s' $tests):"
 sed 's/.*: //' results.log | sort | uniq -c
-for mutant in $(grep -E ': (survived|no tests|suspicious)$' results.log | sed 's/: .*//'); do
-    echo
-    mutmut show "$mutant" | sed -n 's/^# .*__mutmut_/# /p; /^@@/p; /^[-+] /p'
-done
+# `mutmut show` for each of them, without starting it as many times.
+python - <<'PYTHON'
+import re
+
+from mutmut.__main__ import find_mutant, get_diff_for_mutant
+
+for line in open("results.log", encoding="utf-8"):
+    name, _, outcome = line.strip().rpartition(": ")
+    if outcome in ("survived", "no tests", "suspicious"):
+        lines = get_diff_for_mutant(name, path=find_mutant(name).path).splitlines()
+        changes = [change for change in lines if re.match(r"[-+] |@@", change)]
+        print(f"\n# {name.rpartition('.')[2]}: {outcome}", *changes, sep="\n")
+PYTHON
