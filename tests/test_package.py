@@ -13,11 +13,11 @@ import recnmt_hf
 
 
 ROOMS = ["models", "data", "evaluation", "training", "analysis", "hub", "commands"]
-# Which rooms a room may know (the order of the house: models know nobody, commands know all).
+# Which rooms a room may know (the order of the house: models know nobody, data only them, commands know all).
 ARROWS = {
     "models": set(),
     "data": {"models"},
-    "evaluation": {"models"},
+    "evaluation": {"models", "data"},
     "training": {"models", "data", "evaluation"},
     "analysis": {"models", "data", "evaluation", "training"},
     "hub": {"models", "data", "evaluation", "training"},

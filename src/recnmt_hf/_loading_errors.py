@@ -17,6 +17,11 @@ READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
 
 
+def looks_local(path: str) -> bool:
+    """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
+    return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
 @contextmanager
 def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
     """

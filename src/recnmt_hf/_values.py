@@ -1,4 +1,7 @@
-"""Single values against the type and the range they must have, with one sentence for each mistake."""
+"""
+Options: the type, range, default and meaning of a value are stated once, as a field of a dataclass, and feed its checks
+(one sentence for each mistake), YAML, the command line and the documentation.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,21 @@ import difflib
 import math
 import reprlib
 import types
-from dataclasses import MISSING, dataclass
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .models.user_errors import UserError
 
 
+T = TypeVar("T")
+
 # What no machine number of 64 bits holds is no size of anything.
 LARGEST = 2**63
+# More tokens would be a slip of the keyboard, and some libraries count in 32 bits.
+MOST_TOKENS = 2**31 - 1
 # Beyond these translating takes all memory, or no float holds the divisor of a score.
 MOST_BEAMS = 1000
 MOST_LENGTH_PENALTY = 100
@@ -53,6 +61,134 @@ class Range:
         parts += [f"at most {self.most:,}"] if self.most is not None else []
         parts += [f"below {self.below:,}"] if self.below is not None else []
         return " and ".join(parts)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """
+    What is stated of a field of a dataclass.
+
+    Attributes:
+        name (`str`): The field's.
+        hint: Its type, as annotations write it.
+        allowed ([`Range`], *optional*): For numbers.
+        choices (sequence, *optional*): The only values, where the type does not name them.
+        default: `MISSING` where there is none, or where it is made anew for each object.
+        help (`str`): What it means, for the command line and the documentation.
+    """
+
+    name: str
+    hint: Any
+    allowed: Range | None
+    choices: tuple[Any, ...] | None
+    default: Any
+    help: str
+
+    def check(self, value: Any, name: str | None = None) -> Any:
+        """
+        The value, if it is allowed; whole numbers are `int`.
+
+        Args:
+            value: The value.
+            name (`str`, *optional*): What the message calls the option; `None`: its name.
+
+        Raises:
+            UserError: It is not; the message names the option, the value, what is allowed and the remedy.
+        """
+        hint = self.hint if self.choices is None else Literal[self.choices]
+        return check_value(name or self.name, value, hint, self.allowed, self.default)
+
+    def kind(self) -> str:
+        """Which values are allowed, in words."""
+        hint = self.hint if self.choices is None else Literal[self.choices]
+        return " or ".join(dict.fromkeys(describe(one, self.allowed) for one in members(hint)))
+
+
+def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
+    """
+    A field of a dataclass that is an option. Its range stands in its annotation:
+    `beams: Annotated[int, Range(least=1)] = option(4, "beam size")`; its choices too (`Literal`), unless they are
+    `choices`. A field with a `default_factory` may say as much: `field(default_factory=list, metadata={"help": ...})`.
+
+    The metadata hold what argparse takes, `help` and `choices`, since transformers' `HfArgumentParser` passes on all of
+    them.
+    """
+    metadata = {"help": help} | ({"choices": tuple(choices)} if choices is not None else {})
+    return field(default=default, metadata=metadata)
+
+
+@cache
+def options_of(kind: type) -> dict[str, Option]:
+    """What is stated of each field of a dataclass."""
+    found = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for one in fields(kind):
+        extras = get_args(hints[one.name])[1:] if get_origin(hints[one.name]) is Annotated else ()
+        allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
+        default = one.default if one.default_factory is MISSING else MISSING
+        about = one.metadata
+        found[one.name] = Option(
+            one.name, hints_of(kind)[one.name], allowed, about.get("choices"), default, about.get("help", "")
+        )
+    return found
+
+
+def check_options(values: Any, place: str = "") -> None:
+    """
+    Checks the fields of a dataclass' object, and puts whole numbers that were written as 1e5 into place.
+
+    Args:
+        values: The object.
+        place (`str`, *optional*): What stands before the fields' names in messages, e.g. `"data."`.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+    for name, each in options_of(type(values)).items():
+        setattr(values, name, each.check(getattr(values, name), f"{place}{name}"))
+
+
+def documented(kind: type[T]) -> type[T]:
+    """Adds a dataclass' options to its docstring, in the form of transformers' docstrings."""
+    lines = ["", "    Args:"]
+    for each in options_of(kind).values():
+        is_optional = each.default is not MISSING or any(
+            one.name == each.name and one.default_factory is not MISSING for one in fields(kind)
+        )
+        stated = ", *optional*" if is_optional else ""
+        stated += f", defaults to `{shown_default(each)}`" if each.default not in (MISSING, None) else ""
+        lines.append(f"        {each.name}{stated}: {each.help}; {each.kind()}.")
+    kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n" + "\n".join(lines) + "\n    "
+    return kind
+
+
+def option_table(kind: type, names: Sequence[str] | None = None) -> str:
+    """
+    A dataclass' options as a table in Markdown.
+
+    Args:
+        kind (`type`): The dataclass.
+        names (sequence of `str`, *optional*): Which fields; `None`: all.
+    """
+    rows = ["| option | default | values | meaning |", "|---|---|---|---|"]
+    for name, each in options_of(kind).items():
+        if names is None or name in names:
+            default = "" if each.default is MISSING else f"`{shown_default(each)}`"
+            rows.append(f"| `{name}` | {default} | {each.kind()} | {each.help} |")
+    return "\n".join(row.replace("|  |", "| |") for row in rows)
+
+
+def shown_default(each: Option) -> str:
+    """A default as YAML and the command line write it."""
+    if each.default is None or isinstance(each.default, bool):
+        return {None: "null", True: "true", False: "false"}[each.default]
+    return str(each.default.value if isinstance(each.default, Enum) else each.default)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -147,11 +283,19 @@ def is_plain(text: str) -> bool:
         return False
 
 
+def named_values(kind: Any) -> list[Any]:
+    """The values of a type that names them."""
+    if get_origin(kind) is Literal:
+        return [one for one in get_args(kind) if one is not None]
+    return [one.value for one in kind] if is_enum(kind) else []
+
+
 def describe(kind: Any, allowed: Range | None) -> str:
     if kind is None or kind is type(None):
         return "null"
     if get_origin(kind) is Literal:
-        return " or ".join(map(repr, get_args(kind)))
+        values = ["null" if one is None else str(one) for one in get_args(kind)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
     if is_enum(kind):
         values = [str(one.value) for one in kind]
         return f"one of {', '.join(values[:12])}{' ...' * (len(values) > 12)}"
@@ -168,7 +312,7 @@ def describe(kind: Any, allowed: Range | None) -> str:
 def remedy(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
     if isinstance(value, str) and str not in kinds and reads_as(value, kinds):
         act = "write it without quotes"
-    elif near := difflib.get_close_matches(str(value), [one.value for k in kinds if is_enum(k) for one in k], n=1):
+    elif near := difflib.get_close_matches(str(value), [str(one) for kind in kinds for one in named_values(kind)], n=1):
         act = f"write {near[0]}"
     elif isinstance(value, (bool, int, float)) and kinds[0] is str:
         act = "put it in quotes if it is meant as text"

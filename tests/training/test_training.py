@@ -508,3 +508,39 @@ def test_other_models_smooth_labels_too(tmp_path, tokenizer):
     trainer.model.forward = lambda *args, **kwargs: seen.append(kwargs) or forward(*args, **kwargs)
     trainer.train()
     assert all((batch["decoder_input_ids"][:, 0] == 1).all() for batch in seen)
+
+
+def test_both_sides_are_padded_on_the_right(tmp_path, tokenizer):
+    """Also with a tokenizer that pads on the left for other uses, which stays as it is."""
+    import copy
+
+    left = copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    batches = []
+    for own in (tokenizer, left):
+        trainer = trainer_for(tmp_path, own, max_tokens=200)
+        batches.append(
+            next(iter(trainer.loader(trainer.train_dataset, trainer.token_sampler(trainer.train_dataset, False))))
+        )
+    assert left.padding_side == "left"
+    assert (batches[0]["labels"][:, -1] == -100).any() and (batches[0]["labels"][:, 0] != -100).all()
+    assert (
+        batches[0]["attention_mask"].sum(dim=1) == (batches[0]["input_ids"] != tokenizer.pad_token_id).sum(dim=1)
+    ).all()
+    assert set(batches[0]) == {"input_ids", "attention_mask", "labels"}
+    for name, tensor in batches[0].items():
+        assert torch.equal(tensor, batches[1][name])
+
+
+def test_adadelta(tmp_path, tokenizer):
+    settings = {"optimizer": "adadelta", "adadelta_rho": 0.9, "adadelta_eps": 1e-5, "learning_rate": 0.5}
+    trainer = trainer_for(tmp_path, tokenizer, max_tokens=200, save_steps=1, **settings)
+    trainer.train()
+    group = torch.load(tmp_path / "out/checkpoint-2/optimizer.pt", weights_only=True)["param_groups"][0]
+    assert (group["initial_lr"], group["rho"], group["eps"]) == (0.5, 0.9, 1e-5)
+    own = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    data = trainer.train_dataset
+    given = TranslationTrainer(
+        trainer.model, trainer.args, tokenizer=tokenizer, train_dataset=data, optimizers=(own, None)
+    )
+    assert given.create_optimizer() is own

@@ -69,13 +69,14 @@ def hub_sets(tmp_path_factory, corpus):
 @pytest.mark.parametrize("size", ["base", "big"])
 @pytest.mark.parametrize("task", ["wmt14_en_de", "wmt17_zh_en"])
 def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, task, size):
-    """Both stages under their default output folders; the second starts from the first, with its vocabulary."""
+    """Two runs under their default output folders, the second from the first, with its vocabulary; and both in one."""
     monkeypatch.chdir(hub_sets)
     recipes = repository / "scripts/recipes"
     assert main(["train", str(recipes / f"{task}_{size}.yaml"), *SMALL]) == 0
     capsys.readouterr()
     fields = ["model.fields.recurrence_hidden_size=32", "training.learning_rate=0"]
-    assert main(["train", str(recipes / f"{task}_{size}_biarn.yaml"), *SMALL, *fields]) == 0
+    variant = ["train", str(recipes / f"{task}_{size}_biarn.yaml"), *SMALL, *fields]
+    assert main([*variant, f"model.init_from=outputs/{task}_{size}/model", "training.baseline_steps=null"]) == 0
     said = capsys.readouterr().err
     assert f"Warm start from outputs/{task}_{size}/model: copied" in said and "did not use" not in said
     assert ("newstest2014" in said) == (task == "wmt14_en_de") and ("newstest2017" in said) == (task == "wmt17_zh_en")
@@ -83,6 +84,8 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
     baseline, warm = (load_file(stage) for stage in stages)
     assert set(baseline) < set(warm)
     assert all(torch.equal(tensor, warm[name]) for name, tensor in baseline.items())
+    assert main([*variant, "training.baseline_steps=1", "--output", "outputs/stages", "--overwrite"]) == 0
+    assert "Warm start from outputs/stages/baseline/checkpoint-1: copied" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._plain_text import encode_plain, is_blank
-from .._values import Range, check_value
+from .._values import Range, check_value, documented, option, options_of
 from ..models.user_errors import UserError
 from .generated import Pair, generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
@@ -35,51 +35,41 @@ PREPARATION = 2
 CONTENTS = "contents.json"
 # Above this share of unknown tokens there is a warning.
 UNKNOWN_SHARE = 0.01
+# A generated corpus beyond this size is a slip of the keyboard.
+MOST_SENTENCES = 10**7
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
+@documented
 @dataclass(frozen=True)
 class Corpus:
     """
     Where sentence pairs come from; exactly one of `source` with `target`, `tsv`, `jsonl`, `dataset`, `generated`.
-
-    Args:
-        source, target (`str`): Line-aligned text files, plain or gzipped.
-        tsv (`str`): A file of tab-separated pairs.
-        jsonl (`str`): A file of JSON lines.
-        dataset (`str`): A translation set for `datasets.load_dataset`: a name on the Hub, or a local folder.
-        config (`str`, *optional*): Its configuration, e.g. `"de-en"`.
-        split (`str`, *optional*, defaults to `"train"`): Its split; slices as in `"train[:1000]"` are allowed.
-        revision (`str`, *optional*): Its revision on the Hub.
-        source_column, target_column (`str`, *optional*): Its columns, where it has no `translation` feature.
-        generated (`str`): A split of the generated English-German corpus: `"train"`, `"validation"`, `"test"` or
-            `"test_deep"`.
-        size (`int`, *optional*): Sentences of the generated split.
-        seed (`int`, *optional*, defaults to 1): Seed of the generated corpus.
     """
 
-    source: str | None = None
-    target: str | None = None
-    tsv: str | None = None
-    jsonl: str | None = None
-    dataset: str | None = None
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    source_column: str | None = None
-    target_column: str | None = None
-    generated: str | None = None
-    size: int | None = None
-    seed: int = 1
+    source: str | None = option(None, "source side of line-aligned text files, plain or gzipped")
+    target: str | None = option(None, "target side of them")
+    tsv: str | None = option(None, "a file of tab-separated pairs")
+    jsonl: str | None = option(None, "a file of JSON lines")
+    dataset: str | None = option(
+        None, "a translation set for `datasets.load_dataset`: a name on the Hub, or a local folder"
+    )
+    config: str | None = option(None, 'its configuration, e.g. "de-en"')
+    split: str = option("train", 'its split; slices as in "train[:1000]" are allowed')
+    revision: str | None = option(None, "its revision on the Hub")
+    source_column: str | None = option(None, "its column of source sentences, where it has no `translation` feature")
+    target_column: str | None = option(None, "its column of target sentences")
+    generated: str | None = option(
+        None, f"a split of the generated English-German corpus: {', '.join(GENERATED_SPLITS)}"
+    )
+    size: Annotated[int | None, Range(least=1, most=MOST_SENTENCES)] = option(None, "sentences of the generated split")
+    seed: int = option(1, "seed of the generated corpus")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), Range(least=1) if field.name == "size" else None
-            if isinstance(value, os.PathLike):
-                value = os.fspath(value)
-            kind = int if field.name in ("size", "seed") else str
-            value = check_value(field.name, value, kind | None if field.default is None else kind, allowed)
-            object.__setattr__(self, field.name, value)
+        for name, each in options_of(Corpus).items():
+            value = getattr(self, name)
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            object.__setattr__(self, name, each.check(value))
         kinds = [name for name in ("source", "tsv", "jsonl", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(

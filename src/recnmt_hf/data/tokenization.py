@@ -17,7 +17,7 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .._loading_errors import explain, is_about_files, shorten
 from .._values import Range, check_value
@@ -196,10 +196,22 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs) 
             f"No tokenizer could be loaded from {path} ({shorten(str(error))}). Remedy: give a folder that holds "
             "tokenizer.json, e.g. one written by training or `recnmt tokenizer`."
         ) from error
-    for name in ("pad_token_id", "eos_token_id"):
-        if getattr(tokenizer, name) is None:
-            raise UserError(
-                f"The tokenizer in {path} has no {name.removesuffix('_id')}. Remedy: set it "
-                f"(tokenizer.{name.removesuffix('_id')} = ...) and save the tokenizer again."
-            )
+    require_control_tokens(tokenizer, path)
+    return without_origin(tokenizer)
+
+
+def without_origin(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A loaded tokenizer without the note of how it was loaded, which would be saved with it."""
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
     return tokenizer
+
+
+def require_control_tokens(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
+    """Raises `UserError` when a tokenizer has no padding or end-of-sentence token; `path` is where it is from."""
+    for name in ("pad_token", "eos_token"):
+        if getattr(tokenizer, f"{name}_id") is None:
+            raise UserError(
+                f"The tokenizer in {path} has no {name}. Remedy: set it (tokenizer.{name} = ...) and save the "
+                "tokenizer again."
+            )

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
-from .._loading_errors import explained_loading
+from .._loading_errors import explained_loading, looks_local
 from ..models.user_errors import MissingFileError, UserError
 from .model_checks import check_loading
 
@@ -94,11 +94,6 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
             f"The device {str(device)!r} cannot be used ({reason}). Remedy: this machine has {', '.join(there)}."
         ) from error
     return found
-
-
-def looks_local(path: str) -> bool:
-    """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
-    return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
 
 
 def no_model(path: str) -> MissingFileError:

@@ -13,28 +13,36 @@ from typing import Literal
 
 import torch
 from transformers import (
-    AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.utils import has_file, logging
+from transformers.utils import logging
 
-from .._loading_errors import explain, explained_loading, is_about_files, shorten
-from .._plain_text import control_ids, encode_plain, is_blank
+from .._plain_text import is_blank
 from .._values import MOST_BEAMS, Range, check_value
+from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, load_target_tokenizer
 from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
 from .decoding import ALPHA, MaxLengthPerSentence, length_penalty
 from .joining import glue_at, join_texts
 from .loading import load_model, looks_local
-from .model_checks import check_tokenizers, check_weights
+from .model_checks import check_weights
 
+
+__all__ = [
+    "TARGET_TOKENIZER",
+    "DecodingOptions",
+    "Hypothesis",
+    "SentenceScore",
+    "Translation",
+    "Translator",
+    "load_target_tokenizer",
+    "looks_local",
+]
 
 logger = logging.get_logger(__name__)
 
-TARGET_TOKENIZER = "target_tokenizer"
 # Above this share of unknown tokens there is a warning.
 UNKNOWN_SHARE = 0.01
 
@@ -197,7 +205,7 @@ class Translator:
         tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target.
         check (`bool`, *optional*, defaults to `True`): Whether weights that are not finite and tokenizers that are not
-            the model's own are refused ([`~recnmt_hf.evaluation.model_checks.check_tokenizers`] says how those are
+            the model's own are refused ([`~recnmt_hf.data.tokenizer_checks.check_tokenizers`] says how those are
             told); `False` leaves the looking to the caller.
 
     Raises:
@@ -212,12 +220,19 @@ class Translator:
         check: bool = True,
     ):
         self.model = model
-        self.tokenizer = tokenizer
-        self.target_tokenizer = target_tokenizer or tokenizer
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
         if check:
             check_weights(model)
-        check_tokenizers(model, self.tokenizer, self.target_tokenizer, strict=check)
-        self.control_ids = control_ids(self.tokenizer), control_ids(self.target_tokenizer)
+        self.tokenizers.check(model, strict=check)
+        self.control_ids = self.tokenizers.control_ids()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.tokenizers.target
 
     @classmethod
     def from_pretrained(
@@ -248,10 +263,8 @@ class Translator:
         """
         path = str(path)
         model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
-        with explained_loading(path, "tokenizer of"):
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
-        target = load_target_tokenizer(path, trust_remote_code=trust_remote_code, **kwargs)
-        return cls(model, tokenizer, target, check)
+        tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
+        return cls(model, *tokenizers, check)
 
     # -- translation -------------------------------------------------------------------------------------------------
 
@@ -493,11 +506,11 @@ class Translator:
 
     def encode_source(self, sentence: str) -> list[int]:
         """Token ids, in which `</s>` and the like in the sentence are text."""
-        return encode_plain(self.tokenizer, sentence)["input_ids"]
+        return self.tokenizers.encode_source(sentence)
 
     def encode_target(self, sentence: str) -> list[int]:
         """Token ids, in which `</s>` and the like in the sentence are text."""
-        return encode_plain(self.target_tokenizer, sentence, is_target=True)["input_ids"]
+        return self.tokenizers.encode_target(sentence)
 
     def target_ids(self, target: str | Sequence[int], place: str) -> list[int]:
         """Token ids of a translation that is text or token ids; `ValueError` names those that do not exist."""
@@ -611,42 +624,6 @@ class Translator:
             return None
         limit = getattr(config, "max_position_embeddings", None)
         return None if limit is None else limit - 1
-
-
-def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerBase | None:
-    """
-    The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
-
-    Args:
-        path: Folder or model id.
-        trust_remote_code: Whether code that its files bring along may run.
-        **kwargs: Those of `from_pretrained`.
-
-    Raises:
-        ValueError: It is there and cannot be loaded.
-    """
-    try:
-        if looks_local(path):
-            is_there = (Path(path) / TARGET_TOKENIZER).is_dir()
-        else:
-            known = {"revision", "token", "cache_dir", "local_files_only"}
-            place = {name: value for name, value in kwargs.items() if name in known}
-            is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer.json", **place)
-        if not is_there:
-            return None
-        # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
-        settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
-        return AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings)
-    except Exception as error:
-        if not is_about_files(error):
-            raise
-        if "trust_remote_code" in str(error):
-            raise UserError(explain(error, path, "target tokenizer of")) from error
-        raise UserError(
-            f"The target tokenizer of {path} cannot be loaded ({shorten(str(error))}). Remedy: see that "
-            f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
-            "target_tokenizer."
-        ) from error
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -164,6 +164,11 @@ class RNMTConfig(Seq2SeqConfig):
         """Whether a layer computes something for each pair of words, so that batches should bound squared lengths."""
         return self.relation_layers > 0
 
+    def baseline(self) -> "RNMTConfig | None":
+        if self.relation_layers == 0:
+            return None
+        return RNMTConfig(**{**self.fields_of(RNMTConfig), "relation_layers": 0})
+
     def check_values(self) -> None:
         super().check_values()
         if self.decoder_layers != 1:

@@ -1,5 +1,6 @@
 """What every configuration of recnmt_hf has: the Transformer's fields, their checks, and named presets."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -117,6 +118,9 @@ class Seq2SeqConfig(PreTrainedConfig):
         },
     }
 
+    # Of a variant whose paper trains a baseline first: what goes wrong without one, for a warning.
+    baseline_first: ClassVar[str | None] = None
+
     vocab_size: int = 32000
     decoder_vocab_size: int | None = None
     d_model: int = 512
@@ -207,6 +211,15 @@ class Seq2SeqConfig(PreTrainedConfig):
     def cache_layer_types(self) -> list[str] | None:
         """One kind of cache layer for each decoder layer, where some hold recurrent states; `None`: all plain."""
         return None
+
+    def baseline(self) -> "Seq2SeqConfig | None":
+        """The plain model that this variant starts from in two-stage training; `None` where it is one or has none."""
+        return None
+
+    def fields_of(self, kind: type["Seq2SeqConfig"]) -> dict[str, Any]:
+        """The values of the fields that `kind` and the classes of the zoo above it declare, as keywords for it."""
+        declared = {name for base in kind.__mro__ if issubclass(base, Seq2SeqConfig) for name in base.__annotations__}
+        return {field.name: getattr(self, field.name) for field in fields(kind) if field.name in declared}
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

@@ -674,6 +674,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     """
 
     model_class: type[Seq2SeqModelBase]
+    # Whether `forward` takes `smoothing`, `num_items_in_batch` and `return_logits` for its loss.
+    computes_smoothed_loss = True
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)

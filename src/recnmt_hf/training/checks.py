@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 from accelerate.utils import DynamoBackend
-from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, get_scheduler
+from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
+from .._loading_errors import looks_local
 from .._values import shown
 from ..data.corpora import Corpus
 from ..data.text import open_text
-from ..evaluation.translator import looks_local
 from ..models.user_errors import MissingFileError, UserError
 from .recipe import Recipe, check_choice, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments
@@ -53,6 +53,7 @@ def check_before_training(
         for place, corpus in each_corpus(name, corpora):
             check_files(place, check_corpus(place, corpus), recipe)
     check_model(recipe)
+    check_stages(recipe, arguments)
     check_schedule(arguments)
     check_machinery(arguments)
     if recipe.data.cache_dir:
@@ -181,18 +182,49 @@ def check_model(recipe: Recipe) -> None:
                 )
         # Made in float64 wherever the weights are.
         refuse_beyond_memory(recipe, 4 * 8 * config.max_position_embeddings * config.d_model, "a table of positions")
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with torch.device("meta"):  # shapes without memory
-            model = AutoModelForSeq2SeqLM.from_config(config)
-    finally:
-        logging.set_verbosity(level)
-    count = model.num_parameters()
+    count = without_memory(config).num_parameters()
     if count > MOST_PARAMETERS:
         raise UserError(f"{described(recipe)} has {count:,} parameters. Remedy: lower the largest of model.fields.")
     each = TRAINING_BYTES if recipe.training.get("use_cpu") else WEIGHT_BYTES
     refuse_beyond_memory(recipe, count * each, f"{count:,} parameters")
+
+
+def without_memory(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model on the meta device: shapes without memory. Leaves the random numbers as they are."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return AutoModelForSeq2SeqLM.from_config(config)
+    finally:
+        logging.set_verbosity(level)
+
+
+def check_stages(recipe: Recipe, arguments: TranslationTrainingArguments) -> None:
+    """A run in two stages has a baseline to begin with."""
+    steps = recipe.training.get("baseline_steps")
+    if steps is None:
+        return
+    if build_config(recipe).baseline() is None:
+        raise UserError(
+            f"training.baseline_steps={steps} trains the plain model that a variant starts from, and "
+            f"{described(recipe)} is a plain one itself. Remedy: set it to null, or choose a variant in model.type, "
+            "e.g. biarn_transformer."
+        )
+    if arguments.deepspeed:
+        raise UserError(
+            "training.baseline_steps does not go together with training.deepspeed. Remedy: train the baseline in a run "
+            "of its own, and name it in model.init_from."
+        )
+
+
+def check_planned_steps(baseline_steps: int, steps: int) -> None:
+    """Raises `UserError` when a baseline's stage leaves no step to the variant."""
+    if baseline_steps >= steps:
+        raise UserError(
+            f"training.baseline_steps={baseline_steps} leaves no step for the variant: both stages together have "
+            f"{steps}. Remedy: lower it, or raise training.max_steps."
+        )
 
 
 def refuse_beyond_memory(recipe: Recipe, needed: int, what: str) -> None:
@@ -213,7 +245,8 @@ def described(recipe: Recipe) -> str:
 def check_schedule(arguments: TranslationTrainingArguments) -> None:
     """The optimizer and the learning rate's schedule can be made."""
     try:
-        if not arguments.optim_target_modules:  # those look at the model
+        # Adadelta is not among them, and target modules look at the model.
+        if arguments.optimizer is None and not arguments.optim_target_modules:
             TranslationTrainer.get_optimizer_cls_and_kwargs(arguments)
     except (ImportError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -10,13 +10,13 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import yaml
 
-from ..evaluation.translator import TARGET_TOKENIZER
+from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..models.user_errors import ExistingFileError, UserError
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
 from .processes import say
@@ -29,6 +29,8 @@ from .trainer import TranslationTrainingArguments
 FINAL = "model"
 RESULTS = "results.json"
 DATA = "data"
+# The first stage of a run in two: the checkpoints of its baseline.
+BASELINE = "baseline"
 LOCK = ".lock"
 # What a final model is called while the next one takes its place.
 REPLACED = f"{FINAL}.old"
@@ -39,6 +41,8 @@ _WRITTEN_BY_RUNS = re.compile(
     rf"checkpoint-\d+|{FINAL}|{FINAL}\.partial|{FINAL}\.old|{FINAL}-[\w.-]+\.\w+|{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}"
     rf"|{re.escape(PARTIAL_TOKENIZERS)}|{re.escape(RECIPE)}|{re.escape(RECORD)}|{re.escape(RESULTS)}|runs|\..+\.partial"
 )
+# What it writes into the folder of a baseline.
+_WRITTEN_BY_BASELINES = re.compile(r"checkpoint-\d+|runs")
 # What a run writes before its recipe.
 _WRITTEN_EARLY = re.compile(rf"{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}|{re.escape(PARTIAL_TOKENIZERS)}|\..+\.partial")
 _PARTIAL_DATA = re.compile(r"[0-9a-f]{24}-\w+")
@@ -135,6 +139,18 @@ def traces_in(output_dir: Path) -> list[Path]:
     return [path for path in output_dir.glob("*") if path.name not in (DATA, LOCK)] if output_dir.is_dir() else []
 
 
+def all_checkpoints_in(output_dir: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of the checkpoints of all stages of a run, whole or not, in the order of training."""
+    return [*numbered_in(output_dir / BASELINE), *numbered_in(output_dir)]
+
+
+def is_written_by_runs(path: Path) -> bool:
+    """Whether something in a run's folder has a name that runs give, and as a baseline's folder holds nothing else."""
+    if path.name == BASELINE:
+        return path.is_dir() and all(_WRITTEN_BY_BASELINES.fullmatch(inner.name) for inner in path.iterdir())
+    return _WRITTEN_BY_RUNS.fullmatch(path.name) is not None
+
+
 def holds_run(output_dir: Path) -> bool:
     """
     Whether a run of ours wrote into a folder: its recipe with all sections, its record, or a checkpoint with a manifest
@@ -143,7 +159,7 @@ def holds_run(output_dir: Path) -> bool:
     return (
         is_mapping_with(output_dir / RECIPE, SECTIONS)
         or is_mapping_with(output_dir / RECORD, ("processes", "training_data"))
-        or any((folder / MANIFEST).is_file() for _, folder in numbered_in(output_dir))
+        or any((folder / MANIFEST).is_file() for _, folder in all_checkpoints_in(output_dir))
     )
 
 
@@ -183,7 +199,7 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool, killed: bool =
             f"{output_dir} is not empty ({listed}). Remedy: go on with --resume, delete it with --overwrite, or choose "
             "another folder."
         )
-    foreign = [path.name for path in traces if not _WRITTEN_BY_RUNS.fullmatch(path.name)]
+    foreign = [path.name for path in traces if not is_written_by_runs(path)]
     if foreign and overwrite and not resume:
         raise ExistingFileError(
             f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
@@ -204,7 +220,7 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool, killed: bool =
 
 def delete_run(output_dir: Path) -> None:
     """Deletes what runs wrote. What shows that it is a run goes last: cut off, it can be deleted again."""
-    for _, folder in numbered_in(output_dir):
+    for _, folder in all_checkpoints_in(output_dir):
         discard(folder)
     for path in sorted(traces_in(output_dir), key=lambda path: path.name in (RECIPE, RECORD)):
         if path.is_dir() and not path.is_symlink():
@@ -225,13 +241,14 @@ def refused_without_trace(output_dir: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, PARTIAL_TOKENIZERS, RECIPE, RECORD):
                 remove(output_dir / name)
+            (output_dir / BASELINE).rmdir()  # made by the trainer, and empty
         raise
 
 
 def remove_leftovers(output_dir: Path) -> None:
     """Deletes what a killed run had half written or half deleted; what is whole stays."""
     if holds_run(output_dir):  # or they are others' checkpoints, which have no manifest
-        for _, folder in numbered_in(output_dir):
+        for _, folder in all_checkpoints_in(output_dir):
             if not (folder / MANIFEST).exists():
                 discard(folder)
     for name in (f"{FINAL}.partial", REPLACED, PARTIAL_TOKENIZERS):
@@ -262,32 +279,50 @@ def replace_folder(new: Path, place: Path, replaced: Path) -> None:
 # -- room ------------------------------------------------------------------------------------------------------------
 
 
-def check_free_space(output_dir: Path, model: torch.nn.Module, arguments: TranslationTrainingArguments) -> None:
+def check_free_space(output_dir: Path, stages: Sequence[tuple[torch.nn.Module, TranslationTrainingArguments]]) -> None:
     """
     Whether the checkpoints that the run keeps, the one being written and the final model have room.
+
+    Args:
+        output_dir (`Path`): The run's folder.
+        stages (sequence): Model and arguments of each stage; the last model is the final one.
 
     Raises:
         ValueError: They have not; the message says how many bytes are missing.
     """
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    one = weights + (0 if arguments.save_only_model else round(trained * state_per_parameter(arguments)))
-    kept = max(arguments.keep_last, 1) + (arguments.keep_best if arguments.metric_for_best_model else 0)
-    most = kept + 1  # the next one is written before one goes
-    if arguments.save_strategy == "no":
-        most = 1
-    elif arguments.max_steps > 0 and arguments.save_strategy == "steps" and arguments.save_steps >= 1:
-        most = min(most, -(-arguments.max_steps // int(arguments.save_steps)))
-    there = [file.stat().st_size for _, folder in numbered_in(output_dir) for file in folder.rglob("*")]
-    needed = most * one + weights - sum(there)
+    described, needed = [], bytes_of(stages[-1][0].parameters())
+    for model, arguments in stages:
+        one = bytes_of(model.parameters())
+        if not arguments.save_only_model:
+            one += round(bytes_of(p for p in model.parameters() if p.requires_grad) * state_per_parameter(arguments))
+        most = most_checkpoints(arguments)
+        needed += most * one
+        described.append(f"at most {most} checkpoint{'s' * (most > 1)} of {in_words(one)}")
+    needed -= sum(file.stat().st_size for _, folder in all_checkpoints_in(output_dir) for file in folder.rglob("*"))
     free = shutil.disk_usage(output_dir).free
     if needed > free:
+        arguments = stages[-1][1]
         raise UserError(
-            f"{output_dir} has {in_words(free)} free, and this run needs about {in_words(needed)} more there: at most "
-            f"{most} checkpoint{'s' * (most > 1)} of {in_words(one)} at a time (keep_last={arguments.keep_last}, "
+            f"{output_dir} has {in_words(free)} free, and this run needs about {in_words(needed)} more there: "
+            f"{' of the baseline, '.join(described)} at a time (keep_last={arguments.keep_last}, "
             f"keep_best={arguments.keep_best}, and the one being written) and the final model. Remedy: free space, "
             "lower training.keep_last and average.count, or choose another output folder."
         )
+
+
+def bytes_of(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def most_checkpoints(arguments: TranslationTrainingArguments) -> int:
+    """How many checkpoints of a stage there are at a time, at most."""
+    kept = max(arguments.keep_last, 1) + (arguments.keep_best if arguments.metric_for_best_model else 0)
+    most = kept + 1  # the next one is written before one goes
+    if arguments.save_strategy == "no":
+        return 1
+    if arguments.max_steps > 0 and arguments.save_strategy == "steps" and arguments.save_steps >= 1:
+        return min(most, -(-arguments.max_steps // int(arguments.save_steps)))
+    return most
 
 
 def state_per_parameter(arguments: TranslationTrainingArguments) -> float:
@@ -339,7 +374,7 @@ def sudden_ends_explained(output_dir: Path) -> Iterator[None]:
 
 def where_it_stands(output_dir: Path) -> str:
     try:
-        newest = newest_checkpoint(output_dir)
+        newest = newest_checkpoint(output_dir) or newest_checkpoint(output_dir / BASELINE)
     except OSError:
         newest = None
     if newest is None:

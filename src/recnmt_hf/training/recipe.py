@@ -6,13 +6,13 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .._registration import MODEL_TYPES
-from .._values import Range, check_value, hints_of, is_plain, shown
+from .._values import Range, check_value, documented, is_plain, option, options_of, shown
 from ..data.corpora import Corpus
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
@@ -20,104 +20,109 @@ from ..evaluation.translator import DecodingOptions
 from ..models.user_errors import UserError
 from .metrics import VALIDATION_METRICS, higher_is_better, without_prefix
 from .recipe_yaml import dump_yaml, load_yaml, read_text
-from .trainer import TRAINING_RANGES, TranslationTrainingArguments
+from .trainer import TranslationTrainingArguments, training_options
 
 
 GENERATED = {"train": [{"generated": "train"}], "validation": [{"generated": "validation"}]}
 
 
+# Sizes beyond these are slips of the keyboard, found before memory is asked for.
+MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS = 1000, 2**20, 10**7
+_LENGTH = Range(least=2, most=MOST_WIDTH)  # a word and the end token
+_SYMBOLS = Range(least=5, most=MOST_SYMBOLS)  # one beside the special tokens
+
+
+@documented
 @dataclass
 class ModelSection:
-    """
-    Which model.
+    """Which model."""
 
-    Args:
-        type (`str`, *optional*, defaults to `"nmt_transformer"`): Its `model_type`.
-        preset (`str`, *optional*, defaults to `"small"`): Its size.
-        fields (`dict`, *optional*): Configuration fields in place of the preset's.
-        init_from (`str`, *optional*): A trained baseline to start from (`init_from_baseline`), with its tokenizers.
-    """
-
-    type: str = "nmt_transformer"
-    preset: str = "small"
-    fields: dict[str, Any] = field(default_factory=dict)
-    init_from: str | None = None
+    type: str = option("nmt_transformer", "its `model_type`", choices=MODEL_TYPES)
+    preset: str = option("small", "its size")
+    fields: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "configuration fields in place of the preset's"}
+    )
+    init_from: str | None = option(None, "a trained baseline to start from (`init_from_baseline`), with its tokenizers")
 
 
+@documented
 @dataclass
 class DataSection:
-    """
-    Which sentence pairs; see [`~recnmt_hf.data.Corpus`] for what an entry of `train` and `validation` may say.
+    """Which sentence pairs; see [`~recnmt_hf.data.Corpus`] for what an entry of `train` and `validation` may say."""
 
-    Args:
-        source_lang, target_lang (`str`): Language codes.
-        train, validation (`list`): Corpora; the generated ones by default.
-        on_empty (`str`, *optional*, defaults to `"error"`): `"error"` or `"skip"`.
-        max_source_length, max_target_length (`int`): Longer training pairs (in tokens) are left out; validation pairs
-            only beyond the model's positions.
-        max_length_ratio (`float`, *optional*): Training pairs with lengths further apart are left out.
-        cache_dir (`str`, *optional*): Where prepared data is kept; `None`: in the output folder.
-        num_proc (`int`, *optional*): Processes that tokenize.
-    """
-
-    source_lang: str = "en"
-    target_lang: str = "de"
-    train: list[dict[str, Any]] = field(default_factory=lambda: list(GENERATED["train"]))
-    validation: list[dict[str, Any]] = field(default_factory=lambda: list(GENERATED["validation"]))
-    on_empty: str = "error"
-    max_source_length: int = 256
-    max_target_length: int = 256
-    max_length_ratio: float | None = None
-    cache_dir: str | None = None
-    num_proc: int | None = None
+    source_lang: str = option("en", "language code of the source")
+    target_lang: str = option("de", "language code of the target")
+    train: list[dict[str, Any]] = field(
+        default_factory=lambda: list(GENERATED["train"]),
+        metadata={"help": "corpora to train on; the generated one by default"},
+    )
+    validation: list[dict[str, Any]] = field(
+        default_factory=lambda: list(GENERATED["validation"]),
+        metadata={"help": "corpora to evaluate on during training; the generated one by default"},
+    )
+    on_empty: str = option("error", "what a pair with an empty side is", choices=("error", "skip"))
+    max_source_length: Annotated[int, _LENGTH] = option(
+        256, "longer training pairs (in tokens) are left out; validation pairs only beyond the model's positions"
+    )
+    max_target_length: Annotated[int, _LENGTH] = option(256, "likewise, of the target")
+    max_length_ratio: Annotated[float | None, Range(least=1)] = option(
+        None, "training pairs with lengths further apart are left out"
+    )
+    cache_dir: str | None = option(None, "where prepared data is kept; null: in the output folder")
+    num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "processes that tokenize")
 
 
+@documented
 @dataclass
 class TokenizerSection:
-    """
-    Which tokenizer, trained on the training corpora unless `source` names one or `model.init_from` brings its own.
+    """Which tokenizer, trained on the training corpora unless `source` or `model.init_from` brings one."""
 
-    Args:
-        kind (`str`, *optional*, defaults to `"bpe"`): `"bpe"`, `"word"`, `"space"` (what spaces part, for text that
-            is tokenised already) or `"character"`.
-        vocab_size (`int`, *optional*, defaults to 8000): Symbols of the source, and of the target unless
-            `target_vocab_size` is given.
-        target_kind (`str`, *optional*): Of the target where it differs; not with `joint`.
-        target_vocab_size (`int`, *optional*): Likewise.
-        joint (`bool`, *optional*, defaults to `True`): One vocabulary for both sides.
-        min_frequency (`int`, *optional*, defaults to 1): Rarer symbols are left out.
-        lowercase (`bool`, *optional*, defaults to `False`): Drops case.
-        byte_fallback (`bool`, *optional*): Whether BPE writes what it does not know in bytes, 256 symbols of the
-            vocabulary; `None`: from 1000 symbols on.
-        max_sentences (`int`, *optional*): Most sentence pairs to train it on.
-        source, target (`str`, *optional*): Folders or model ids of existing tokenizers.
-    """
-
-    kind: str = "bpe"
-    vocab_size: int = 8000
-    target_kind: str | None = None
-    target_vocab_size: int | None = None
-    joint: bool = True
-    min_frequency: int = 1
-    lowercase: bool = False
-    byte_fallback: bool | None = None
-    max_sentences: int | None = None
-    source: str | None = None
-    target: str | None = None
+    kind: str = option(
+        "bpe",
+        "of the source; space: what spaces part, for text that is tokenised already",
+        choices=TOKENIZER_TYPES,
+    )
+    vocab_size: Annotated[int, _SYMBOLS] = option(
+        8000, "symbols of the source, and of the target unless target_vocab_size is given"
+    )
+    target_kind: str | None = option(
+        None, "of the target where it differs; not with joint", choices=(None, *TOKENIZER_TYPES)
+    )
+    target_vocab_size: Annotated[int | None, _SYMBOLS] = option(None, "likewise")
+    joint: bool = option(True, "one vocabulary for both sides")
+    min_frequency: Annotated[int, Range(least=1)] = option(1, "rarer symbols are left out")
+    lowercase: bool = option(False, "drops case")
+    byte_fallback: bool | None = option(
+        None,
+        "whether BPE writes what it does not know in bytes, 256 symbols of the vocabulary; null: from 1000 symbols on",
+    )
+    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "most sentence pairs to train it on")
+    source: str | None = option(None, "folder or model id of an existing tokenizer of the source")
+    target: str | None = option(None, "of the target")
 
 
+@documented
 @dataclass
 class AverageSection:
-    """
-    Which checkpoints make the final model.
+    """Which checkpoints make the final model."""
 
-    Args:
-        count (`int`, *optional*, defaults to 5): How many; 1 takes a single one.
-        which (`str`, *optional*, defaults to `"last"`): `"last"`, or `"best"` by `metric_for_best_model`.
-    """
+    count: Annotated[int, Range(least=1, most=10000)] = option(5, "how many; 1 takes a single one")
+    which: str = option("last", "the last ones, or the best by metric_for_best_model", choices=("last", "best"))
 
-    count: int = 5
-    which: str = "last"
+
+@documented
+@dataclass
+class RunSection:
+    """What the section `training` says beside the fields of [`TranslationTrainingArguments`]."""
+
+    early_stopping_patience: Annotated[int | None, Range(least=1)] = option(
+        None, "evaluations without a better metric_for_best_model after which training ends"
+    )
+    baseline_steps: Annotated[int | None, Range(least=1)] = option(
+        None,
+        "the first of max_steps, which train the plain model that a variant starts from, in the folder `baseline` of "
+        "the output",
+    )
 
 
 # Where a recipe says nothing; field names are those of TranslationTrainingArguments.
@@ -164,28 +169,6 @@ NOT_DONE = {
     "use_liger_kernel": "leave it out: these models have no Liger kernels",
 }
 
-# Sizes beyond these are slips of the pen, found before memory is asked for.
-MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS, MOST_SENTENCES = 1000, 2**20, 10**7, 10**7
-RANGES: dict[str, Range] = {
-    "data.max_source_length": Range(least=2, most=MOST_WIDTH),  # a word and the end token
-    "data.max_target_length": Range(least=2, most=MOST_WIDTH),
-    "data.max_length_ratio": Range(least=1),
-    "data.num_proc": Range(least=1, most=1024),
-    "tokenizer.vocab_size": Range(least=5, most=MOST_SYMBOLS),  # one beside the special tokens
-    "tokenizer.target_vocab_size": Range(least=5, most=MOST_SYMBOLS),
-    "tokenizer.min_frequency": Range(least=1),
-    "tokenizer.max_sentences": Range(least=1),
-    "average.count": Range(least=1, most=10000),
-    "corpus.size": Range(least=1, most=MOST_SENTENCES),
-    "training.early_stopping_patience": Range(least=1),
-}
-CHOICES = {
-    "model.type": MODEL_TYPES,
-    "data.on_empty": ("error", "skip"),
-    "tokenizer.kind": TOKENIZER_TYPES,
-    "tokenizer.target_kind": (None, *TOKENIZER_TYPES),
-    "average.which": ("last", "best"),
-}
 # A test set's translations stand in model-NAME.LANGUAGE, its scores under its name in results.json.
 NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
 TAKEN_NAMES = ("decoding", "averaged")
@@ -199,8 +182,7 @@ class Recipe:
 
     Args:
         model, data, tokenizer, average: The sections above, as objects or mappings.
-        training (`dict`): Fields of [`TranslationTrainingArguments`], with `early_stopping_patience` (evaluations
-            without a better `metric_for_best_model`) beside them.
+        training (`dict`): Fields of [`TranslationTrainingArguments`], and of [`RunSection`] beside them.
         decoding (`dict`): Fields of [`~recnmt_hf.evaluation.DecodingOptions`]: how the finished model is tested.
         test (`dict`): Names of test sets and their corpora.
 
@@ -224,7 +206,7 @@ class Recipe:
                 setattr(self, name, section(kind, value, name))
         given = mapping(self.training, "training")
         self.training = {**TRAINING_DEFAULTS, **given}
-        known = {f.name for f in fields(TranslationTrainingArguments) if f.init} | {"early_stopping_patience"}
+        known = {f.name for f in fields(TranslationTrainingArguments) if f.init} | set(options_of(RunSection))
         check_names(self.training, known, "training")
         for name in ("eval_strategy", "save_strategy", "logging_strategy"):
             if self.training.get(name) is False:
@@ -273,6 +255,12 @@ class Recipe:
             )
         self.training = check_training(self.training)
         check_plan(self.training, self.average)
+        if self.model.init_from is not None and self.training.get("baseline_steps") is not None:
+            raise UserError(
+                f"training.baseline_steps={self.training['baseline_steps']} trains the baseline that "
+                f"model.init_from={shown(self.model.init_from)} names already. Remedy: leave out one of them (in a "
+                "recipe that extends another: null)."
+            )
         try:
             DecodingOptions(**self.decoding)
         except UserError as error:
@@ -415,24 +403,17 @@ def check_names(value: Mapping[str, Any], known: set[str], place: str) -> None:
             raise UserError(f"{place} has no field {shown(name)}; {hint} Remedy: correct it.")
 
 
-def default_of(one: dataclasses.Field) -> Any:
-    return one.default if one.default_factory is MISSING else MISSING
-
-
 def check_section(value: Any, place: str) -> None:
     """Types, ranges and choices of a section's fields."""
-    for one in fields(value):
-        name = f"{place}.{one.name}"
-        found = getattr(value, one.name)
+    for field_name, each in options_of(type(value)).items():
+        name = f"{place}.{field_name}"
+        found = getattr(value, field_name)
         if isinstance(found, Mapping) and name in ("data.train", "data.validation"):
             continue  # one corpus
-        if name in CHOICES:
-            check_choice(name, found, CHOICES[name])
-            continue
-        found = check_value(name, found, hints_of(type(value))[one.name], RANGES.get(name), default_of(one))
+        found = each.check(found, name)
         if found == "":
             raise UserError(f"{name} is empty. Remedy: leave it out, or write what it shall be.")
-        setattr(value, one.name, found)
+        setattr(value, field_name, found)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
@@ -469,24 +450,22 @@ def sizes(fields_of_model: Mapping[str, Any]) -> list[tuple[str, tuple[int, int]
 
 def check_training(training: Mapping[str, Any]) -> dict[str, Any]:
     """Types and ranges of the training section's fields."""
-    kinds = {f.name: default_of(f) for f in fields(TranslationTrainingArguments) if f.init}
-    hints = {**hints_of(TranslationTrainingArguments), "early_stopping_patience": int | None}
+    known = {**training_options(), **options_of(RunSection)}
     checked = {}
     for name, value in training.items():
         if name in SAID_ELSEWHERE:
             raise UserError(f"training.{name} has no effect in a recipe. Remedy: {SAID_ELSEWHERE[name]}.")
-        if name in NOT_DONE and value not in (None, False, kinds.get(name)):
+        if name in NOT_DONE and value not in (None, False, known[name].default):
             raise UserError(f"training.{name}={shown(value)} has no effect in a recipe. Remedy: {NOT_DONE[name]}.")
-        allowed = TRAINING_RANGES.get(name) or RANGES.get(f"training.{name}")
-        default = TRAINING_DEFAULTS.get(name, kinds.get(name))
+        each = replace(known[name], default=TRAINING_DEFAULTS.get(name, known[name].default))
         if name == "max_steps" and value == -1 and training.get("num_train_epochs") is None:
             raise UserError(
                 "training.max_steps=-1 leaves the length of training to training.num_train_epochs, which is missing. "
                 "Remedy: set one of them."
             )
         if name == "max_steps" and value == -1:
-            allowed = None  # epochs decide
-        value = check_value(f"training.{name}", value, hints[name], allowed, default)
+            each = replace(each, allowed=None)  # epochs decide
+        value = each.check(value, f"training.{name}")
         checked[name] = value.value if isinstance(value, Enum) else value
     return checked
 
@@ -516,6 +495,12 @@ def check_plan(training: Mapping[str, Any], average: AverageSection) -> None:
             )
     if average.which == "best" or training.get("load_best_model_at_end"):
         check_evaluated_checkpoints(training, evaluates, saves, average)
+    baseline_steps = training.get("baseline_steps")
+    if baseline_steps is not None and 0 < training["max_steps"] <= baseline_steps:
+        raise UserError(
+            f"training.baseline_steps={baseline_steps} leaves no step for the variant: both stages together have "
+            f"training.max_steps={training['max_steps']}. Remedy: lower the one, or raise the other."
+        )
     stated = "keep_best" if average.which == "best" else "keep_last"
     if stated in training and training[stated] < average.count:
         raise UserError(
@@ -586,12 +571,10 @@ def check_corpus(place: str, corpus: Any) -> Corpus:
     check_names(corpus, {f.name for f in fields(Corpus)}, place)
     for one in fields(Corpus):
         if one.name in corpus:
-            value = corpus[one.name]
             name = f"{place}.{one.name}"
-            value = check_value(name, value, hints_of(Corpus)[one.name], RANGES.get(f"corpus.{one.name}"), one.default)
-            if value == "":
+            corpus[one.name] = options_of(Corpus)[one.name].check(corpus[one.name], name)
+            if corpus[one.name] == "":
                 raise UserError(f"{name} is empty. Remedy: leave it out, or write what it shall be.")
-            corpus[one.name] = value
     try:
         return Corpus(**corpus)
     except UserError as error:

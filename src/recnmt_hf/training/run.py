@@ -1,76 +1,42 @@
-"""A training run from a recipe: tokenizers, data, model, training, averaging, test."""
+"""A training run from a recipe, in its order: tokenizers, data, one or two stages of training, final model."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import shutil
-import sys
 from contextlib import ExitStack
-from dataclasses import fields
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    EarlyStoppingCallback,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, set_seed
 
-from .._values import shown
-from ..data.corpora import load_pairs, prepare_dataset
-from ..data.files import open_output
-from ..evaluation.loading import load_model
-from ..evaluation.metrics import sacrebleu_score
-from ..evaluation.model_checks import check_padding, stamp_tokenizers
-from ..evaluation.translator import DecodingOptions, Translator
+from ..data.corpora import prepare_dataset
+from ..data.tokenizer_pair import TokenizerPair
 from ..models.user_errors import UserError
-from .checkpoints import average_checkpoints, choose_checkpoints, newest_checkpoint, newest_intact_checkpoint, steps_of
-from .checks import build_config, check_before_training
+from .arguments import training_arguments
+from .building import build_model, model_config
+from .checkpoints import newest_checkpoint, newest_intact_checkpoint
+from .checks import check_before_training, check_planned_steps, without_memory
+from .finishing import finish
 from .output_folder import (
+    BASELINE,
     DATA,
     FINAL,
-    REPLACED,
-    RESULTS,
     check_free_space,
     claim_output,
     locked,
     refused_without_trace,
     remove_leftovers,
-    replace_folder,
     sudden_ends_explained,
 )
-from .processes import Processes, progress_bars_on_terminals, say
+from .processes import Processes, keep_freed_memory, progress_bars_on_terminals, say
 from .recipe import Recipe
-from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of, stopped_early
-from .tokenizers import Tokenizers, forget_tokenizers, prepare_tokenizers, tokenizers_of
-from .trainer import TranslationTrainer, TranslationTrainingArguments
+from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of
+from .stages import is_from_scratch, is_of, stage_model, stages_left, stages_of, train_stage
+from .tokenizers import forget_tokenizers, prepare_tokenizers, tokenizers_of
+from .trainer import TranslationTrainer, rotate_as_said
 
 
-# Batches over which the averages of batch norm are taken anew for averaged weights.
-NORM_BATCHES = 200
-
-
-def keep_freed_memory() -> None:
-    """
-    Has glibc keep the large blocks that training frees and asks for again at every step.
-
-    By default it returns them to the system, and the kernel clears their pages anew each time, which takes a quarter
-    of a small model's training step on the CPU. Does nothing with other allocators.
-    """
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    try:
-        library = ctypes.CDLL(None)
-        library.mallopt(mmap_max, 0)
-        library.mallopt(trim_threshold, 2**31 - 1)
-    except (AttributeError, OSError, TypeError):
-        return
+__all__ = ["build_model", "keep_freed_memory", "train", "training_arguments"]
 
 
 def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
@@ -82,7 +48,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
     Args:
         recipe ([`Recipe`]): What to do.
-        output_dir (`str` or `Path`): Gets checkpoints, and the final model in the subfolder `model`.
+        output_dir (`str` or `Path`): Gets checkpoints, and the final model in the subfolder `model`. With
+            `training.baseline_steps` the checkpoints of the first stage stand in the subfolder `baseline`.
         resume (`bool`, *optional*, defaults to `False`): Goes on from the newest intact checkpoint, if there is one.
         overwrite (`bool`, *optional*, defaults to `False`): Deletes what an earlier run left there.
 
@@ -124,8 +91,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         pairs = f"{len(train_data)} training pairs, {len(validation_data)} validation pairs"
         say(f"{pairs}; {count} on {processes.state.device}.")
 
-        model = build_model(recipe, *tokenizers)
-        say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
+        stages = stages_of(recipe, output_dir, arguments, patience, use_cpu)
+        left = stages_left(stages, checkpoint)
 
         def check_and_record() -> None:
             record = RunRecord(
@@ -137,28 +104,47 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 len(validation_data),
                 processes.state.device.type,
             )
+            configs = [model_config(recipe, tokenizers, stage.is_baseline) for stage in stages]
             if checkpoint is not None:
-                check_config(model.config, checkpoint)
+                own = next(config for config, stage in zip(configs, stages, strict=True) if is_of(checkpoint, stage))
+                check_config(own, checkpoint)
                 for sentence in check_record(record, recipe, output_dir, checkpoint):
                     say(sentence)
-            check_free_space(output_dir, model, arguments)
+                for stage in stages[: -len(left)]:
+                    if newest_checkpoint(stage.folder) is not None:
+                        rotate_as_said(stage.arguments)  # which a killed run may have left undone
+            models = map(without_memory, configs)
+            check_free_space(output_dir, list(zip(models, (stage.arguments for stage in stages), strict=True)))
             recipe.save(output_dir / RECIPE)
             record.save(output_dir)
+            if checkpoint is None and is_from_scratch(recipe, configs[-1]):
+                say(
+                    f"Warning: {configs[-1].baseline_first}. Remedy: set training.baseline_steps, or model.init_from "
+                    "to a trained baseline."
+                )
 
         processes.on_main(check_and_record)
-        if checkpoint is None and recipe.model.init_from:
-            say(f"Warm start from {recipe.model.init_from}: {model.init_from_baseline(recipe.model.init_from)}.")
-        trainer = TranslationTrainer(
-            model,
-            arguments,
-            tokenizer=tokenizers[0],
-            target_tokenizer=tokenizers[1],
-            train_dataset=train_data,
-            eval_dataset=validation_data,
-            callbacks=[EarlyStoppingCallback(patience)] if patience else [],
-        )
-        before_training.close()
-        train_on(trainer, checkpoint, patience)
+        trainer = None
+        for stage in left:
+            if trainer is not None:
+                accelerator, trainer = trainer.accelerator, None
+                accelerator.free_memory()
+            own_checkpoint = checkpoint if checkpoint is not None and is_of(checkpoint, stage) else None
+            trainer = TranslationTrainer(
+                stage_model(recipe, tokenizers, stage, own_checkpoint),
+                stage.arguments,
+                tokenizer=tokenizers.source,
+                target_tokenizer=tokenizers.target,
+                train_dataset=train_data,
+                eval_dataset=validation_data,
+                callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
+                baseline=stage.baseline,
+                last_step=stage.last_step,
+            )
+            if stage.is_baseline:
+                check_planned_steps(stage.last_step, trainer.planned_steps())
+            before_training.close()
+            train_stage(trainer, stage, own_checkpoint)
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
     return final
@@ -172,82 +158,34 @@ def point_of_return(recipe: Recipe, output_dir: Path) -> Path | None:
         ValueError: All checkpoints are damaged, or the recipe is not the one they were made with.
     """
     remove_leftovers(output_dir)
-    checkpoint = newest_intact_checkpoint(output_dir, say)
+    checkpoint = newest_intact_checkpoint(output_dir, say) or newest_intact_checkpoint(output_dir / BASELINE, say)
     if checkpoint is None:
         say("No complete checkpoint: training from the start.")
         forget_tokenizers(output_dir)  # they may be another recipe's
         return None
     for sentence in check_recipe(recipe, output_dir, checkpoint):
         say(sentence)
+    if checkpoint.parent != output_dir and recipe.training.get("baseline_steps") is None:
+        raise UserError(
+            f"{checkpoint} is of a baseline, and the recipe has no training.baseline_steps. Remedy: set it as it was, "
+            "or start anew in another folder or with --overwrite."
+        )
     say(f"Resuming from {checkpoint}.")
     return checkpoint
 
 
-def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[Tokenizers, Dataset, Dataset]:
+def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[TokenizerPair, Dataset, Dataset]:
     """Tokenizers (a resumed run's are those of its checkpoint), training and validation data."""
     tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else tokenizers_of(checkpoint)
     cache_dir = recipe.data.cache_dir or str(output_dir / DATA)
-    train_data, validation_data = (prepare(recipe, split, *tokenizers, cache_dir) for split in ("train", "validation"))
+    train_data, validation_data = (prepare(recipe, split, tokenizers, cache_dir) for split in ("train", "validation"))
     return tokenizers, train_data, validation_data
-
-
-def train_on(trainer: TranslationTrainer, checkpoint: Path | None, patience: int | None) -> None:
-    """Trains to the end, from the start or from a checkpoint; the last step has a checkpoint of its own."""
-    arguments = trainer.args
-    if checkpoint is not None:
-        if arguments.should_save:
-            trainer.rotate()  # which a killed run may have left undone
-        # The Trainer would make one step more before it looks at the limit.
-        if steps_of(checkpoint) >= arguments.max_steps > 0:
-            say(f"{checkpoint.name} has all {arguments.max_steps} steps already.")
-            return
-        if stopped_early(checkpoint, patience):
-            say(f"{checkpoint.name} ended the run by early stopping.")
-            return
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    newest = newest_checkpoint(arguments.output_dir)
-    if newest is None or steps_of(newest) != trainer.state.global_step:
-        trainer._save_checkpoint(trainer.model, None)
-
-
-def training_arguments(
-    recipe: Recipe, output_dir: Path, use_cpu: bool | None = None
-) -> tuple[TranslationTrainingArguments, int | None]:
-    """The Trainer's arguments, and the patience of early stopping."""
-    settings = {"disable_tqdm": not sys.stderr.isatty(), **recipe.training}
-    if use_cpu is not None:
-        settings["use_cpu"] = use_cpu
-    patience = settings.pop("early_stopping_patience", None)
-    if recipe.average.which == "best":
-        settings["keep_best"] = max(settings.get("keep_best", 1), recipe.average.count)
-    else:
-        settings["keep_last"] = max(settings.get("keep_last", 1), recipe.average.count)
-    try:
-        return TranslationTrainingArguments(output_dir=str(output_dir), **settings), patience
-    except UserError as error:
-        raise UserError(f"training.{error}") from error
-    except Exception as error:  # of whatever transformers calls to make sense of a value
-        what = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise UserError(f"{blamed(settings, str(output_dir))}: {what}. Remedy: correct it, or leave it out.") from error
-
-
-def blamed(settings: dict[str, Any], output_dir: str) -> str:
-    """Those fields, with their values, without any one of which the Trainer's arguments can be made."""
-    found = []
-    for name, value in settings.items():
-        try:
-            TranslationTrainingArguments(output_dir=output_dir, **{n: v for n, v in settings.items() if n != name})
-        except Exception:
-            continue
-        found.append(f"training.{name}={shown(value)}")
-    return ", ".join(found) or "training"
 
 
 def prepare(
     recipe: Recipe,
     split: str,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
+    tokenizers: TokenizerPair,
     cache_dir: str,
 ) -> Dataset:
     """The tokenized training or validation data."""
@@ -258,8 +196,8 @@ def prepare(
         data.train if training else data.validation,
         data.source_lang,
         data.target_lang,
-        source_tokenizer,
-        target_tokenizer,
+        tokenizers.source,
+        tokenizers.target,
         cache_dir,
         max_source_length=data.max_source_length if training else max(room, data.max_source_length),
         max_target_length=data.max_target_length if training else max(room, data.max_target_length),
@@ -268,119 +206,3 @@ def prepare(
         num_proc=data.num_proc,
         keep_text=not training,
     )
-
-
-def build_model(
-    recipe: Recipe, source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
-    """A fresh model whose vocabulary is that of the tokenizers."""
-    check_padding(source_tokenizer, target_tokenizer)
-    joint = target_tokenizer is source_tokenizer
-    vocabulary = {
-        "vocab_size": len(source_tokenizer),
-        "decoder_vocab_size": len(target_tokenizer),
-        "share_encoder_decoder_embeddings": joint,
-        "pad_token_id": target_tokenizer.pad_token_id,
-        "eos_token_id": target_tokenizer.eos_token_id,
-        "bos_token_id": target_tokenizer.bos_token_id,
-        "decoder_start_token_id": first_not_none(target_tokenizer.bos_token_id, target_tokenizer.pad_token_id),
-    }
-    for name in ("vocab_size", "decoder_vocab_size"):
-        given = recipe.model.fields.get(name)
-        if isinstance(given, int) and given < vocabulary[name]:
-            raise UserError(
-                f"model.fields.{name}={given} is smaller than the tokenizer's {vocabulary[name]} symbols. Remedy: "
-                "leave it out, or train a smaller tokenizer."
-            )
-    config = build_config(recipe, **vocabulary)
-    stamp_tokenizers(config, source_tokenizer, target_tokenizer)
-    model = AutoModelForSeq2SeqLM.from_config(config)
-    model.generation_config = generation_config(config, recipe)
-    return model
-
-
-def first_not_none(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
-
-
-def generation_config(config: Any, recipe: Recipe) -> GenerationConfig:
-    """What `model.generate` does when told nothing: the recipe's beams (Vaswani's penalty is the Translator's)."""
-    options = DecodingOptions(**recipe.decoding)
-    return GenerationConfig(
-        decoder_start_token_id=config.decoder_start_token_id,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        bos_token_id=config.bos_token_id,
-        max_length=min(config.max_position_embeddings, 256),
-        num_beams=options.beams,
-    )
-
-
-def finish(
-    recipe: Recipe,
-    output_dir: Path,
-    arguments: TranslationTrainingArguments,
-    final: Path,
-    trainer: TranslationTrainer,
-) -> None:
-    """Averages checkpoints into the final model and tests it."""
-    metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    better = arguments.greater_is_better is not False
-    chosen = choose_checkpoints(output_dir, recipe.average.count, recipe.average.which, metric, better)
-    say(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
-    working = output_dir / f"{FINAL}.partial"
-    shutil.rmtree(working, ignore_errors=True)
-    average_checkpoints(chosen, working)
-    if len(chosen) > 1:
-        refresh_norms(working, trainer)
-    replace_folder(working, final, output_dir / REPLACED)
-    if recipe.test:
-        results = test(recipe, final, arguments)
-        results["averaged"] = [folder.name for folder in chosen]
-        with open_output(output_dir / RESULTS) as file:
-            json.dump(results, file, indent=2)
-
-
-def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
-    """
-    Takes the running averages of batch norms anew from training batches, for weights that no training step had: their
-    mean over checkpoints is not that of the averaged weights (as for the averages of Izmailov et al., 2018). Dropout is
-    off, as in translating. Does nothing for models without such norms.
-    """
-    model = load_model(folder, trainer.args.device)
-    norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor)]
-    if not norms:
-        return
-    sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
-    momenta = [norm.momentum for norm in norms]
-    with torch.no_grad():
-        for count, batch in enumerate(islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES), start=1):
-            for norm in norms:
-                norm.train()
-                norm.momentum = 1 / count  # the mean of all batches so far
-            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
-            model.get_encoder()(**inputs)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.eval()
-        norm.momentum = momentum
-    say(f"Running averages of {len(norms)} batch norms taken anew from {count} training batches.")
-    model.save_pretrained(folder)
-
-
-def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArguments | None = None) -> dict[str, Any]:
-    """Translates the recipe's test sets, keeps the translations beside the model, and returns the scores."""
-    device = None if arguments is None else arguments.device
-    translator = Translator.from_pretrained(model, device=device)
-    options = DecodingOptions(**recipe.decoding)
-    results: dict[str, Any] = {"decoding": {f.name: getattr(options, f.name) for f in fields(options)}}
-    for name, corpora in recipe.test.items():
-        pairs = list(load_pairs(corpora, recipe.data.source_lang, recipe.data.target_lang, recipe.data.on_empty))
-        with torch.no_grad():
-            found = [each.text for each in translator.translate((pair.source for pair in pairs), options)]
-        with open_output(Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}") as file:
-            file.writelines(f"{text}\n" for text in found)
-        lowercase = bool(recipe.training.get("bleu_lowercase"))
-        score = sacrebleu_score(found, [pair.target for pair in pairs], lowercase=lowercase)
-        say(f"{name}: {score}")
-        results[name] = {"bleu": score.score, "signature": score.signature, "sentences": len(pairs)}
-    return results

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from .._loading_errors import looks_local
 from ..data.corpora import load_pairs
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
-from ..evaluation.translator import TARGET_TOKENIZER, load_target_tokenizer, looks_local
+from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..models.user_errors import MissingFileError
 from .processes import say
 from .recipe import Recipe
@@ -22,15 +23,13 @@ from .recipe import Recipe
 SOURCE_TOKENIZER = "tokenizer"
 PARTIAL_TOKENIZERS = "tokenizers.partial"
 
-Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
-
-def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> Tokenizers:
-    """Loads or trains the tokenizers; joint ones are the same object. A warm start keeps those of its baseline."""
+def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
+    """Loads or trains the tokenizers. A warm start keeps those of its baseline."""
     section, baseline = recipe.tokenizer, recipe.model.init_from
     if section.source:
-        source = load_tokenizer(section.source)
-        return source, (source if section.joint else load_tokenizer(section.target or section.source))
+        target = None if section.joint else load_tokenizer(section.target or section.source)
+        return TokenizerPair(load_tokenizer(section.source), target)
     kept = kept_tokenizers(output_dir)
     if kept is None:
         if baseline:
@@ -44,26 +43,22 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> Tokenizers:
     return kept
 
 
-def kept_tokenizers(output_dir: Path) -> Tokenizers | None:
+def kept_tokenizers(output_dir: Path) -> TokenizerPair | None:
     """The tokenizers that [`keep_tokenizers`] left in the folder, or `None`."""
     if not (output_dir / SOURCE_TOKENIZER).is_dir():
         return None
-    source = load_tokenizer(output_dir / SOURCE_TOKENIZER)
-    has_own = (output_dir / TARGET_TOKENIZER).is_dir()
-    return as_made(source, load_tokenizer(output_dir / TARGET_TOKENIZER) if has_own else source)
+    return TokenizerPair.load(output_dir, source_subfolder=SOURCE_TOKENIZER)
 
 
-def keep_tokenizers(tokenizers: Tokenizers, output_dir: Path) -> None:
+def keep_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
     """
     Writes tokenizers into the output folder. The source's folder is renamed into its place last: where it is, both are
     there and whole, whenever the run may be killed.
     """
     forget_tokenizers(output_dir)
-    source, target = tokenizers
     working = output_dir / PARTIAL_TOKENIZERS
-    source.save_pretrained(str(working / SOURCE_TOKENIZER))
-    if target is not source:
-        target.save_pretrained(str(working / TARGET_TOKENIZER))
+    tokenizers.save(working, source_subfolder=SOURCE_TOKENIZER)
+    if not tokenizers.is_joint:
         os.replace(working / TARGET_TOKENIZER, output_dir / TARGET_TOKENIZER)
     os.replace(working / SOURCE_TOKENIZER, output_dir / SOURCE_TOKENIZER)
     working.rmdir()
@@ -79,7 +74,7 @@ def forget_tokenizers(output_dir: Path) -> None:
     shutil.rmtree(output_dir / TARGET_TOKENIZER, ignore_errors=True)
 
 
-def trained_tokenizers(recipe: Recipe) -> Tokenizers:
+def trained_tokenizers(recipe: Recipe) -> TokenizerPair:
     """Tokenizers trained on the recipe's training corpora."""
     data, section = recipe.data, recipe.tokenizer
 
@@ -103,26 +98,19 @@ def trained_tokenizers(recipe: Recipe) -> Tokenizers:
 
     source = trained("both" if section.joint else "source", section.kind, section.vocab_size)
     if section.joint:
-        return source, source
+        return TokenizerPair(source)
     target_kind = section.target_kind or section.kind
-    return source, trained("target", target_kind, section.target_vocab_size or section.vocab_size)
+    return TokenizerPair(source, trained("target", target_kind, section.target_vocab_size or section.vocab_size))
 
 
-def tokenizers_of(model: str | Path) -> Tokenizers:
-    """The tokenizers of a trained model or a checkpoint; with one vocabulary they are the same object."""
+def tokenizers_of(model: str | Path) -> TokenizerPair:
+    """The tokenizers of a trained model or a checkpoint."""
     model = str(model)
     if looks_local(model) and not (Path(model) / "config.json").is_file():
         raise MissingFileError(
             f"model.init_from={model} holds no model (config.json is missing). Remedy: train the baseline first, or "
             "name its folder."
         )
-    source = load_tokenizer(model)
-    return as_made(source, load_target_tokenizer(model) or source)
-
-
-def as_made(*tokenizers: PreTrainedTokenizerBase) -> Tokenizers:
-    """Loaded tokenizers without a note of how they were loaded, which would be saved with them."""
-    for tokenizer in tokenizers:
-        for name in ("is_local", "local_files_only"):
-            tokenizer.init_kwargs.pop(name, None)
+    tokenizers = TokenizerPair.load(model)
+    tokenizers.require_control_tokens(model)
     return tokenizers

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from accelerate.utils import gather_object
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
+    DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
@@ -22,24 +26,24 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from .._values import Range, check_value, hints_of
+from .._values import Option, Range, option, options_of
 from ..data.batching import TokenBatchSampler
+from ..data.tokenizer_pair import TokenizerPair
 from ..evaluation.metrics import sacrebleu_score
-from ..evaluation.model_checks import check_padding
-from ..evaluation.translator import TARGET_TOKENIZER, DecodingOptions, Translator
+from ..evaluation.translator import DecodingOptions, Translator
 from ..models.seq2seq_base import read_safetensors
 from ..models.user_errors import UserError
-from .checkpoints import checkpoints_in, discard, mark_complete, rotate
+from .checkpoints import checkpoints_in, discard, mark_complete, rotate, steps_of
 from .metrics import higher_is_better
 
 
 # Of a model that compares all pairs: a batch's pairs for each token of its budget.
 PAIRS_PER_TOKEN = 64
-# Which numbers the arguments allow, those of transformers among them.
+# Which numbers are allowed in the arguments of transformers, which do not say so themselves.
 _STEPS = Range(above=0, share=True)
 _FRACTION = Range(least=0, below=1)
 _SEED = Range(least=0, most=2**32 - 1)
-TRAINING_RANGES: dict[str, Range] = {
+TRANSFORMERS_RANGES: dict[str, Range] = {
     "num_train_epochs": Range(above=0),
     "max_steps": Range(least=1),
     "learning_rate": Range(least=0, most=10**6),  # beyond it, a slip of the pen
@@ -68,56 +72,38 @@ TRAINING_RANGES: dict[str, Range] = {
     "ddp_timeout": Range(least=1),
     "seed": _SEED,
     "data_seed": _SEED,
-    "max_tokens": Range(least=1),
-    "max_sentences": Range(least=1),
-    "max_squared_tokens": Range(least=0),
-    "adadelta_rho": _FRACTION,
-    "adadelta_eps": Range(above=0),
-    "bleu_samples": Range(least=0),
-    "bleu_beams": Range(least=1),
-    "keep_last": Range(least=1),
-    "keep_best": Range(least=0),
 }
 
 
 @dataclass
 class TranslationTrainingArguments(Seq2SeqTrainingArguments):
-    """
-    `Seq2SeqTrainingArguments`, and:
+    """`Seq2SeqTrainingArguments`, and the fields below, each with what it means."""
 
-    Args:
-        max_tokens (`int`, *optional*, defaults to 4096): Source and target tokens of a batch on one device, padding
-            included.
-        max_sentences (`int`, *optional*): Most sentences of a batch.
-        max_squared_tokens (`int`, *optional*): Most sentences times squared source length of a batch. `None`: any
-            number; for a model that compares all pairs of words (RNMT) `64 * max_tokens`, so that batches of sentences
-            longer than 64 tokens get smaller; 0: any number for that too.
-        optimizer (`str`, *optional*): `"adadelta"` (Zeiler, 2012) in place of what `optim` names, with
-            `adadelta_rho` (0.95) and `adadelta_eps` (1e-6).
-        bleu_samples (`int`, *optional*, defaults to 500): Validation sentences translated for BLEU; 0 switches it off.
-        bleu_beams (`int`, *optional*, defaults to 1): Beam size of that translation.
-        bleu_lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU, of the test sets too.
-        keep_last (`int`, *optional*, defaults to 5): Newest checkpoints kept.
-        keep_best (`int`, *optional*, defaults to 1): Best checkpoints kept, by `metric_for_best_model`.
-    """
-
-    max_tokens: int = field(default=4096, metadata={"help": "source and target tokens of a batch on one device"})
-    max_sentences: int | None = field(default=None, metadata={"help": "most sentences of a batch"})
-    max_squared_tokens: int | None = field(default=None, metadata={"help": "most sentences x squared source length"})
-    optimizer: str | None = field(default=None, metadata={"help": "adadelta, or what optim names"})
-    adadelta_rho: float = field(default=0.95, metadata={"help": "decay of Adadelta's averages"})
-    adadelta_eps: float = field(default=1e-6, metadata={"help": "added under Adadelta's roots"})
-    bleu_samples: int = field(default=500, metadata={"help": "validation sentences translated for BLEU"})
-    bleu_beams: int = field(default=1, metadata={"help": "beam size of that translation"})
-    bleu_lowercase: bool = field(default=False, metadata={"help": "case-insensitive BLEU, of the test sets too"})
-    keep_last: int = field(default=5, metadata={"help": "newest checkpoints kept"})
-    keep_best: int = field(default=1, metadata={"help": "best checkpoints kept"})
+    max_tokens: Annotated[int, Range(least=1)] = option(
+        4096, "source tokens, and target tokens, of a batch on one device, padding included"
+    )
+    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "most sentences of a batch")
+    max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
+        None,
+        "most sentences times squared source length of a batch; null: any number, but for a model that compares all "
+        "pairs of words (RNMT) 64 max_tokens, so that batches of sentences longer than 64 tokens get smaller; 0: any "
+        "number for that too",
+    )
+    optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of what optim names")
+    adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
+    adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "added under Adadelta's roots")
+    bleu_samples: Annotated[int, Range(least=0)] = option(
+        500, "validation sentences translated for BLEU; 0 switches it off"
+    )
+    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of that translation")
+    bleu_lowercase: bool = option(False, "case-insensitive BLEU, of the test sets too")
+    keep_last: Annotated[int, Range(least=1)] = option(5, "newest checkpoints kept")
+    keep_best: Annotated[int, Range(least=0)] = option(1, "best checkpoints kept, by metric_for_best_model")
 
     def __post_init__(self) -> None:
-        hints = hints_of(TranslationTrainingArguments)
-        for name, allowed in TRAINING_RANGES.items():
-            if name in hints and not (name == "max_steps" and self.max_steps == -1):  # -1: epochs decide
-                setattr(self, name, check_value(name, getattr(self, name), hints[name], allowed))
+        for name, each in training_options().items():
+            if each.allowed is not None and not (name == "max_steps" and self.max_steps == -1):  # -1: epochs decide
+                setattr(self, name, each.check(getattr(self, name)))
         if self.metric_for_best_model is not None:
             self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
         super().__post_init__()
@@ -128,32 +114,22 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             )
 
 
+@cache
+def training_options() -> dict[str, Option]:
+    """What is stated of each of [`TranslationTrainingArguments`], with the ranges of those of transformers."""
+    return {
+        # Its choices leave out null, which is the default of some.
+        name: replace(each, allowed=each.allowed or TRANSFORMERS_RANGES.get(name), choices=None)
+        for name, each in options_of(TranslationTrainingArguments).items()
+    }
+
+
+# Those that transformers does not have.
+OWN_ARGUMENTS = tuple(TranslationTrainingArguments.__annotations__)
+
+
 class NonFiniteLossError(ValueError):
     """The loss became NaN or infinite; nothing was saved since."""
-
-
-class TranslationCollator:
-    """
-    Pads token ids on the right: sources with their padding id, labels with -100. With a model it adds the decoder's
-    input, which transformers' own models need where the Trainer smooths labels.
-    """
-
-    def __init__(self, pad_token_id: int, model: torch.nn.Module | None = None):
-        self.pad_token_id = pad_token_id
-        self.model = model
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        sources = [torch.as_tensor(row["input_ids"]) for row in rows]
-        labels = [torch.as_tensor(row["labels"]) for row in rows]
-        pad = torch.nn.utils.rnn.pad_sequence
-        batch = {
-            "input_ids": pad(sources, batch_first=True, padding_value=self.pad_token_id),
-            "attention_mask": pad([torch.ones_like(ids) for ids in sources], batch_first=True),
-            "labels": pad(labels, batch_first=True, padding_value=-100),
-        }
-        if self.model is not None:
-            batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
-        return batch
 
 
 class SamplerEpochCallback(TrainerCallback):
@@ -166,9 +142,7 @@ class SamplerEpochCallback(TrainerCallback):
         self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         sampler = self.trainer.train_sampler
-        batches = len(sampler) // sampler.num_processes
-        updates = math.ceil(batches / args.gradient_accumulation_steps)
-        sampler.set_epoch(state.global_step // updates)
+        sampler.set_epoch(state.global_step // self.trainer.updates_of(sampler))
 
 
 class IntervalCallback(TrainerCallback):
@@ -178,6 +152,26 @@ class IntervalCallback(TrainerCallback):
         self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         state.compute_steps(args, state.max_steps)
+
+
+class StageCallback(TrainerCallback):
+    """Ends a baseline's stage at its last step, and has the stage after it look for a best checkpoint of its own."""
+
+    def __init__(self, trainer: TranslationTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step == self.trainer.first_step > 0:
+            state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+
+    def on_step_end(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step == self.trainer.last_step:
+            control.should_training_stop = control.should_save = True
+            control.should_evaluate = control.should_evaluate or args.eval_strategy != "no"
 
 
 class FiniteLossCallback(TrainerCallback):
@@ -205,6 +199,13 @@ class TranslationTrainer(Seq2SeqTrainer):
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target.
+        last_step (`int`, *optional*): Training ends after this step, with a checkpoint, while the learning rate is that
+            of a run that goes on to the end: the first of two stages.
+        baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, from which `model` is initialised:
+            the second stage. `train(resume_from_checkpoint=baseline)` takes over the number of steps, the learning
+            rate, the place in the data and the random numbers, and neither weights nor optimizer. Since the optimizer
+            starts fresh, the learning rate rises to its schedule again: over as many steps as the warm-up has, at most
+            `2 / (1 - adam_beta2)` (Ma and Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
         **kwargs: As for `Seq2SeqTrainer`.
     """
 
@@ -215,22 +216,26 @@ class TranslationTrainer(Seq2SeqTrainer):
         *,
         tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
+        last_step: int | None = None,
+        baseline: str | Path | None = None,
         **kwargs: Any,
     ):
+        self.last_step = last_step
+        self.baseline = None if baseline is None else Path(baseline)
+        self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
-        self.source_tokenizer = tokenizer
-        self.target_tokenizer = target_tokenizer or tokenizer
-        check_padding(
-            self.source_tokenizer, self.target_tokenizer, getattr(getattr(model, "config", None), "pad_token_id", None)
-        )
-        shifts_itself = hasattr(model, "init_from_baseline")
-        kwargs.setdefault(
-            "data_collator", TranslationCollator(tokenizer.pad_token_id, None if shifts_itself else model)
-        )
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
+        self.source_tokenizer, self.target_tokenizer = self.tokenizers
+        self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
+        # transformers' own models need the decoder's input where the Trainer smooths labels.
+        kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
-        # Models of the zoo smooth labels within their loss; others have transformers' way.
-        self.smooths_itself = hasattr(self.model, "init_from_baseline")
+        if args.optimizer == "adadelta" and self.optimizer is None:
+            self.optimizer_cls_and_kwargs = adadelta_of(
+                args
+            )  # an argument of Trainer that Seq2SeqTrainer does not take
+        self.smooths_itself = smooths_itself(self.accelerator.unwrap_model(self.model))
         if self.smooths_itself:
             self.label_smoother = None
         else:
@@ -240,6 +245,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.loss_is_finite: torch.Tensor | None = None
         self.add_callback(IntervalCallback())
         self.add_callback(SamplerEpochCallback(self))
+        self.add_callback(StageCallback(self))
         self.add_callback(FiniteLossCallback(self))
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -261,7 +267,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         )
 
     def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
-        columns = dataset.select_columns(["input_ids", "labels"]).with_format("torch")
+        columns = dataset.select_columns(["input_ids", "labels"]).with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
             batch_sampler=sampler,
@@ -275,15 +281,27 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.train_sampler = self.token_sampler(self.train_dataset, shuffle=True)
         return self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler))
 
-    # -- optimizer ---------------------------------------------------------------------------------------------------
+    def updates_of(self, sampler: TokenBatchSampler) -> int:
+        """Steps of an epoch."""
+        return math.ceil(len(sampler) // sampler.num_processes / self.args.gradient_accumulation_steps)
 
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TranslationTrainingArguments, model: torch.nn.Module | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        if getattr(args, "optimizer", None) != "adadelta":
-            return Seq2SeqTrainer.get_optimizer_cls_and_kwargs(args, model)
-        return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
+    def planned_steps(self) -> int:
+        """Steps of the whole training, counted where epochs decide."""
+        if self.args.max_steps > 0:
+            return self.args.max_steps
+        updates = self.updates_of(self.token_sampler(self.train_dataset, shuffle=True))
+        return math.ceil(self.args.num_train_epochs * updates)
+
+    # -- learning rate -----------------------------------------------------------------------------------------------
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        is_new = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        warmup = round(min(self.args.get_warmup_steps(num_training_steps), 2 / (1 - self.args.adam_beta2)))
+        if is_new and self.baseline is not None and warmup > 0 and isinstance(scheduler, LambdaLR):
+            rise = partial(rising, first_step=self.first_step, warmup=warmup)
+            scheduler.lr_lambdas = [partial(product, each, rise) for each in scheduler.lr_lambdas]
+        return scheduler
 
     # -- loss --------------------------------------------------------------------------------------------------------
 
@@ -296,7 +314,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     ):
         if self.smooths_itself and not return_outputs:
             smoothing = self.args.label_smoothing_factor if model.training else 0.0
-            inputs = {**inputs, "label_smoothing": smoothing, "return_logits": False}
+            inputs = {**inputs, "smoothing": smoothing, "return_logits": False}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -394,7 +412,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         own = list(range(rank, len(sample), world))
         # The weights are training's own, and watched by it.
         model = self.accelerator.unwrap_model(self.model)
-        translator = Translator(model, self.source_tokenizer, self.target_tokenizer, check=False)
+        translator = Translator(model, *self.tokenizers, check=False)
         options = DecodingOptions(beams=self.args.bleu_beams, max_length_extra=20, on_long="split")
         sources, references = sample["source"][:], sample["target"][:]
         pairs = [
@@ -408,8 +426,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        if self.args.should_save and self.target_tokenizer is not self.source_tokenizer:
-            self.target_tokenizer.save_pretrained(str(Path(output_dir or self.args.output_dir) / TARGET_TOKENIZER))
+        if self.args.should_save:
+            self.tokenizers.save_target(output_dir or self.args.output_dir)  # the source's is the Trainer's own
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
@@ -426,6 +444,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if self.baseline == Path(resume_from_checkpoint):
+            return  # its parameters are in the model
         if not getattr(self.accelerator, "is_fsdp2", False):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
@@ -438,6 +458,12 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As the Trainer's, which would also bring back the learning rate of the run before."""
+        if checkpoint is not None and self.baseline == Path(checkpoint):
+            if isinstance(self.lr_scheduler, LambdaLR):
+                state = {"last_epoch": self.first_step - 1, "_step_count": self.first_step + 1}
+                self.lr_scheduler.load_state_dict({**self.lr_scheduler.state_dict(), **state})
+                self.lr_scheduler.step()
+            return
         if checkpoint is None or self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
@@ -462,10 +488,41 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def rotate(self) -> None:
         """Keeps the newest and the best checkpoints."""
-        args = self.args
-        better = args.greater_is_better is not False
-        rotate(args.output_dir, args.keep_last, args.keep_best, args.metric_for_best_model, better)
+        rotate_as_said(self.args)
+
+
+def smooths_itself(model: torch.nn.Module | None) -> bool:
+    """Whether a model shifts and smooths labels within its loss; others have transformers' way."""
+    return bool(getattr(model, "computes_smoothed_loss", False))
 
 
 def is_early_stopping(callback: TrainerCallback) -> bool:
     return isinstance(callback, EarlyStoppingCallback)
+
+
+def adadelta_of(args: TranslationTrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Adadelta (Zeiler, 2012), which is none of transformers' optimizers, with its settings."""
+    return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
+
+
+def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
+    """Pads sources and labels on the right, whatever the tokenizer's own side: models shift labels to the right."""
+    if tokenizer.padding_side != "right":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.padding_side = "right"
+    return DataCollatorForSeq2Seq(tokenizer, model)
+
+
+def rotate_as_said(args: TranslationTrainingArguments) -> None:
+    """Keeps the newest and the best of the checkpoints in an output folder."""
+    better = args.greater_is_better is not False
+    rotate(args.output_dir, args.keep_last, args.keep_best, args.metric_for_best_model, better)
+
+
+def rising(step: int, first_step: int, warmup: int) -> float:
+    """The share of the learning rate at a step, where a fresh optimizer has its first update at `first_step`."""
+    return min(1.0, max(step - first_step + 1, 0) / warmup)
+
+
+def product(first: Callable[[int], float], second: Callable[[int], float], step: int) -> float:
+    return first(step) * second(step)

@@ -1,0 +1,97 @@
+"""The end of a run: the average of its checkpoints, with norms of its own, and its test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.corpora import load_pairs
+from ..data.files import open_output
+from ..evaluation.loading import load_model
+from ..evaluation.metrics import sacrebleu_score
+from ..evaluation.translator import DecodingOptions, Translator
+from .checkpoints import average_checkpoints, choose_checkpoints
+from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
+from .processes import say
+from .recipe import Recipe
+from .trainer import TranslationTrainer, TranslationTrainingArguments
+
+
+# Batches over which the averages of batch norm are recomputed for averaged weights.
+NORM_BATCHES = 200
+
+
+def finish(
+    recipe: Recipe,
+    output_dir: Path,
+    arguments: TranslationTrainingArguments,
+    final: Path,
+    trainer: TranslationTrainer,
+) -> None:
+    """Averages checkpoints into the final model and tests it."""
+    metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
+    better = arguments.greater_is_better is not False
+    chosen = choose_checkpoints(output_dir, recipe.average.count, recipe.average.which, metric, better)
+    say(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
+    working = output_dir / f"{FINAL}.partial"
+    shutil.rmtree(working, ignore_errors=True)
+    average_checkpoints(chosen, working)
+    if len(chosen) > 1:
+        refresh_norms(working, trainer)
+    replace_folder(working, final, output_dir / REPLACED)
+    if recipe.test:
+        results = test(recipe, final, arguments)
+        results["averaged"] = [folder.name for folder in chosen]
+        with open_output(output_dir / RESULTS) as file:
+            json.dump(results, file, indent=2)
+
+
+def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
+    """
+    Recomputes the running averages of batch norms from training batches, for weights that no training step had: the
+    mean over checkpoints is not that of the averaged weights (Izmailov et al., 2018). Dropout is off, as in
+    translating. Does nothing for models without such norms.
+    """
+    model = load_model(folder, trainer.args.device)
+    norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), torch.Tensor)]
+    if not norms:
+        return
+    sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
+    momenta = [norm.momentum for norm in norms]
+    with torch.no_grad():
+        for count, batch in enumerate(islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES), start=1):
+            for norm in norms:
+                norm.train()
+                norm.momentum = 1 / count  # the mean of all batches so far
+            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            model.get_encoder()(**inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
+    say(f"Running averages of {len(norms)} batch norms recomputed from {count} training batches.")
+    model.save_pretrained(folder)
+
+
+def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArguments | None = None) -> dict[str, Any]:
+    """Translates the recipe's test sets, keeps the translations beside the model, and returns the scores."""
+    device = None if arguments is None else arguments.device
+    translator = Translator.from_pretrained(model, device=device)
+    options = DecodingOptions(**recipe.decoding)
+    results: dict[str, Any] = {"decoding": {f.name: getattr(options, f.name) for f in fields(options)}}
+    for name, corpora in recipe.test.items():
+        pairs = list(load_pairs(corpora, recipe.data.source_lang, recipe.data.target_lang, recipe.data.on_empty))
+        with torch.no_grad():
+            found = [each.text for each in translator.translate((pair.source for pair in pairs), options)]
+        with open_output(Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}") as file:
+            file.writelines(f"{text}\n" for text in found)
+        lowercase = bool(recipe.training.get("bleu_lowercase"))
+        score = sacrebleu_score(found, [pair.target for pair in pairs], lowercase=lowercase)
+        say(f"{name}: {score}")
+        results[name] = {"bleu": score.score, "signature": score.signature, "sentences": len(pairs)}
+    return results

@@ -1,0 +1,68 @@
+"""Source and target tokenizer as one thing: saved, loaded, checked."""
+
+import json
+
+import pytest
+
+import recnmt_hf
+from recnmt_hf.data import TokenizerPair
+from recnmt_hf.training.tokenizers import forget_tokenizers, keep_tokenizers, kept_tokenizers
+
+
+@pytest.fixture(scope="module")
+def separate(corpus):
+    source = recnmt_hf.train_tokenizer((pair.en for pair in corpus["train"]), "word", 300)
+    return TokenizerPair(source, recnmt_hf.train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 200))
+
+
+def test_a_pair_unpacks(tokenizer, separate):
+    source, target = TokenizerPair(tokenizer)
+    assert source is target is tokenizer and TokenizerPair(tokenizer).is_joint
+    assert TokenizerPair(tokenizer, tokenizer).is_joint and not separate.is_joint
+
+
+@pytest.mark.parametrize("subfolder", ["", "tokenizer"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_saved_and_loaded(tokenizer, separate, tmp_path, joint, subfolder):
+    pair = TokenizerPair(tokenizer) if joint else separate
+    pair.save(tmp_path, source_subfolder=subfolder)
+    assert (tmp_path / "target_tokenizer").is_dir() != joint
+    found = TokenizerPair.load(tmp_path, source_subfolder=subfolder)
+    assert found.is_joint == joint
+    sentence = "The dog sleeps ."
+    assert found.encode_source(sentence) == pair.encode_source(sentence)
+    assert found.encode_target(sentence) == pair.encode_target(sentence)
+    # What is loaded is saved as it was: without a word of the machine that it was loaded on.
+    found.save(tmp_path / "again", source_subfolder=subfolder)
+    for file in tmp_path.glob("**/again/**/tokenizer_config.json"):
+        original = tmp_path / file.relative_to(tmp_path / "again")
+        assert json.loads(file.read_text()) == json.loads(original.read_text())
+
+
+def test_a_pair_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"tokenizer of .*nowhere.* cannot be loaded|no tokenizer of .*nowhere"):
+        TokenizerPair.load(tmp_path / "nowhere")
+
+
+def test_a_pair_is_checked_against_a_model(tokenizer, separate):
+    sizes = {"vocab_size": len(separate.source), "decoder_vocab_size": len(separate.target)}
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", share_encoder_decoder_embeddings=False, **sizes)
+    separate.stamp(config)
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    separate.check(model)
+    with pytest.raises(ValueError, match=r"source tokenizer has .* symbols"):
+        TokenizerPair(tokenizer, separate.target).check(model)
+    with pytest.raises(ValueError, match=r"target tokenizer is not the one|target tokenizer has"):
+        TokenizerPair(separate.source).check(model)
+    with pytest.raises(ValueError, match="padding ids differ"):
+        separate.check_padding(7)
+
+
+def test_tokenizers_of_a_run_are_kept_whole(tokenizer, separate, tmp_path):
+    for pair in (separate, TokenizerPair(tokenizer)):
+        keep_tokenizers(pair, tmp_path)
+        found = kept_tokenizers(tmp_path)
+        assert found.is_joint == pair.is_joint
+        assert [each.get_vocab() for each in found] == [each.get_vocab() for each in pair]
+    forget_tokenizers(tmp_path)
+    assert kept_tokenizers(tmp_path) is None and not list(tmp_path.iterdir())

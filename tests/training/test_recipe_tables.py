@@ -1,0 +1,28 @@
+"""The documentation of recipes shows what their fields state."""
+
+import pytest
+
+from recnmt_hf._values import option_table
+from recnmt_hf.data.corpora import Corpus
+from recnmt_hf.training import recipe
+from recnmt_hf.training.trainer import OWN_ARGUMENTS, TranslationTrainingArguments
+
+
+TABLES = {
+    "model": option_table(recipe.ModelSection),
+    "data": option_table(recipe.DataSection),
+    "corpus": option_table(Corpus),
+    "tokenizer": option_table(recipe.TokenizerSection),
+    "average": option_table(recipe.AverageSection),
+    "training": option_table(recipe.RunSection),
+    "arguments": option_table(TranslationTrainingArguments, OWN_ARGUMENTS),
+    "defaults": "\n".join(
+        ["| field | default |", "|---|---|", *(f"| `{n}` | `{v}` |" for n, v in recipe.TRAINING_DEFAULTS.items())]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_those_of_the_fields(repository, name):
+    text = (repository / "scripts/recipes/README.md").read_text(encoding="utf-8")
+    assert TABLES[name] in text, f"scripts/recipes/README.md should have this table:\n{TABLES[name]}"

@@ -1,0 +1,223 @@
+"""Runs in two stages: a variant's baseline, then the variant that starts from it."""
+
+import json
+import shutil
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_kills import end_like, killed_everywhere, tiny
+from test_training import finish, launch
+
+from recnmt_hf.commands.main import main
+from recnmt_hf.models.user_errors import ExistingFileError, UserError
+from recnmt_hf.training.checkpoints import checkpoints_in
+from recnmt_hf.training.run import train
+
+
+VARIANT = {"type": "biarn_transformer"}
+
+
+def staged(folder, **sections):
+    """Two updates of the baseline and two of the variant."""
+    sections["training"] = {"baseline_steps": 2, "logging_steps": 1, **sections.get("training", {})}
+    sections["data"] = {"cache_dir": str(folder / "data"), **sections.get("data", {})}
+    return tiny(**{"model": VARIANT, **sections})
+
+
+def state_in(checkpoint):
+    return json.loads((checkpoint / "trainer_state.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stages")
+    train(staged(folder), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished / "run", tmp_path / "run")
+
+
+def test_the_first_stage_is_the_baselines_own_run(finished, tmp_path):
+    """Bit for bit: the same data in the same order, and the learning rate of the whole run."""
+    plan = staged(finished, model={"type": "nmt_transformer"}, training={"baseline_steps": None, "keep_last": 4})
+    train(plan, tmp_path / "plain")
+    plain = tmp_path / "plain" / "checkpoint-2"
+    for name in ("model.safetensors", "optimizer.pt", "config.json"):
+        assert (finished / "run/baseline/checkpoint-2" / name).read_bytes() == (plain / name).read_bytes()
+
+
+def test_the_second_stage_goes_on_where_the_first_ended(finished):
+    """Its steps, rates and data are those of one run; optimizer and best checkpoint are its own."""
+    run = finished / "run"
+    assert [step for step, _ in checkpoints_in(run / "baseline")] == [1, 2]
+    assert [step for step, _ in checkpoints_in(run)] == [3, 4]
+    assert json.loads((run / "model/config.json").read_text())["model_type"] == "biarn_transformer"
+    state = state_in(run / "checkpoint-4")
+    assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [2, 4]
+    assert state["best_model_checkpoint"] in (None, str(run / "checkpoint-4"))
+    optimizer = torch.load(run / "checkpoint-4/optimizer.pt", weights_only=True)
+    assert {entry["step"].item() for entry in optimizer["state"].values()} == {2}
+
+
+def test_the_learning_rate_rises_to_its_schedule_again(finished, tmp_path):
+    """Over the steps of the warm-up; the schedule is that of the run without stages."""
+    rates, shares = {}, [1, 1, 1, 0.5, 1, 1]
+    for name, steps in (("plain", None), ("staged", 3)):
+        training = {"baseline_steps": steps, "max_steps": 6, "warmup_steps": 2, "lr_scheduler_type": "linear"}
+        model = VARIANT if steps else {"type": "nmt_transformer"}
+        train(staged(finished, model=model, training=training), tmp_path / name)
+        log = state_in(tmp_path / name / "checkpoint-6")["log_history"]
+        rates[name] = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert rates["staged"] == pytest.approx([r * share for r, share in zip(rates["plain"], shares, strict=True)])
+
+
+def test_the_variant_starts_from_the_baseline(finished, tmp_path, capsys):
+    train(staged(finished, training={"max_steps": 3, "learning_rate": 0.0}, average={"count": 1}), tmp_path / "run")
+    assert f"Warm start from {tmp_path / 'run/baseline/checkpoint-2'}: copied" in capsys.readouterr().err
+    before = load_file(tmp_path / "run/baseline/checkpoint-2/model.safetensors")
+    after = load_file(tmp_path / "run/model/model.safetensors")
+    assert before.keys() < after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_killed_at_every_file_operation_of_both_stages(tmp_path):
+    training = {"max_steps": 3, "keep_last": 1, "keep_best": 0, "eval_strategy": "no"}
+    plan = staged(tmp_path, average={"count": 1}, training=training)
+    plan.test = {}
+    states, resumed = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    between = [
+        tree
+        for _, tree in states
+        if "baseline/checkpoint-2/complete.json" in tree and "checkpoint-3/complete.json" not in tree
+    ]
+    assert len(between) > 10 and len(resumed) > 5
+
+
+def test_a_finished_run_in_two_stages_is_resumed_without_either(finished, run, capsys):
+    train(staged(finished), run, resume=True)
+    said = capsys.readouterr().err
+    assert "checkpoint-4 has all 4 steps already" in said and "NMTTransformer" not in said
+    end_like(run, finished / "run", "resumed")
+
+
+def test_resumed_without_its_first_stage(finished, run):
+    """The second stage needs the baseline no more; without any checkpoint of its own it needs the last one."""
+    shutil.rmtree(run / "checkpoint-4")
+    shutil.copytree(run / "baseline", run.parent / "kept")
+    shutil.rmtree(run / "baseline")
+    train(staged(finished), run, resume=True)
+    for name in ("checkpoint-4", "model"):
+        assert (run / name / "model.safetensors").read_bytes() == (
+            finished / "run" / name / "model.safetensors"
+        ).read_bytes()
+    for name in ("checkpoint-3", "checkpoint-4", "model"):
+        shutil.rmtree(run / name)
+    shutil.move(run.parent / "kept", run / "baseline")
+    train(staged(finished), run, resume=True)
+    end_like(run, finished / "run", "from the baseline")
+
+
+@pytest.mark.parametrize("steps", [None, 1, 3])
+def test_another_baseline_is_refused(finished, run, steps):
+    shutil.rmtree(run / "checkpoint-4")
+    with pytest.raises(UserError, match=f"training.baseline_steps: 2 -> {steps or 'unset'}.*Remedy"):
+        train(staged(finished, training={"baseline_steps": steps}), run, resume=True)
+    for name in ("checkpoint-3", "recipe.yaml"):
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+    if steps is None:
+        with pytest.raises(UserError, match=r"checkpoint-2 is of a baseline, and the recipe has no .*Remedy: set it"):
+            train(staged(finished, training={"baseline_steps": None}), run, resume=True)
+
+
+def test_overwriting_and_foreign_files(finished, run, capsys):
+    (run / "baseline/thesis.txt").write_text("precious")
+    with pytest.raises(ExistingFileError, match=r"no training run wrote \(baseline\)"):
+        train(staged(finished), run, overwrite=True)
+    (run / "baseline/thesis.txt").unlink()
+    train(staged(finished, training={"baseline_steps": None, "max_steps": 1}), run, overwrite=True)
+    assert not (run / "baseline").exists() and [step for step, _ in checkpoints_in(run)] == [1]
+
+
+def test_the_baseline_averages_like_any_run(run, tmp_path, capsys):
+    assert main(["average", str(run / "baseline"), "--count", "2", "-o", str(tmp_path / "mean")]) == 0
+    assert "the average of" in capsys.readouterr().out
+    parts = [load_file(run / f"baseline/checkpoint-{step}/model.safetensors") for step in (1, 2)]
+    for name, tensor in load_file(tmp_path / "mean/model.safetensors").items():
+        torch.testing.assert_close(tensor, (parts[0][name] + parts[1][name]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"model": {"type": "nmt_transformer"}},
+            r"baseline_steps=2 .*nmt_transformer.* is a plain one itself\. Remedy",
+        ),
+        (
+            {"model": {"fields": {"recurrence_encoder_type": None}}},
+            r"baseline_steps=2 .*is a plain one itself\. Remedy: set it to null",
+        ),
+        ({"training": {"num_train_epochs": 0.5, "max_steps": -1}}, r"both stages together have 2\. Remedy: lower it"),
+    ],
+)
+def test_what_has_no_second_stage_is_refused_without_trace(finished, tmp_path, sections, message):
+    sections = {**sections, "model": {**VARIANT, **sections.get("model", {})}}
+    with pytest.raises(UserError, match=message):
+        train(staged(finished, **sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def test_epochs_decide_the_length_of_both_stages(finished, tmp_path):
+    train(staged(finished, training={"num_train_epochs": 1, "max_steps": -1}), tmp_path / "run")
+    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "warns"),
+    [
+        (VARIANT, {"baseline_steps": None}, True),
+        (VARIANT, {"baseline_steps": 1}, False),
+        ({**VARIANT, "fields": {"recurrence_encoder_type": None}}, {"baseline_steps": None}, False),
+        ({"type": "nmt_transformer"}, {"baseline_steps": None}, False),
+        ({**VARIANT, "init_from": True}, {"baseline_steps": None}, False),
+    ],
+)
+def test_training_a_variant_from_scratch_warns(finished, tmp_path, capsys, model, training, warns):
+    if "init_from" in model:
+        model = {**model, "init_from": str(finished / "run/baseline/checkpoint-2")}
+    plan = staged(finished, model=model, training={"max_steps": 2, **training}, average={"count": 1})
+    plan.test = {}
+    train(plan, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert ("never learn to align" in said and "set training.baseline_steps" in said) == warns
+
+
+@pytest.mark.slow
+def test_two_processes_killed_in_the_first_stage(tmp_path):
+    """The resumed run goes through both stages to the weights of the run that was not killed."""
+    plan = staged(tmp_path, training={"max_steps": 12, "baseline_steps": 6, "save_steps": 2, "eval_steps": 4})
+    (tmp_path / "recipe.json").write_text(json.dumps(plan.to_dict()))
+    finish(launch(tmp_path / "whole", 2))
+    killed = launch(tmp_path / "killed", 2)
+    deadline = time.time() + 300
+    while not list((tmp_path / "killed/baseline").glob("checkpoint-2/complete.json")):
+        assert killed.poll() is None and time.time() < deadline, killed.stdout.read()[-3000:]
+        time.sleep(0.01)
+    everybody = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
+    for process in everybody:
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(everybody)
+    killed.wait()
+    assert not (tmp_path / "killed/model").exists()
+    finish(launch(tmp_path / "killed", 2, "resume"))
+    for name in ("baseline/checkpoint-6", "checkpoint-12", "model"):
+        whole, resumed = (load_file(tmp_path / run / name / "model.safetensors") for run in ("whole", "killed"))
+        assert all(torch.equal(whole[key], resumed[key]) for key in whole), name
