@@ -209,4 +209,4 @@ def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
 def ids_of(settings: Any, name: str) -> set[int]:
     """The token ids that a setting names, be it one, several or none."""
     value = getattr(settings, name, None)
-    return (set(value) if isinstance(value, (list, tuple)) else {value}) - {None}
+    return {each for each in (value if isinstance(value, (list, tuple)) else [value]) if each is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
@@ -45,7 +46,7 @@ class TokenizerPair:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, source_subfolder: str = "", trust_remote_code: bool = False, **kwargs
+        cls, path: str | Path, *, source_subfolder: str = "", trust_remote_code: bool = False, **kwargs: Any
     ) -> TokenizerPair:
         """
         Loads the tokenizers of a model, as [`save`] and training write them.
@@ -124,7 +125,7 @@ class TokenizerPair:
         return control_ids(self.source), control_ids(self.target)
 
 
-def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerBase | None:
+def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:
     """
     The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
 
