@@ -63,9 +63,11 @@ ATTRIBUTES = {
     "_scaled_dot_product_flash_attention_for_cpu": "names of torch's operators, to count their operations",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "names of torch's operators, to count their operations",
     # Python.
-    "_exit": "documented (os._exit): ends a process that cannot wait for the others of its run",
     "_initializing": "whether a module is still being imported",
 }
+
+# Python's own that begin with an underscore and are documented: os._exit, and the methods of named tuples.
+PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 # Private modules, and private names of modules.
 IMPORTS = {
@@ -102,7 +104,7 @@ UNDOCUMENTED = {
 
 
 def is_private(name):
-    return name.startswith("_") and not name.startswith("__") and name != "_"
+    return name.startswith("_") and not name.startswith("__") and name != "_" and name not in PUBLIC
 
 
 def definitions(tree):
