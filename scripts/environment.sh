@@ -1,9 +1,11 @@
 # Makes the project's own virtual environment, or reuses it; to be sourced by the other scripts.
-# Another place for it: RECNMT_VENV=/path. Another interpreter (3.11 or newer): PYTHON=python3.12.
+# Another place for it: RECNMT_VENV=/path. Another interpreter (3.11 or newer): PYTHON=python3.12. Other versions of the
+# packages: RECNMT_CONSTRAINTS=scripts/lowest_constraints.txt.
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${RECNMT_VENV:-$root/.venv}"
 python="${PYTHON:-python3}"
+constraints="${RECNMT_CONSTRAINTS:-$root/scripts/constraints.txt}"
 
 if [ ! -x "$venv/bin/python" ]; then
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
@@ -16,13 +18,12 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 
 # Installed once, and again when what is wanted has changed.
-wanted="$(cat "$root/pyproject.toml" "$root/scripts/constraints.txt" | cksum)"
+wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum)"
 if [ "$(cat "$venv/installed-for" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing recnmt_hf and the pinned packages (some minutes the first time)."
     # Torch first and pinned: left to itself pip may take a build for other hardware.
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/scripts/constraints.txt" torch
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/scripts/constraints.txt" \
-        -e "$root[dev]"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$constraints" torch
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$constraints" -e "$root[dev]"
     echo "$wanted" > "$venv/installed-for"
 fi
 export PATH="$venv/bin:$PATH"

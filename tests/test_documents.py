@@ -14,7 +14,8 @@ def blocks(text, language):
 
 
 def documents(repository):
-    return [repository / "README.md", *sorted((repository / "model_cards").glob("*.md"))]
+    folders = [repository / "model_cards", repository / ".github"]
+    return [repository / "README.md", *(file for folder in folders for file in sorted(folder.glob("*.md")))]
 
 
 @pytest.mark.slow
@@ -39,8 +40,8 @@ def test_commands_parse(repository):
                     parse(build_parser(words[1]), words[1:])
                     found += 1
                 for word in words:
-                    if word.startswith("scripts/"):
-                        assert (repository / word).is_file(), word
+                    if word.startswith(("scripts/", "tests/", "src/")):
+                        assert (repository / word).exists(), word
     assert found >= 7
 
 
@@ -49,6 +50,12 @@ def test_links_lead_somewhere(repository):
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             if not target.startswith("http"):
                 assert (document.parent / target).exists(), (document.name, target)
+
+
+def test_files_named_in_the_text_exist(repository):
+    for document in documents(repository):
+        for name in re.findall(r"`((?:scripts|tests|src|model_cards|\.github)/[\w./-]*)`", document.read_text()):
+            assert (repository / name).exists(), (document.name, name)
 
 
 def test_no_placeholder_is_left(repository):

@@ -203,8 +203,3 @@ def test_nothing_checks_for_model_types_in_shared_files(repository):
     for path in (repository / "src" / "recnmt_hf" / "models").glob("*.py"):
         text = path.read_text()
         assert "model_type ==" not in text and not re.search(r"isinstance\([^)]*Config\)", text), path.name
-
-
-def test_version_is_that_of_the_changelog(repository):
-    assert f"## {recnmt_hf.__version__}" in (repository / "CHANGELOG.md").read_text()
-    assert f'version = "{recnmt_hf.__version__}"' in (repository / "pyproject.toml").read_text()

@@ -69,14 +69,53 @@ def test_lengths_of_a_batch_are_close():
 
 
 def test_a_sentence_beyond_the_budget_stands_alone():
-    made = TokenBatchSampler([5, 900, 5], max_tokens=100)
-    assert [1] in list(made)
+    assert list(TokenBatchSampler([5, 900, 5], max_tokens=100, shuffle=False)) == [[0, 2], [1]]
+    assert list(TokenBatchSampler([900, 901], max_tokens=100, shuffle=False)) == [[0], [1]]
 
 
-def test_unshuffled_is_sorted():
+def test_unshuffled_is_sorted_and_keeps_the_order_of_equal_lengths():
     made = sampler(shuffle=False)
-    lengths = [SOURCE[i] for batch in made for i in batch]
+    lengths = [(SOURCE[i], TARGET[i], i) for batch in made for i in batch]
     assert lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize(
+    "source, target, limits",
+    [
+        (3, 1, {"max_tokens": 9}),
+        (1, 3, {"max_tokens": 9}),
+        (3, 3, {"max_tokens": 100, "max_sentences": 3}),
+        (3, 1, {"max_tokens": 100, "max_squared_tokens": 27}),
+    ],
+    ids=["source", "target", "sentences", "squared"],
+)
+def test_a_batch_may_fill_its_budget_exactly(source, target, limits):
+    batches = list(TokenBatchSampler([source] * 7, [target] * 7, shuffle=False, **limits))
+    assert batches == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_batches_of_a_multiple():
+    """Counted from where the batch begins; batches of fewer sentences stay as they are."""
+    source, target = [1] * 3 + [10] * 12, [30] * 3 + [1] * 12
+    made = TokenBatchSampler(source, target, max_tokens=90, multiple=4, shuffle=False)
+    assert [len(batch) for batch in made] == [3, 8, 4]
+    source, target = [1] * 3 + [30] * 6, [30] * 9
+    made = TokenBatchSampler(source, target, max_tokens=90, multiple=4, shuffle=False)
+    assert [len(batch) for batch in made] == [3, 3, 3]
+    for batch in list(sampler(multiple=8, shuffle=False))[:-1]:
+        assert len(batch) < 8 or len(batch) % 8 == 0
+
+
+def test_what_is_not_said():
+    plain = list(TokenBatchSampler(SOURCE, TARGET, max_tokens=600))
+    assert plain == list(sampler(seed=0, multiple=1, num_processes=1, shuffle=True))
+    assert plain != list(sampler(seed=1))
+    assert list(TokenBatchSampler(SOURCE, max_tokens=600)) == list(TokenBatchSampler(SOURCE, SOURCE, max_tokens=600))
+
+
+def test_batches_of_an_epoch_are_made_once():
+    made = sampler()
+    assert made.batches() is made.batches()
 
 
 def test_wrong_demands():
@@ -84,13 +123,16 @@ def test_wrong_demands():
         TokenBatchSampler([], max_tokens=10)
     with pytest.raises(ValueError, match="1 sentence pairs cannot keep 2"):
         TokenBatchSampler([3], max_tokens=10, num_processes=2)
-    with pytest.raises(ValueError, match="max_tokens=0"):
-        TokenBatchSampler([3], max_tokens=0)
+    for name in ("max_tokens", "num_processes", "multiple"):
+        with pytest.raises(ValueError, match=f"^{name}=0 is not allowed"):
+            TokenBatchSampler([3], **{"max_tokens": 10, name: 0})
+    assert len(TokenBatchSampler([3, 4], max_tokens=10, num_processes=2)) == 2
     with pytest.raises(ValueError, match="2 source lengths and 1 target lengths"):
         TokenBatchSampler([3, 4], [3], max_tokens=10)
 
 
-def test_batches_of_one_sentence_fill_up_for_all_processes():
-    batches = list(TokenBatchSampler([5] * 5, max_tokens=5, num_processes=2))
-    assert len(batches) == 6 and all(len(batch) == 1 for batch in batches)
+@pytest.mark.parametrize("processes, filled", [(2, 6), (4, 8), (5, 5)])
+def test_batches_of_one_sentence_fill_up_for_all_processes(processes, filled):
+    batches = list(TokenBatchSampler([5] * 5, max_tokens=5, num_processes=processes))
+    assert len(batches) == filled and all(len(batch) == 1 for batch in batches)
     assert {batch[0] for batch in batches} == set(range(5))

@@ -55,14 +55,17 @@ def test_average_is_the_mean_and_keeps_what_stands_beside(tmp_path):
 
 
 def test_half_precision_is_averaged_in_float32(tmp_path):
+    """Added up in bfloat16, whose steps above 1 are 1/128, the small values would be lost one after the other."""
     folders = []
-    for i, value in enumerate((1.0, 1.0078125)):
+    for i, value in enumerate([1.0] + [2.0**-8] * 7):
         folder = tmp_path / f"checkpoint-{i}"
         folder.mkdir()
         save_file({"a": torch.full((1,), value, dtype=torch.bfloat16)}, folder / "model.safetensors")
         folders.append(folder)
-    mean = load_file(average_checkpoints(folders * 3, tmp_path / "mean") / "model.safetensors")["a"]
-    assert mean.dtype == torch.bfloat16 and mean.item() in (1.0, 1.0078125)
+    mean = load_file(average_checkpoints(folders, tmp_path / "mean") / "model.safetensors")["a"]
+    assert mean.dtype == torch.bfloat16
+    exact = torch.tensor((1 + 7 / 256) / 8, dtype=torch.bfloat16)
+    assert mean.item() == exact.item() != 1 / 8
 
 
 def test_choice_of_last_and_best(tmp_path):

@@ -93,7 +93,7 @@ def recurrence_attention(
     if layer:
         return RecurrenceAttention([f"step {t}" for t in range(1, weights.shape[-1] + 1)], weights)
     names = tokenizer.convert_ids_to_tokens(ids[0].tolist())
-    texts = (tokenizer.decode([token]).strip() for token in ids[0].tolist())
+    texts = (str(tokenizer.decode([token])).strip() for token in ids[0].tolist())
     return RecurrenceAttention([text or name for text, name in zip(texts, names, strict=True)], weights)
 
 

@@ -98,14 +98,14 @@ class Corpus:
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """The sentence pairs, checked; see [`read_parallel`] for the errors."""
         check_empty_choice(on_empty)
-        if self.source:
+        if self.source and self.target is not None:
             return read_parallel(self.source, self.target, on_empty)
         if self.tsv:
             return read_tsv(self.tsv, on_empty)
         if self.jsonl:
             return read_jsonl(self.jsonl, source_lang, target_lang, on_empty)
         if self.generated:
-            return self._generated(source_lang, target_lang)
+            return self._generated(self.generated, source_lang, target_lang)
         return self._from_datasets(source_lang, target_lang, on_empty)
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
@@ -120,13 +120,13 @@ class Corpus:
         """The files that the corpus names itself."""
         return [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
 
-    def _generated(self, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
+    def _generated(self, split: str, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
         self.check_languages(source_lang, target_lang)
         if self.size is None:
             splits = whole_corpus(self.seed)
         else:
-            splits = generate_corpus(seed=self.seed, **{self.generated: self.size})
-        for pair in splits[self.generated]:
+            splits = generate_corpus(seed=self.seed, **{split: self.size})
+        for pair in splits[split]:
             yield SentencePair(getattr(pair, source_lang), getattr(pair, target_lang))
 
     def _from_datasets(self, source_lang: str, target_lang: str, on_empty: str) -> Iterator[SentencePair]:
@@ -205,8 +205,7 @@ def load_pairs(
     Raises:
         ValueError, FileNotFoundError: Something is wrong with a corpus; the message names file and line.
     """
-    single = isinstance(corpora, (Corpus, Mapping))
-    for corpus in [corpora] if single else corpora:
+    for corpus in [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora:
         yield from Corpus.from_any(corpus).pairs(source_lang, target_lang, on_empty)
 
 
@@ -214,7 +213,7 @@ def tokenize_pairs(
     batch: Mapping[str, list[str]],
     source_tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, list]:
+) -> dict[str, list[Any]]:
     """Token ids and lengths of a batch of `source` and `target` sentences; `</s>` and the like in them are text."""
     sources = encode_plain(source_tokenizer, batch["source"])["input_ids"]
     targets = encode_plain(target_tokenizer, batch["target"], is_target=True)["input_ids"]
@@ -274,10 +273,11 @@ def prepare_dataset(
     """
     check_settings(max_source_length, max_target_length, max_length_ratio, num_proc)
     check_empty_choice(on_empty)
-    corpora = [Corpus.from_any(c) for c in ([corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora)]
+    given = [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora
+    parts = [Corpus.from_any(each) for each in given]
     settings = [
         PREPARATION,
-        [corpus.fingerprint() for corpus in corpora],
+        [part.fingerprint() for part in parts],
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
         [tokenizer_fingerprint(source_tokenizer), tokenizer_fingerprint(target_tokenizer)],
     ]
@@ -288,7 +288,7 @@ def prepare_dataset(
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=cache_dir))
     try:
-        data = collect(corpora, source_lang, target_lang, on_empty, working)
+        data = collect(parts, source_lang, target_lang, on_empty, working)
         total = len(data)
         if num_proc is not None:
             num_proc = max(1, min(num_proc, total // 1000))

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeGuard
 
 from ..models.user_errors import ExistingFileError, UserError
 
@@ -39,7 +39,7 @@ class UnwritableError(UserError):
 @contextmanager
 def open_output(
     path: str | Path | None, inputs: Iterable[str | Path | None] = (), binary: bool = False
-) -> Iterator[IO[str]] | Iterator[IO[bytes]]:
+) -> Iterator[IO[Any]]:
     """
     A file to write that takes its place when it is whole: it is written beside and renamed, so that an error, an
     interrupt or a kill leaves what stood there before. Folders on the way are made. Pipes and devices are written
@@ -59,7 +59,8 @@ def open_output(
     if path is None:
         yield sys.stdout.buffer if binary else sys.stdout
         return
-    given, partial, folders = path, None, []
+    given, folders = path, []
+    partial: str | None = None
     try:
         path = real_path(given)
         if path.is_dir() or str(given).endswith(os.sep):
@@ -71,7 +72,8 @@ def open_output(
             folders = make_folders(path.parent)
             handle, partial = tempfile.mkstemp(prefix=PREFIX, suffix=".partial", dir=path.parent)
             os.close(handle)
-        place = given if special else partial
+        place = given if partial is None else partial
+        file: IO[Any]
         if binary:
             file = open(place, "wb")  # noqa: SIM115
         elif path.suffix == ".gz" and not special:
@@ -225,7 +227,7 @@ def remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def concerns(error: BaseException, partial: str | Path | None) -> bool:
+def concerns(error: BaseException, partial: str | Path | None) -> TypeGuard[OSError]:
     """Whether an error is the system's answer to writing an output, not to reading an input."""
     if not isinstance(error, OSError) or isinstance(error, UserError):
         return False

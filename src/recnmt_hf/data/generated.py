@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .._values import Range, check_value
 from ..models.user_errors import UserError
@@ -51,16 +51,25 @@ def adjective_ending(declension: str, case: str, form: str) -> str:
     return "e"
 
 
+T = TypeVar("T")
+
+
+def present(part: T | None) -> T:
+    """A part that a phrase of this kind always has."""
+    assert part is not None
+    return part
+
+
 @dataclass
 class NounPhrase:
     """A noun with determiner, adjective and relative clause, a pronoun, or two phrases joined by "and"."""
 
     noun: Noun | None = None
     plural: bool = False
-    determiner: tuple = BARE_PLURAL
+    determiner: tuple[Any, ...] = BARE_PLURAL
     adjective: tuple[str, str] | None = None
     relative: RelativeClause | None = None
-    pronoun: tuple | None = None
+    pronoun: tuple[Any, ...] | None = None
     joined: tuple[NounPhrase, NounPhrase] | None = None
 
     @property
@@ -84,7 +93,8 @@ class NounPhrase:
         if self.joined:
             return [*self.joined[0].english(), "and", *self.joined[1].english()]
         article = self.determiner[1 if self.plural else 0]
-        noun = self.noun.en_plural if self.plural else self.noun.en
+        head = present(self.noun)
+        noun = head.en_plural if self.plural else head.en
         words = [self.adjective[0], noun] if self.adjective else [noun]
         if article == "a" and words[0][0] in "aeiou":
             article = "an"
@@ -96,7 +106,8 @@ class NounPhrase:
             return [self.pronoun[1]]
         if self.joined:
             return [*self.joined[0].german(case), "und", *self.joined[1].german(case)]
-        form = "pl" if self.plural else self.noun.gender
+        noun = present(self.noun)
+        form = "pl" if self.plural else noun.gender
         words = []
         _, _, stem, endings, declension = self.determiner
         if stem:
@@ -104,7 +115,7 @@ class NounPhrase:
             words.append(stem + endings[case][form])
         if self.adjective:
             words.append(self.adjective[1] + adjective_ending(declension, case, form))
-        words.append(german_noun(self.noun, self.plural, case))
+        words.append(german_noun(noun, self.plural, case))
         return words + (self.relative.german(form) if self.relative else [])
 
 
@@ -148,11 +159,12 @@ class VerbPhrase:
             words += (["not"] if self.negated else []) + [self.predicate[0]]
         elif self.modal:
             finite = self.modal.en_past if self.past else self.modal.en_third if third else self.modal.en
-            words = [finite, self.verb.en]
+            words = [finite, present(self.verb).en]
         elif self.negated:
-            words = ["did" if self.past else "does" if third else "do", "not", self.verb.en]
+            words = ["did" if self.past else "does" if third else "do", "not", present(self.verb).en]
         else:
-            words = [self.verb.en_past if self.past else self.verb.en_third if third else self.verb.en]
+            verb = present(self.verb)
+            words = [verb.en_past if self.past else verb.en_third if third else verb.en]
         if self.verb and self.verb.en_particle in ("at", "to"):
             words.append(self.verb.en_particle)
         words += self.object.english() if self.object else []
@@ -173,15 +185,16 @@ class VerbPhrase:
                 finite = "bin" if person == 1 else "ist"
             middle = (["nicht"] if self.negated else []) + (self.place[1] if self.place else []) + [self.predicate[1]]
             return finite, middle, "", []
-        head = self.modal or self.verb
+        verb = present(self.verb)
+        head = self.modal or verb
         if self.past:
             finite = head.de_past if number == "sg" else head.de_past_plural
         elif number == "pl":
             finite = head.de
         else:
             finite = head.de_first if person == 1 else head.de_third
-        bracket = self.verb.particle + self.verb.de if self.modal else self.verb.particle
-        middle += self.object.german(self.verb.case) if self.object else []
+        bracket = verb.particle + verb.de if self.modal else verb.particle
+        middle += self.object.german(present(verb.case)) if self.object else []
         middle += ["nicht"] if self.negated else []
         middle += self.place[1] if self.place else []
         after = [",", "dass", *self.complement.german("final")] if self.complement else []
@@ -220,7 +233,7 @@ class Clause:
         for i, phrase in enumerate(self.phrases):
             words += (["and"] if i else []) + phrase.english(subject.number, subject.person)
         if self.subordinate:
-            below = [self.conjunction[0], *self.subordinate.english()]
+            below = [present(self.conjunction)[0], *self.subordinate.english()]
             words = [*below, ",", *words] if self.fronted else [*words, *below]
         return words
 
@@ -238,7 +251,7 @@ class Clause:
         if self.adverb:
             words = [*self.adverb[1].split(), *words]
         if self.subordinate:
-            below = [self.conjunction[1], *self.subordinate.german("final")]
+            below = [present(self.conjunction)[1], *self.subordinate.german("final")]
             words = [*below, ",", *words] if self.fronted else [*words, ",", *below]
         return words
 
@@ -257,17 +270,18 @@ class RelativeClause:
 
     def english(self, head: NounPhrase) -> list[str]:
         if self.role == "subject":
-            pronoun = "who" if head.noun.kind == "person" else "that"
+            pronoun = "who" if present(head.noun).kind == "person" else "that"
             return [pronoun, *self.phrase.english(head.number, 3)]
-        return ["that", *self.subject.english(), *self.phrase.english(self.subject.number, self.subject.person)]
+        subject = present(self.subject)
+        return ["that", *subject.english(), *self.phrase.english(subject.number, subject.person)]
 
     def german(self, form: str) -> list[str]:
-        case = "nom" if self.role == "subject" else self.phrase.verb.case
+        case = "nom" if self.role == "subject" else present(present(self.phrase.verb).case)
         pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + DEFINITE[case][form]
         if self.role == "subject":
             number = "pl" if form == "pl" else "sg"
             return [",", pronoun, *self.phrase.german("final", [], number, 3), ","]
-        subject = self.subject
+        subject = present(self.subject)
         return [",", pronoun, *self.phrase.german("final", subject.german("nom"), subject.number, subject.person), ","]
 
 
@@ -311,10 +325,11 @@ class Grammar:
         if acts and self.chance(0.5):
             return RelativeClause("subject", self.verb_phrase(depth, self.chance(0.5), complement=False))
         subject = self.noun_phrase(depth, ("person",), subject=True)
-        phrase = VerbPhrase(self.rng.choice(TRANSITIVE), self.chance(0.5), negated=self.chance(0.1))
+        verb = self.rng.choice(TRANSITIVE)
+        phrase = VerbPhrase(verb, self.chance(0.5), negated=self.chance(0.1))
         # "that the boy looks at": the object's place stays empty, so verbs whose particle follows it are left out
-        while phrase.verb.en_particle or (head.kind == "thing" and needs_living_object(phrase.verb)):
-            phrase.verb = self.rng.choice(TRANSITIVE)
+        while verb.en_particle or (head.kind == "thing" and needs_living_object(verb)):
+            verb = phrase.verb = self.rng.choice(TRANSITIVE)
         if not phrase.negated and self.chance(0.15):
             phrase.modal = self.rng.choice(MODALS)
         return RelativeClause("object", phrase, subject)
@@ -346,9 +361,9 @@ class Grammar:
             noun = self.rng.choice(PLACES)
             german = ["im"] if noun.gender != "f" else ["in", "der"]
             return ["in", "the", noun.en], [*german, german_noun(noun, False, "dat")]
-        english, german, case = self.rng.choice(PREPOSITIONS)
+        english, preposition, case = self.rng.choice(PREPOSITIONS)
         phrase = self.simple_phrase(0, ("person", "animal"))
-        return [english, *phrase.english()], [german, *phrase.german(case)]
+        return [english, *phrase.english()], [preposition, *phrase.german(case)]
 
     def clause(self, depth: int, adjuncts: bool = True) -> Clause:
         subject = self.noun_phrase(depth, ("person", "animal"), subject=True)

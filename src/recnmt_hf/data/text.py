@@ -10,9 +10,9 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from .._plain_text import is_blank
 from ..models.user_errors import MissingFileError, UserError
@@ -32,13 +32,13 @@ STANDARD_INPUT = "standard input"
 class _Rejoined(io.RawIOBase):
     """A stream of which the first bytes have been read already; pipes cannot be wound back."""
 
-    def __init__(self, head: bytes, rest: IO[bytes]):
+    def __init__(self, head: bytes, rest: io.BufferedReader):
         self.head, self.rest = head, rest
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         data, self.head = self.head[: len(buffer)], self.head[len(buffer) :]
         data = data or self.rest.read1(len(buffer))
         buffer[: len(data)] = data
@@ -55,6 +55,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
         FileNotFoundError: There is no such file; the message names the folder's likely candidates.
         ValueError: It is a folder or cannot be read.
     """
+    opened: AbstractContextManager[Any]
     if path is None:
         if sys.stdin is None:
             raise UserError("Standard input is closed. Remedy: name a file, or give text through a pipe.")
@@ -78,7 +79,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
         with io.BufferedReader(_Rejoined(head, binary), 2**16) as whole:
             if head == b"\x1f\x8b":
                 with gzip.open(whole) as unpacked:
-                    yield unpacked
+                    yield cast(IO[bytes], unpacked)
             else:
                 yield whole
 
@@ -151,15 +152,14 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
     check_empty_choice(on_empty)
     lines_of = [read_lines(source), read_lines(target)]
     count = 0
-    end = object()
     while True:
-        left, right = (next(lines, end) for lines in lines_of)
-        if left is end and right is end:
+        left, right = (next(lines, None) for lines in lines_of)
+        if left is None and right is None:
             break
         count += 1
-        if left is end or right is end:
-            shorter, longer = (source, target) if left is end else (target, source)
-            rest = 1 + sum(1 for _ in lines_of[1 if left is end else 0])
+        if left is None or right is None:
+            shorter, longer = (source, target) if left is None else (target, source)
+            rest = 1 + sum(1 for _ in lines_of[1 if left is None else 0])
             raise UserError(
                 f"{shorter} has {count - 1} lines, {longer} has {count - 1 + rest}. Remedy: the files must be aligned "
                 "line by line; look for the first pair that does not match."

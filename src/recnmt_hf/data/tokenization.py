@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -100,11 +101,12 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
     tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
-    common = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS, "show_progress": False}
+    common: dict[str, Any] = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS, "show_progress": False}
     common["vocab_size"] = vocab_size - (len(BYTES) if byte_fallback else 0)
     if kind == "bpe":
-        alphabet = {"limit_alphabet": vocab_size - reserved, "initial_alphabet": [GLUE]} if byte_fallback else {}
-        trainer = trainers.BpeTrainer(**common, **alphabet)
+        if byte_fallback:
+            common.update(limit_alphabet=vocab_size - reserved, initial_alphabet=[GLUE])
+        trainer: trainers.Trainer = trainers.BpeTrainer(**common)
     else:
         trainer = trainers.WordLevelTrainer(**common)
     tokenizer.train_from_iterator(only_text(texts), trainer)
@@ -152,7 +154,7 @@ def with_bytes(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def build_splitting(kind: str):
+def build_splitting(kind: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
     """How text falls into units, and how units become text again, for a kind of tokenizer."""
     metaspace = pre_tokenizers.Metaspace(replacement=GLUE, prepend_scheme="always")
     joined = decoders.Metaspace(replacement=GLUE, prepend_scheme="always")
@@ -170,7 +172,7 @@ def build_splitting(kind: str):
     return pre_tokenizers.Sequence([metaspace, marks]), joined
 
 
-def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs) -> PreTrainedTokenizerFast:
+def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase:
     """
     `AutoTokenizer.from_pretrained`, checked for what translation needs.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import MarianConfig, MarianMTModel
@@ -55,7 +56,7 @@ def config_from_marian(config: MarianConfig) -> NMTTransformerConfig:
     )
 
 
-def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTransformerForConditionalGeneration:
+def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMTTransformerForConditionalGeneration:
     """
     An `NMTTransformerForConditionalGeneration` that computes what a MarianMT model computes.
 
@@ -74,12 +75,14 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTrans
     if isinstance(model_or_path, MarianMTModel):
         marian = model_or_path
     else:
-        settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with explained_loading(model_or_path):
-            marian, info = MarianMTModel.from_pretrained(str(model_or_path), **settings, **kwargs)
+            loaded: Any = MarianMTModel.from_pretrained(str(model_or_path), **settings, **kwargs)
+            marian, info = loaded
         check_loading(marian, info)
     config = config_from_marian(marian.config)
-    model = NMTTransformerForConditionalGeneration(config).to(marian.dtype)
+    model = NMTTransformerForConditionalGeneration(config)
+    model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
     own = model.state_dict()
     foreign = sorted(set(source) - set(own))
@@ -93,4 +96,5 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs) -> NMTTrans
         for name, tensor in own.items():
             tensor.copy_(source[name])
     model.generation_config = marian.generation_config
-    return model.to(marian.device).eval()
+    model.to(marian.device)  # type: ignore[arg-type]  # as above
+    return model.eval()

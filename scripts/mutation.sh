@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Mutation testing of one module: changes it in many small ways, one at a time, and prints the changes that no test
+# notices. Each of them is a missing test, or code that makes no difference.
+#
+#   bash scripts/mutation.sh data/batching.py                       # with the tests of the table below
+#   bash scripts/mutation.sh training/trainer.py tests/training/test_training.py tests/training/test_resuming.py
+#
+# The changes are made in a copy, which is deleted at the end (MUTATION_FOLDER=/path keeps it there). Functions with
+# decorators other than classmethod and staticmethod, and the wording of raised errors, are left alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Module, and the tests that are to notice its changes. A module that is not named: the test file of its own name; one
+# of models/ without one: all tests of models.
+table="
+data/files.py                   tests/data/test_files.py tests/data/test_text.py
+evaluation/attention_links.py   tests/evaluation/test_alignment.py
+evaluation/decoding.py          tests/evaluation/test_translator.py
+evaluation/significance.py      tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
+training/checkpoints.py         tests/training/test_checkpoints.py tests/training/test_checkpoint_folders.py
+"
+
+if [ $# -eq 0 ]; then
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+    exit 2
+fi
+module="${1#src/recnmt_hf/}"
+shift
+if [ ! -f "src/recnmt_hf/$module" ]; then
+    echo "There is no src/recnmt_hf/$module. Remedy: name a module as in data/batching.py." >&2
+    exit 2
+fi
+if [ $# -gt 0 ]; then
+    tests="$*"
+else
+    tests="$(awk -v module="$module" '$1 == module { $1 = ""; print }' <<< "$table")"
+    name="$(basename "$module" .py)"
+    name="${name#modeling_}"
+    own="tests/$(dirname "$module")/test_${name#configuration_}.py"
+    if [ -z "$tests" ] && [ -f "$own" ]; then
+        tests="$own"
+    elif [ -z "$tests" ] && [[ "$module" == models/* ]]; then
+        tests="tests/models"
+    elif [ -z "$tests" ]; then
+        echo "Which tests are to notice changes of $module? Remedy: name them after the module." >&2
+        exit 2
+    fi
+fi
+
+source scripts/environment.sh
+if ! python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("mutmut") is None)'; then
+    python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt -e ".[mutation]"
+fi
+
+folder="${MUTATION_FOLDER:-}"
+if [ -z "$folder" ]; then
+    folder="$(mktemp -d)"
+    trap 'rm -rf "$folder"' EXIT
+fi
+mkdir -p "$folder"
+cp -r src tests scripts model_cards README.md CHANGELOG.md pyproject.toml "$folder"
+cd "$folder"
+{
+    echo "[mutmut]"
+    echo "source_paths = src"
+    echo "only_mutate = src/recnmt_hf/$module"
+    echo "do_not_mutate_patterns = raise \w+\("
+    echo "use_git_change_detection = false"
+    printf "also_copy =\n    src\n    scripts\n    model_cards\n    README.md\n    CHANGELOG.md\n"
+    printf "pytest_add_cli_args =\n    -p\n    no:cacheprovider\n"
+    printf "pytest_add_cli_args_test_selection =\n"
+    printf "    %s\n" $tests
+} > setup.cfg
+
+# Subprocesses of the tests are to see the changed module too.
+mkdir -p mutants/src
+export PYTHONPATH="$folder/mutants/src" OMP_NUM_THREADS=1
+mutmut run --max-children "${RECNMT_TEST_WORKERS:-2}" 2>&1 | tr '\r' '\n' > run.log || { tail -n 40 run.log; exit 1; }
+mutmut results --all true > results.log
+echo
+echo "$module with$(printf ' %s' $tests):"
+sed 's/.*: //' results.log | sort | uniq -c
+# `mutmut show` for each of them, without starting it as many times.
+python - <<'PYTHON'
+import re
+
+from mutmut.__main__ import find_mutant, get_diff_for_mutant
+
+for line in open("results.log", encoding="utf-8"):
+    name, _, outcome = line.strip().rpartition(": ")
+    if outcome in ("survived", "no tests", "suspicious"):
+        lines = get_diff_for_mutant(name, path=find_mutant(name).path).splitlines()
+        changes = [change for change in lines if re.match(r"[-+] |@@", change)]
+        print(f"\n# {name.rpartition('.')[2]}: {outcome}", *changes, sep="\n")
+PYTHON
