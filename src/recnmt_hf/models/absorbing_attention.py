@@ -33,7 +33,7 @@ class AbsorbingAttention(MultiHeadAttention):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        key_value_states: torch.Tensor,
+        key_value_states: Any = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,

@@ -143,7 +143,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        key_value_states: torch.Tensor | None = None,
+        key_value_states: Any = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
@@ -165,7 +165,8 @@ class MultiHeadAttention(nn.Module):
         if self.memory is None:
             query, key, value = self.project_all(hidden_states)
             if past_key_values is not None:
-                key, value = self_attention_cache(past_key_values).update(key, value, self.layer_idx)
+                cache, layer_idx = self_attention_cache(past_key_values), self.layer_idx
+                key, value = cache.update(key, value, layer_idx)  # type: ignore[arg-type]  # has one where it caches
         else:
             key, value, attention_mask = read_source_memory(
                 self.memory,

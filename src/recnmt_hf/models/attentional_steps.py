@@ -16,7 +16,7 @@ from .step_products import StepProducts, gru_step, gru_step_backward, without_au
 class StepWeights(NamedTuple):
     """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
 
-    word_weight: torch.Tensor | None  # (3 d, d) of the first GRU's state
+    word_weight: Any  # (3 d, d) of the first GRU's state
     word_bias: torch.Tensor | None  # (3 d,)
     query_weight: torch.Tensor  # (d, d)
     score: torch.Tensor  # (d,)
@@ -112,7 +112,7 @@ def steps_forward(
     """
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
+    of_word: Any = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
     of_query = StepProducts(weights.query_weight)
     of_context = StepProducts(weights.context_weight, weights.context_bias)
     states, attentions = [], []
@@ -152,7 +152,7 @@ class AttentionalSteps(torch.autograd.Function):
         *weights: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps: list[tuple[torch.Tensor | None, ...]] = []
-        weights = StepWeights(*weights)
+        weights = StepWeights(*weights)  # type: ignore[arg-type]
         device = keys.device.type
         ctx.autocast = torch.is_autocast_enabled(device) if torch.amp.is_autocast_available(device) else False
         ctx.autocast_dtype = torch.get_autocast_dtype(device) if ctx.autocast else None
@@ -180,12 +180,12 @@ class AttentionalSteps(torch.autograd.Function):
         is_conditional = weights.word_weight is not None
         device = keys.device.type
         with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
-            of_word = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
+            of_word: Any = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
             of_query = StepProducts(weights.query_weight)
             of_context = StepProducts(weights.context_weight, weights.context_bias)
         new = of_states.new_empty
         of_gates = new(ctx.steps, rows, 3 * width)
-        of_first = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
+        of_first: Any = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
         of_read, of_second = new(ctx.steps, rows, 3 * width), new(ctx.steps, rows, 3 * width)
         of_queries = new(ctx.steps, rows, width)
         squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2

@@ -4,7 +4,7 @@ model.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -106,7 +106,8 @@ def step_projection(
     if not stacks_weights(linears[0][0].device):
         each = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
         return lambda states: torch.stack([apply(state) for apply, state in zip(each, states, strict=True)])
-    return StepProjection(*(torch.stack(tensors) for tensors in zip(*linears, strict=True)), batch_size, steps)
+    weight, bias = (torch.stack(tensors) for tensors in zip(*linears, strict=True))
+    return StepProjection(weight, bias, batch_size, steps)
 
 
 # One step's reading: from queries (directions, batch_size, num_heads, head_dim) to the attention (directions,
@@ -190,7 +191,7 @@ def reads_words(
 
 
 def attentive_steps(
-    directions: Sequence[Any],
+    directions: Iterable[Any],
     inputs: torch.Tensor,
     attention_mask: torch.Tensor | None,
     initial_states: Sequence[torch.Tensor],
@@ -201,6 +202,7 @@ def attentive_steps(
     steps read of the inputs is prepared before them, once; a step makes both directions at once; the gradients of the
     weights are formed once, after all steps.
     """
+    directions = list(directions)
     attns, cells = [d.attn for d in directions], [d.cell for d in directions]
     count, batch_size = len(attns), inputs.shape[0]
     heads, head_dim, scale = attns[0].num_heads, attns[0].head_dim, attns[0].scaling
@@ -218,7 +220,7 @@ def attentive_steps(
     recurrent_of = step_projection([(c.weight_hh, c.bias_hh) for c in cells], batch_size, steps)
 
     state = torch.stack(tuple(initial_states))  # (D, B, h)
-    carry = torch.zeros_like(state) if is_lstm else None
+    carry = torch.zeros_like(state)  # of an LSTM
     states, attentions = [], []
     for _ in range(steps):
         # c_t = ATT(h_{t-1}, x)

@@ -119,7 +119,7 @@ def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> d
     for run in candidates.values():
         run()
     for turn in range(rounds):
-        for name in candidates if turn % 2 == 0 else reversed(candidates):
+        for name in candidates if turn % 2 == 0 else reversed(list(candidates)):
             start = clock()
             candidates[name]()
             seconds[name].append(clock() - start)

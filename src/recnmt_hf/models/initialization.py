@@ -4,9 +4,9 @@ gets the [`Initialization`] of its model.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import initialization as init
 
 
@@ -51,7 +51,7 @@ class Initialization:
         """Rows of width `d_model`, which the model scales by `sqrt(d_model)`: channels have about unit variance."""
         self.table_(table, self.d_model**-0.5)
 
-    def recurrent_(self, module: nn.Module) -> None:
+    def recurrent_(self, module: Any) -> None:
         """
         A recurrent cell or layer with torch's parameter names: Xavier-uniform input matrices, orthogonal recurrent
         matrices gate by gate, zero biases (forget gate of an LSTM: 1).

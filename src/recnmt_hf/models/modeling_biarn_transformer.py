@@ -256,10 +256,11 @@ class AttentiveRecurrence(Recurrence):
         output_attentions: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         steps = inputs.shape[1] if self.steps is None else self.steps
-        fast = allowed() and all(direction.is_plain() for direction in self.directions)
+        own: Any = self.directions
+        fast = allowed() and all(direction.is_plain() for direction in own)
         fast = fast and not (self.steps is None and is_exporting())  # its loop has a number of turns
         run_steps = attentive_steps if fast else attentive_steps_reference
-        states, attentions = run_steps(self.directions, inputs, attention_mask, initial_states, steps)
+        states, attentions = run_steps(own, inputs, attention_mask, initial_states, steps)
         # T = length: the steps beyond a sentence's own number are left out, and its numbering begins at its own end.
         mask = order = None
         if self.steps is None and attention_mask is not None:
@@ -421,7 +422,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> BiARNTransformerEncoderOutput:
-        outputs = super().finish(states, embeddings, attention_mask)
+        outputs: Any = super().finish(states, embeddings, attention_mask)
         words = None
         if self.multi_column is not None or self.config.recurrence_source == "embeddings":
             positions = self.config.recurrence_position_embeddings
@@ -530,7 +531,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
     encoder_class = BiARNTransformerEncoder
     decoder_class = BiARNTransformerDecoder
 
-    def memories(self, encoder_outputs: BiARNTransformerEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
+    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
         found = super().memories(encoder_outputs, attention_mask)
         if self.config.decoder_memory == "recurrence":
             found["encoder"] = found["recurrence"]

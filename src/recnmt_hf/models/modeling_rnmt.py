@@ -65,6 +65,10 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     torch's own module, with statistics that leave padding out; checkpoints have no count of batches.
     """
 
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    momentum: float
+
     def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.num_batches_tracked = None
@@ -75,7 +79,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         init.zeros_(self.running_mean)
         init.ones_(self.running_var)
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """
         Args:
             states (`torch.Tensor` of shape `(batch_size, length, num_features)`).
@@ -113,7 +117,7 @@ class RelationConvolutions(nn.Module):
         width = config.d_model
         for kernel, channels in zip(config.relation_conv_kernels, config.relation_conv_channels, strict=True):
             self.convolutions.append(nn.Conv1d(width, channels, kernel, padding=kernel // 2))
-            self.norms.append(MaskedBatchNorm(channels) if config.relation_batch_norm else None)
+            self.norms.append(MaskedBatchNorm(channels) if config.relation_batch_norm else nn.Identity())
             width = config.d_model if self.is_parallel else channels
 
     @staticmethod
@@ -131,7 +135,7 @@ class RelationConvolutions(nn.Module):
             else:
                 states_in = states
             output = convolution(states_in.transpose(1, 2)).transpose(1, 2)
-            if norm is not None:
+            if isinstance(norm, MaskedBatchNorm):
                 output = norm(output, attention_mask)
             output = nn.functional.leaky_relu(output, SLOPE)
             outputs.append(output)
@@ -274,7 +278,7 @@ class InputOrder:
     def __init__(self, order: torch.Tensor | None, attention_mask: torch.Tensor | None):
         self.order = order
         self.back = None if order is None else torch.argsort(order, dim=1)
-        self.padding = None if attention_mask is None else attention_mask[:, :, None] == 0
+        self.padding: Any = None if attention_mask is None else attention_mask[:, :, None] == 0
 
     def align(self, states: torch.Tensor) -> torch.Tensor:
         """States `(batch_size, length, d)` as given, left-aligned."""

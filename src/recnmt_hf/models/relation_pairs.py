@@ -4,7 +4,7 @@ pairs only; the plain reference stands with the model.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ def counted_pairs(features: torch.Tensor, attention_mask: torch.Tensor | None) -
     return kept.to(features.dtype), kept.sum(dim=1).clamp(min=1)[:, None, None].float()
 
 
-def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
     """
     The same as [`all_pairs_reference`] with memory for a tile of pairs only.
 
@@ -36,7 +36,7 @@ def all_pairs(layers: nn.ModuleList, features: torch.Tensor, attention_mask: tor
     run over a tile of pairs at a time, which stays in the processor's cache, and of a large batch the backward pass
     makes each tile anew.
     """
-    first, rest = layers[0], list(layers)[1:]
+    first, *rest = layers
     width = features.shape[-1]
     left = nn.functional.linear(features, first.weight[:, :width], first.bias)
     right = nn.functional.linear(features, first.weight[:, width:])
@@ -84,7 +84,9 @@ def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterat
     pairs = max(size // (width * states.element_size()), 1)
     if lengths is None:
         count = max(pairs // longest**2, 1)
-        groups = [(slice(row, row + count), count, longest) for row in range(0, batch_size, count)]
+        groups: list[tuple[Any, int, int]] = [
+            (slice(row, row + count), count, longest) for row in range(0, batch_size, count)
+        ]
     else:
         groups = []
         order = sorted((row for row in range(batch_size) if lengths[row]), key=lambda row: -lengths[row])
@@ -102,7 +104,7 @@ def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterat
 
 
 def tile_states(
-    tile: Tile, left: torch.Tensor, right: torch.Tensor, parameters: list[torch.Tensor]
+    tile: Tile, left: torch.Tensor, right: torch.Tensor, parameters: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The outputs of all layers for a tile of pairs, one row for each pair."""
     pairs = left[tile.rows, tile.words][:, :, None] + right[tile.rows, : tile.length][:, None]

@@ -52,7 +52,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         cls.extra_outputs = tuple(each.name for part in parts for each in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)
         if cls.extra_outputs:
-            cls.join = joined_with_extras(Seq2SeqModelBase.join, cls.output_class, cls.extra_outputs)
+            join = joined_with_extras(Seq2SeqModelBase.join, cls.output_class, cls.extra_outputs)
+            setattr(cls, "join", join)  # noqa: B010  # a method of the class, as if written there
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
@@ -80,7 +81,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
             self.shared = value
@@ -115,7 +116,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         encoder_outputs = self.run_encoder(encoder_outputs, input_ids, attention_mask, inputs_embeds, **kwargs)
         memories = self.memories(encoder_outputs, attention_mask)
         main = memories.pop("encoder")
-        kwargs["return_dict"] = True
+        kwargs["return_dict"] = True  # type: ignore[typeddict-unknown-key]
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -176,6 +177,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     model_class: type[Seq2SeqModelBase]
     output_class: type[Seq2SeqTranslationOutput] = Seq2SeqTranslationOutput
+    final_logits_bias: torch.Tensor | None
     # The loss takes `smoothing`, and divides by `num_items_in_batch`.
     computes_smoothed_loss = True
 
@@ -188,7 +190,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         cls.output_class = with_extra_outputs(Seq2SeqTranslationOutput, parts, name, cls.__module__)
         if cls.model_class.extra_outputs:
             join = Seq2SeqConditionalGeneration.lm_output
-            cls.lm_output = joined_with_extras(join, cls.output_class, cls.model_class.extra_outputs)
+            joined = joined_with_extras(join, cls.output_class, cls.model_class.extra_outputs)
+            setattr(cls, "lm_output", joined)  # noqa: B010
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
@@ -283,7 +286,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         smoothing: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool = True,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqTranslationOutput:
         r"""
         Args:
@@ -342,7 +345,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         if labels is not None:
             made.auxiliary_loss = self.auxiliary_loss(made, labels, num_items_in_batch)
             if made.auxiliary_loss is not None:
-                made.loss = made.loss + made.auxiliary_loss
+                made.loss = loss + made.auxiliary_loss  # type: ignore[operator]  # there are labels
         return made
 
     def auxiliary_loss(
@@ -396,10 +399,16 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels `(batch_size, target_length)` shifted right behind the start token, -100 replaced by padding."""
+        start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or padding is None:
+            name = "decoder_start_token_id" if start is None else "pad_token_id"
+            raise UserError(
+                f"The configuration has {name}=None. Remedy: set it to the tokenizer's, or pass decoder_input_ids."
+            )
         shifted = labels.new_empty(labels.shape)
-        shifted[:, 0] = self.config.decoder_start_token_id
+        shifted[:, 0] = start
         shifted[:, 1:] = labels[:, :-1]
-        return shifted.masked_fill(shifted == IGNORE_INDEX, self.config.pad_token_id)
+        return shifted.masked_fill(shifted == IGNORE_INDEX, padding)
 
     # -- generation --------------------------------------------------------------------------------------------------
 
@@ -419,7 +428,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     ) -> Any:
         # Beams share their source: its memories stay one row per source, and the decoder folds its beams into them.
         kept = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]  # of GenerationMixin
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
         model_kwargs.update({name: value for name, value in kept.items() if value is not None})

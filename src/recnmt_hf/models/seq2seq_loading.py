@@ -159,9 +159,8 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             self.config.decoder_vocab_size = embeddings.num_embeddings
             return embeddings
         # Of separate vocabularies transformers would resize the output matrix with the source.
-        embeddings = self._get_resized_embeddings(
-            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
-        )
+        own: Any = self.get_input_embeddings()
+        embeddings = self._get_resized_embeddings(own, new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.set_input_embeddings(embeddings)
         self.config.vocab_size = embeddings.num_embeddings
         return embeddings

@@ -124,7 +124,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             states, matrix, bias, labels = ctx.saved_tensors
             with torch.autocast(states.device.type, enabled=False):
                 factor = grad_output / ctx.divisor
-                _, grad_states, grad_matrix = chunked_losses(states, matrix, bias, labels, *ctx.settings, factor)
+                smoothing, chunk_size = ctx.settings
+                made = chunked_losses(states, matrix, bias, labels, smoothing, chunk_size, factor)
+                grad_states, grad_matrix = made[1:]
         else:
             grad_states, grad_matrix = ctx.saved_tensors
             # Usually the loss is what backward starts from. Looking costs nothing on the CPU, a product of the
@@ -143,7 +145,7 @@ def chunked_losses(
     label_smoothing: float,
     chunk_size: int,
     factor: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor, Any, Any]:
     """
     The summed losses of `states @ matrix.T + bias`, and their gradients.
 
@@ -162,8 +164,8 @@ def chunked_losses(
     vocab_size, dtype = matrix.shape[0], states.dtype
     sum_dtype = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=sum_dtype, device=states.device)
-    grad_states = torch.empty_like(states) if factor is not None else None
-    grad_matrix = None
+    grad_states: Any = torch.empty_like(states) if factor is not None else None
+    grad_matrix: Any = None
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
         logits = torch.mm(states[part], matrix.t()).to(sum_dtype)

@@ -60,7 +60,8 @@ class Memories(dict[str, Memory]):
 
     @classmethod
     def unflatten(cls, names: Iterable[str], tensors: Sequence[torch.Tensor | None]) -> "Memories":
-        return cls((name, Memory(*tensors[3 * i : 3 * i + 3])) for i, name in enumerate(names))
+        given: Any = tensors
+        return cls((name, Memory(*given[3 * i : 3 * i + 3])) for i, name in enumerate(names))
 
 
 def memory_states(name: str) -> dict[str, str]:
@@ -102,13 +103,15 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
             return cls(*values)
         tensors = [each.name for each in own if each.name == "last_hidden_state" or "memory" in each.metadata]
         layers = [each.name for each in own if each.name not in tensors]
-        found = [one for one in values if isinstance(one, torch.Tensor)]
-        rest = [one for one in values if isinstance(one, (tuple, list))]
-        return cls(**dict(zip(tensors, found, strict=False)), **dict(zip(layers, rest, strict=False)))
+        named: dict[str, Any] = dict(
+            zip(tensors, (one for one in values if isinstance(one, torch.Tensor)), strict=False)
+        )
+        named.update(zip(layers, (one for one in values if isinstance(one, (tuple, list))), strict=False))
+        return cls(**named)
 
     def memories(self) -> Memories:
         """The declared memories that this output has; the last states are `"encoder"`, whose mask is the source's."""
-        parts: dict[str, dict[str, torch.Tensor]] = {"encoder": {"states": self.last_hidden_state}}
+        parts: dict[str, dict[str, Any]] = {"encoder": {"states": self.last_hidden_state}}
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and "memory" in each.metadata:

@@ -75,6 +75,7 @@ def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_emb
         raise UserError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
     if inputs_embeds is not None:
         return inputs_embeds
+    assert input_ids is not None
     try:
         return embed_tokens(input_ids)
     except IndexError as error:
@@ -86,8 +87,8 @@ def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_emb
 
 
 def chosen_hidden_states(
-    states: list[torch.Tensor], last: torch.Tensor, wanted: bool | int | list[int] | None
-) -> tuple[torch.Tensor | None, ...] | None:
+    states: list[torch.Tensor], last: torch.Tensor | None, wanted: bool | int | list[int] | None
+) -> Any:
     """
     The `hidden_states` of an output.
 
@@ -130,7 +131,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         self.layer_norm: nn.Module | None = None  # of a pre-norm stack, after the last layer
         self.gradient_checkpointing = False
 
-    def build_input(self, config: Seq2SeqConfig) -> nn.Module:
+    def build_input(self, config: Any) -> nn.Module:
         """
         The module that makes the input of the first layer. It is called as [`TokenAndPositionInput`] is; in a decoder
         it gets the cache, where it may keep a state of its own ([`~.recurrent_layers.CachedRecurrence`]).
@@ -272,7 +273,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_hidden_states: Any = None,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
@@ -306,7 +307,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
             attention_mask = None  # of a static cache: who sees whom, without padding
         hidden_states = self.embed_input(embeddings, attention_mask, seen, past_key_values)
         if past_key_values is not None:
-            kwargs["query_offset"] = seen
+            kwargs["query_offset"] = seen  # type: ignore[typeddict-unknown-key]  # for the attention's own functions
         states = self.run(hidden_states, layer_mask, attention_mask, memories, past_key_values, **kwargs)
         last = self.finish(states, memories, past_key_values)
         wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)

@@ -24,11 +24,11 @@ class TransformerEncoderStack(Seq2SeqEncoder):
         self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(config.encoder_layers)])
         self.layer_norm = final_norm(config)
 
-    def build_input(self, config: TransformerConfig) -> nn.Module:
+    def build_input(self, config: Any) -> nn.Module:
         kind = config.position_embedding_type if config.encoder_position_embeddings else "none"
         return TokenAndPositionInput(config, kind)
 
-    def build_layer(self, config: TransformerConfig, index: int) -> nn.Module:
+    def build_layer(self, config: Any, index: int) -> nn.Module:
         """Layer `index`; it is called with states, the kernels' mask and the tokens' mask."""
         raise NotImplementedError(f"{type(self).__name__} must say how it builds a layer")
 
@@ -44,11 +44,11 @@ class TransformerDecoderStack(Seq2SeqDecoder):
         self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(config.decoder_layers)])
         self.layer_norm = final_norm(config)
 
-    def build_input(self, config: TransformerConfig) -> nn.Module:
+    def build_input(self, config: Any) -> nn.Module:
         kind = config.position_embedding_type if config.decoder_position_embeddings else "none"
         return TokenAndPositionInput(config, kind)
 
-    def build_layer(self, config: TransformerConfig, index: int) -> nn.Module:
+    def build_layer(self, config: Any, index: int) -> nn.Module:
         """Layer `index`; called as [`~.transformer_layers.TransformerDecoderLayer`] is."""
         raise NotImplementedError(f"{type(self).__name__} must say how it builds a layer")
 
