@@ -20,6 +20,8 @@ import warnings
 
 import pytest
 import torch
+import transformers
+from packaging import version
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache
@@ -332,6 +334,8 @@ class ModelContract:
     @pytest.mark.parametrize("agreement", [0.02, 1.0], ids=["right-now-and-then", "wrong"])
     def test_assisted_decoding_equals_greedy(self, variant, role, agreement):
         """With a base Transformer as the other model, and one of its own kind; drafts rejected from the first token."""
+        if version.parse(transformers.__version__) < version.parse("5.16"):
+            pytest.skip("before 5.16 transformers leaves rejected drafts in the assistant's cache")
         model = self.model(variant)
         base = recnmt_hf.NMTTransformerForConditionalGeneration(recnmt_hf.NMTTransformerConfig(**TINY)).double().eval()
         base = scatter_parameters(base)
@@ -354,13 +358,23 @@ class ModelContract:
 
     # -- attention implementations and evidence ----------------------------------------------------------------------
 
-    def test_eager_equals_sdpa(self, variant):
+    def test_eager_equals_sdpa(self, variant, monkeypatch):
         model = self.model(variant)
         batch = ragged_batch()
         assert model.config._attn_implementation == "sdpa"
+        fused, calls = torch.nn.functional.scaled_dot_product_attention, []
+        monkeypatch.setattr(
+            torch.nn.functional,
+            "scaled_dot_product_attention",
+            lambda *args, **kwargs: (calls.append(1), fused(*args, **kwargs))[1],
+        )
         expected = model(**batch).logits
+        if not calls:
+            pytest.skip("attends by no dot products that transformers has several implementations of")
+        calls.clear()
         model.set_attn_implementation("eager")
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-10, rtol=0)
+        assert not calls
 
     def test_attention_implementation_can_be_set(self, variant, caplog):
         model = self.model(variant)
@@ -838,6 +852,8 @@ class ModelContract:
 
     @pytest.mark.slow
     def test_compiled_forward_equals_eager(self, variant):
+        if version.parse(torch.__version__) < version.parse("2.8"):
+            pytest.skip("torch 2.6 and 2.7 cannot follow transformers' own wrappers, not MarianMT's either")
         model = self.model(variant, torch.float32)
         batch = ragged_batch()
         expected = model(**batch).logits

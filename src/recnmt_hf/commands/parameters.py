@@ -29,8 +29,10 @@ def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
         if "embed_tokens" in words or "shared" in words or "lm_head" in words or "embed_positions" in words:
             embeddings += parameter.numel()
         else:
-            depth = 4 if "recurrence_encoder" in words else 3
-            body[".".join([word for word in words if word != "model"][:depth])] += parameter.numel()
+            words = [word for word in words if word != "model"]
+            # Down to the parts of a layer, however deep the layers lie.
+            depth = words.index("layers") + 2 if "layers" in words[:3] else 3
+            body[".".join(words[:depth])] += parameter.numel()
     return embeddings, body
 
 

@@ -175,9 +175,14 @@ class ForcedDecoder:
             output_attentions=True,
         ).cross_attentions
         if not attentions or attentions[0] is None:
+            if getattr(self.model.config, "attends_source_words", True):
+                raise UserError(
+                    "The model gives no attention to source words to align by. Remedy: load it with "
+                    "attn_implementation='eager'."
+                )
             raise UserError(
-                "The model gives no attention to source words to align by. Remedy: load it with "
-                "attn_implementation='eager', and not with decoder_memory='recurrence'."
+                "The model's decoder attends no source words to align by: its configuration gives it another memory "
+                "alone. Remedy: use a model whose decoder attends the encoder's states."
             )
         return attentions
 
