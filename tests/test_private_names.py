@@ -62,7 +62,6 @@ ATTRIBUTES = {
     "_scaled_dot_product_flash_attention_backward": "names of torch's operators, to count their operations",
     "_scaled_dot_product_flash_attention_for_cpu": "names of torch's operators, to count their operations",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "names of torch's operators, to count their operations",
-    # Python.
 }
 
 # Python's own that begin with an underscore and are documented: os._exit, and the methods of named tuples.

@@ -138,7 +138,7 @@ def steps_forward(
 
 
 class AttentionalSteps(torch.autograd.Function):
-    """[`steps_forward`] with its backward pass, which makes the attention's energies anew. Not differentiable twice."""
+    """[`steps_forward`] with its backward pass, which recomputes the attention's energies. Not differentiable twice."""
 
     @staticmethod
     def forward(
@@ -163,19 +163,19 @@ class AttentionalSteps(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor) -> Any:
-        with without_autocast(of_states.device):
-            return AttentionalSteps.gradients(ctx, of_states, of_attention)
+    def backward(ctx: Any, grad_states: torch.Tensor, grad_attention: torch.Tensor) -> Any:
+        with without_autocast(grad_states.device):
+            return AttentionalSteps.gradients(ctx, grad_states, grad_attention)
 
     @staticmethod
-    def gradients(ctx: Any, of_states: torch.Tensor, of_attention: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def gradients(ctx: Any, grad_states: torch.Tensor, grad_attention: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         keys, values, kept, attention, *rest = ctx.saved_tensors
         weights = StepWeights(*rest[:7])
         parts = rest[7:]
         size = len(parts) // ctx.steps
         steps = [parts[j * size : (j + 1) * size] for j in range(ctx.steps)]
         sources, length, width = keys.shape
-        rows = of_states.shape[1]
+        rows = grad_states.shape[1]
         group = rows // sources
         is_conditional = weights.word_weight is not None
         device = keys.device.type
@@ -183,74 +183,74 @@ class AttentionalSteps(torch.autograd.Function):
             of_word: Any = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
             of_query = StepProducts(weights.query_weight)
             of_context = StepProducts(weights.context_weight, weights.context_bias)
-        new = of_states.new_empty
-        of_gates = new(ctx.steps, rows, 3 * width)
-        of_first: Any = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
-        of_read, of_second = new(ctx.steps, rows, 3 * width), new(ctx.steps, rows, 3 * width)
-        of_queries = new(ctx.steps, rows, width)
+        new = grad_states.new_empty
+        grad_gates = new(ctx.steps, rows, 3 * width)
+        grad_first: Any = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
+        grad_read, grad_second = new(ctx.steps, rows, 3 * width), new(ctx.steps, rows, 3 * width)
+        grad_queries = new(ctx.steps, rows, width)
         squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2
-        of_scores_total = keys.new_zeros(sources, length)
-        of_score_vector = torch.zeros_like(weights.score)
+        grad_scores_total = keys.new_zeros(sources, length)
+        grad_score_vector = torch.zeros_like(weights.score)
         transposed = values.transpose(1, 2)
-        gradient = torch.zeros_like(of_states[0])
+        gradient = torch.zeros_like(grad_states[0])
         for j in reversed(range(ctx.steps)):
             state, middle, query, both1, new1, inner1, both2, new2, inner2 = steps[j]
-            gradient = gradient + of_states[j]
+            gradient = gradient + grad_states[j]
             held = None
             if kept is not None:
                 held = gradient.masked_fill(kept[j], 0.0)
                 gradient = gradient.masked_fill(~kept[j], 0.0)
             # s_j = GRU(a_j, s~_j)
-            of_middle = gru_step_backward(gradient, middle, both2, new2, inner2, of_read[j], of_second[j])
-            of_middle += of_context.backward(of_second[j])
+            grad_middle = gru_step_backward(gradient, middle, both2, new2, inner2, grad_read[j], grad_second[j])
+            grad_middle += of_context.backward(grad_second[j])
             # the softmax over e_ij
             weight = attention[j].view(sources, group, length)
-            of_weight = torch.matmul(of_read[j].view(sources, group, -1), transposed)
-            of_weight += of_attention[j].view(sources, group, length)
-            of_score = weight * (of_weight - (weight * of_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
+            grad_weight = torch.matmul(grad_read[j].view(sources, group, -1), transposed)
+            grad_weight += grad_attention[j].view(sources, group, length)
+            grad_score = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
             # e_ij = v^T tanh(q_j + k_i): d tanh = 1 - tanh^2
             energies = (query.view(sources, group, 1, width) + keys[:, None]).tanh_()  # (S, g, n, d)
-            row = of_score.reshape(rows, 1, length)
-            of_score_vector += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
+            row = grad_score.reshape(rows, 1, length)
+            grad_score_vector += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
             energies.square_()
             inner = torch.matmul(row, energies.view(rows, length, width))[:, 0]
-            torch.mul(row.sum(dim=-1) - inner, weights.score, out=of_queries[j])
+            torch.mul(row.sum(dim=-1) - inner, weights.score, out=grad_queries[j])
             if group == 1:
-                squares.addcmul_(of_score.view(sources, length, 1), energies[:, 0])
+                squares.addcmul_(grad_score.view(sources, length, 1), energies[:, 0])
             else:
-                squares += (of_score[..., None] * energies).sum(dim=1)
-            of_scores_total += of_score.sum(dim=1)
-            of_middle += of_query.backward(of_queries[j])
+                squares += (grad_score[..., None] * energies).sum(dim=1)
+            grad_scores_total += grad_score.sum(dim=1)
+            grad_middle += of_query.backward(grad_queries[j])
             # s~_j = GRU(y_{j-1}, s_{j-1})
             if is_conditional:
-                gradient = gru_step_backward(of_middle, state, both1, new1, inner1, of_gates[j], of_first[j])
-                gradient += of_word.backward(of_first[j])
+                gradient = gru_step_backward(grad_middle, state, both1, new1, inner1, grad_gates[j], grad_first[j])
+                gradient += of_word.backward(grad_first[j])
             else:
-                gradient = of_middle
+                gradient = grad_middle
             if held is not None:
                 gradient += held
-        of_keys = (of_scores_total[:, :, None] - squares) * weights.score
+        grad_keys = (grad_scores_total[:, :, None] - squares) * weights.score
         # All steps' part of the weights in one product each.
         middles = torch.stack([step[1] for step in steps])
         if is_conditional:
-            of_word_weight = of_word.weight_gradient(of_first, torch.stack([step[0] for step in steps]))
-            of_word_bias = of_first.sum(dim=(0, 1))
+            grad_word_weight = of_word.weight_gradient(grad_first, torch.stack([step[0] for step in steps]))
+            grad_word_bias = grad_first.sum(dim=(0, 1))
         else:
-            of_gates, of_word_weight, of_word_bias = of_read, None, None
+            grad_gates, grad_word_weight, grad_word_bias = grad_read, None, None
         by_source = attention.view(ctx.steps, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
-        of_reads = of_read.view(ctx.steps, sources, group, -1).transpose(0, 1).flatten(1, 2)
+        grad_reads = grad_read.view(ctx.steps, sources, group, -1).transpose(0, 1).flatten(1, 2)
         return (
-            of_gates,
-            of_keys,
-            torch.matmul(by_source, of_reads),
+            grad_gates,
+            grad_keys,
+            torch.matmul(by_source, grad_reads),
             None,
             gradient,
             None,
-            of_word_weight,
-            of_word_bias,
-            of_query.weight_gradient(of_queries, middles),
-            of_score_vector,
-            of_context.weight_gradient(of_second, middles),
-            of_second.sum(dim=(0, 1)),
-            of_read.sum(dim=(0, 1)),
+            grad_word_weight,
+            grad_word_bias,
+            of_query.weight_gradient(grad_queries, middles),
+            grad_score_vector,
+            of_context.weight_gradient(grad_second, middles),
+            grad_second.sum(dim=(0, 1)),
+            grad_read.sum(dim=(0, 1)),
         )

@@ -34,7 +34,7 @@ def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: tor
 
     `W [c_i; c_j] = W_a c_i + W_b c_j`: the first layer costs two products per word instead of one per pair. The others
     run over a tile of pairs at a time, which stays in the processor's cache, and of a large batch the backward pass
-    makes each tile anew.
+    recomputes each tile.
     """
     first, *rest = layers
     width = features.shape[-1]
@@ -124,8 +124,8 @@ def pool(states: torch.Tensor, tile: Tile, kept: torch.Tensor) -> torch.Tensor:
 
 class PairTiles(torch.autograd.Function):
     """
-    [`all_pairs`] behind its first layer; the backward pass makes the tiles of a large batch anew. Not differentiable
-    twice.
+    [`all_pairs`] behind its first layer; the backward pass recomputes the tiles of a large batch. Not
+    differentiable twice.
     """
 
     @staticmethod
@@ -164,8 +164,8 @@ class PairTiles(torch.autograd.Function):
         layers = len(parameters) // 2
         # Half-precision gradients of many tiles are summed in float32.
         wide = torch.float32 if left.dtype in (torch.float16, torch.bfloat16) else left.dtype
-        of_parameters = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]
-        of_left, of_right = torch.zeros_like(left), torch.zeros_like(right, dtype=wide)
+        grad_parameters = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]
+        grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right, dtype=wide)
         for tile in pair_tiles(left, ctx.lengths):
             states = list(itertools.islice(kept, layers + 1)) or tile_states(tile, left, right, parameters)
             pooled = gradient[tile.rows, tile.words]
@@ -173,14 +173,14 @@ class PairTiles(torch.autograd.Function):
             inner = (pooled[:, :, None] * counted[tile.rows, : tile.length][:, None, :, None]).flatten(0, 2)
             for layer in reversed(range(layers)):
                 inner = through_leaky_relu(inner, states[layer + 1])
-                accumulate_product(of_parameters[2 * layer], inner, states[layer])
-                of_parameters[2 * layer + 1] += inner.sum(dim=0)
+                accumulate_product(grad_parameters[2 * layer], inner, states[layer])
+                grad_parameters[2 * layer + 1] += inner.sum(dim=0)
                 inner = torch.mm(inner, parameters[2 * layer])
             inner = through_leaky_relu(inner, states[0]).view(sentences, words, -1, left.shape[-1])
-            of_left[tile.rows, tile.words] = inner.sum(dim=2)
-            of_right[tile.rows, : tile.length] += inner.sum(dim=1)
-        of_parameters = [made.to(given.dtype) for made, given in zip(of_parameters, parameters, strict=True)]
-        return of_left, of_right.to(right.dtype), None, None, *of_parameters
+            grad_left[tile.rows, tile.words] = inner.sum(dim=2)
+            grad_right[tile.rows, : tile.length] += inner.sum(dim=1)
+        grad_parameters = [made.to(given.dtype) for made, given in zip(grad_parameters, parameters, strict=True)]
+        return grad_left, grad_right.to(right.dtype), None, None, *grad_parameters
 
 
 def through_leaky_relu(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

@@ -68,11 +68,11 @@ def gru_step_backward(
     both: torch.Tensor,
     new: torch.Tensor,
     recurrent: torch.Tensor,
-    of_gates: torch.Tensor,
-    of_recurrent: torch.Tensor,
+    grad_gates: torch.Tensor,
+    grad_recurrent: torch.Tensor,
 ) -> torch.Tensor:
     """
-    Backward through [`gru_step`]; fills `of_gates` and `of_recurrent` `(batch_size, 3 * d)`.
+    Backward through [`gru_step`]; fills `grad_gates` and `grad_recurrent` `(batch_size, 3 * d)`.
 
     Args:
         recurrent (`torch.Tensor` of shape `(batch_size, d)`): `U h + b'` of n.
@@ -83,10 +83,10 @@ def gru_step_backward(
     width = state.shape[-1]
     reset, update = both[:, :width], both[:, width:]
     through_new = gradient * (1 - update) * (1 - new * new)
-    of_gates[:, 2 * width :] = through_new
-    torch.mul(through_new, recurrent, out=of_gates[:, :width])
-    torch.mul(gradient, state - new, out=of_gates[:, width : 2 * width])
-    of_gates[:, : 2 * width] *= both * (1 - both)
-    of_recurrent[:, : 2 * width] = of_gates[:, : 2 * width]
-    torch.mul(through_new, reset, out=of_recurrent[:, 2 * width :])
+    grad_gates[:, 2 * width :] = through_new
+    torch.mul(through_new, recurrent, out=grad_gates[:, :width])
+    torch.mul(gradient, state - new, out=grad_gates[:, width : 2 * width])
+    grad_gates[:, : 2 * width] *= both * (1 - both)
+    grad_recurrent[:, : 2 * width] = grad_gates[:, : 2 * width]
+    torch.mul(through_new, reset, out=grad_recurrent[:, 2 * width :])
     return gradient * update
