@@ -432,6 +432,39 @@ def test_dropout_of_step_attention_is_on_in_training_only():
     assert not torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
 
 
+@pytest.mark.parametrize("fields", [{"fusion_layers": "all"}, {"fusion_type": "gated_sum"}], ids=str)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_memory_dropout_leaves_the_recurrence_out_for_whole_sentences(fields, checkpointing):
+    """In training a sentence has H_r in all layers, or in none; in evaluation every one has it."""
+    silent = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, **fields}
+    model = TestBiARNTransformer().model({**silent, "recurrence_memory_dropout": 0.5})
+    batch = ragged_batch()
+    with_recurrence = model(**batch).logits
+    without = TestBiARNTransformer().model(silent)
+    without.load_state_dict(model.state_dict())
+    for layer in without.model.decoder.layers:
+        if hasattr(layer, "recurrence_attn"):
+            if layer.fusion_gate is None:
+                layer.recurrence_attn.register_forward_hook(lambda module, inputs, output: (0 * output[0], output[1]))
+            else:
+                layer.fusion_gate.register_forward_hook(lambda module, inputs, output: torch.ones_like(output))
+    without_recurrence = without(**batch).logits
+    model.train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    seen = set()
+    for seed in range(6):
+        torch.manual_seed(seed)
+        outputs = model(**batch)
+        outputs.loss.backward()
+        for row in range(3):
+            has = torch.allclose(outputs.logits[row], with_recurrence[row], atol=1e-10)
+            lacks = torch.allclose(outputs.logits[row], without_recurrence[row], atol=1e-10)
+            assert has != lacks
+            seen.add(has)
+    assert seen == {True, False}
+
+
 # -- the two paths of the decoder's attention to the recurrence ---
 
 

@@ -48,6 +48,11 @@ class BiARNTransformerConfig(NMTTransformerConfig):
             Decoder layers that attend the recurrence states: the `"top"` one, or `"all"`.
         fusion_gate (`str`, *optional*, defaults to `"vector"`):
             The gate of `"gated_sum"`: one weight per channel (`"vector"`) or per position (`"scalar"`).
+        recurrence_memory_dropout (`float`, *optional*, defaults to 0):
+            Probability with which training leaves H_r out for a sentence, in all layers that attend it beside H_e: the
+            output of their attention to it is zero (`"stack"`), or the gate is 1 (`"gated_sum"`). Nothing is rescaled.
+            0 is the paper's model; 0.5 keeps a model that is trained from scratch from relying on H_r before there is
+            anything in H_e to attend.
         encoder_type (`str`, *optional*, defaults to `"transformer"`):
             `"multi_column"`: a column of recurrent layers on the word embeddings, merged with the Transformer encoder
             into one memory (Chen et al., 2018); the paper's baseline sets `recurrence_encoder_type=None` with it.
@@ -93,6 +98,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     fusion_type: str = "stack"
     fusion_layers: str = "top"
     fusion_gate: str = "vector"
+    recurrence_memory_dropout: float | int = 0.0
     encoder_type: str = "transformer"
     multi_column_rnn_layers: int = 6
     multi_column_merge: str = "concat"
@@ -139,6 +145,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         self.check_choice("fusion_type", ("stack", "gated_sum"))
         self.check_choice("fusion_layers", ("top", "all"))
         self.check_choice("fusion_gate", ("vector", "scalar"))
+        self.check_fraction("recurrence_memory_dropout")
         self.check_choice("encoder_type", ("transformer", "multi_column"))
         self.check_choice("multi_column_merge", ("concat", "sum"))
         if self.recurrence_encoder_type is not None:

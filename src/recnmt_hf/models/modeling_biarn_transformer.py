@@ -30,7 +30,7 @@ from .modeling_nmt_transformer import (
 from .multi_column import MultiColumn
 from .recurrent_layers import MaskedRNN, is_exporting, masked_mean, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
-from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
+from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
 from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
 from .transformer_stacks import TransformerDecoderStack
 
@@ -484,7 +484,10 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """The memory `"recurrence"` is H_r, `(num_sources, T, d_model)`."""
+        """
+        The memory `"recurrence"` is H_r, `(num_sources, T, d_model)`; `"kept"` is there in training with
+        `recurrence_memory_dropout`, `(batch_size, 1, 1)`, 0 for sentences that H_r is left out for.
+        """
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
         output, _ = self.recurrence_attn(
@@ -494,10 +497,12 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
             past_key_values=past_key_values,
             **kwargs,
         )
-        recurrent = self.after(output, below, norm)
+        kept = memories["kept"].states if "kept" in memories else None
         if self.fusion_gate is None:
-            return recurrent
+            return self.after(output if kept is None else output * kept, below, norm)
+        recurrent = self.after(output, below, norm)
         gate = self.fusion_gate(attended, recurrent)
+        gate = gate if kept is None else 1 - kept * (1 - gate)
         return gate * attended + (1 - gate) * recurrent
 
 
@@ -523,6 +528,21 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
         if fuses and (config.fusion_layers == "all" or index == config.decoder_layers - 1):
             return RecurrenceFusionDecoderLayer(config, self_attn, encoder_attn, index)
         return TransformerDecoderLayer(config, self_attn, encoder_attn)
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        layer_mask: Any,
+        attention_mask: torch.Tensor | None,
+        memories: Memories,
+        past_key_values: Cache | None,
+        **kwargs: Any,
+    ) -> list[torch.Tensor]:
+        dropped = self.config.recurrence_memory_dropout
+        if self.training and dropped > 0 and "recurrence" in memories:
+            draws = torch.rand(hidden_states.shape[0], 1, 1, device=hidden_states.device)
+            memories = Memories({**memories, "kept": Memory((draws >= dropped).to(hidden_states.dtype))})
+        return super().run(hidden_states, layer_mask, attention_mask, memories, past_key_values, **kwargs)
 
 
 class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
