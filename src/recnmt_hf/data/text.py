@@ -85,7 +85,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_text(path: str | Path | None) -> Iterator[IO[str]]:
+def open_text(path: str | Path | None) -> Iterator[io.TextIOWrapper]:
     """The text of a UTF-8 file, as [`open_bytes`] reads it; lines end at line feeds alone."""
     with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n") as text:
         yield text
