@@ -6,7 +6,7 @@ import difflib
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import DynamoBackend
@@ -19,6 +19,7 @@ from .._loading_errors import looks_local
 from .._values import shown
 from ..data.corpora import Corpus
 from ..data.text import open_text
+from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.user_errors import MissingFileError, UserError
 from .recipe import Recipe, check_choice, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments
@@ -132,7 +133,7 @@ def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
         UserError: There is no such preset or field, or a value is not allowed.
     """
     section = recipe.model
-    config_class = CONFIG_MAPPING[section.type]
+    config_class = cast("type[Seq2SeqConfig]", CONFIG_MAPPING[section.type])
     known = {field.name for field in fields(config_class)}
     for name in section.fields:
         if name not in known:
@@ -261,7 +262,7 @@ def check_schedule(arguments: TranslationTrainingArguments) -> None:
             optimizer,
             num_warmup_steps=arguments.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},
+            scheduler_specific_kwargs=cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {}),  # text is parsed
         )
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import datasets
 import torch.distributed as dist
@@ -74,7 +74,7 @@ class Processes:
         """
         if self.waiting is None:
             return work()
-        answer: list = [False, None]
+        answer: list[Any] = [False, None]
         if self.is_main:
             try:
                 answer = [True, work()]
