@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from .. import __version__
 from .._registration import register
@@ -140,7 +141,7 @@ def noticed_interrupts() -> Iterator[list[int]]:
     """
     interrupts: list[int] = []
 
-    def note(number, frame) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
