@@ -1,4 +1,4 @@
-"""What goes wrong when models and tokenizers are loaded, told in a sentence."""
+"""What goes wrong when models and tokenizers are loaded, said in a sentence."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_json_object(file: Path) -> None:
 
 
 def is_about_files(error: Exception) -> bool:
-    """Whether an error that loading raised tells of the files and not of the program."""
+    """Whether an error that loading raised is about the files and not about the program."""
     here = Path(__file__).parent / "models"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Who asks for an attribute that is not there is to blame, not who looks for it.

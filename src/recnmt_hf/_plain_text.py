@@ -43,7 +43,7 @@ def encode_plain(
     characters: only the tokenizer itself adds control tokens. Nothing is cut.
 
     Args:
-        is_target (`bool`, *optional*, defaults to `False`): Encodes a translation, for tokenizers that tell the sides
+        is_target (`bool`, *optional*, defaults to `False`): Encodes a translation, for tokenizers that treat the sides
             apart.
         **kwargs: Passed on to the tokenizer.
     """

@@ -78,7 +78,7 @@ class Option:
         hint: Its type, as annotations write it.
         allowed ([`Range`], *optional*): For numbers.
         choices (sequence, *optional*): The only values, where the type does not name them.
-        default: `MISSING` where there is none, or where it is made anew for each object.
+        default: `MISSING` where there is none, or where each object has its own.
         help (`str`): What it means, for the command line and the documentation.
         is_required (`bool`): Whether it has to be given.
     """

@@ -15,7 +15,7 @@ from .arguments import add_device_arguments, add_options, check_text, chunks, lo
 
 
 if TYPE_CHECKING:
-    from ..evaluation.alignment import WordAlignment
+    from ..evaluation.alignment import GoldAlignment, Links, WordAlignment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +63,12 @@ def run(args: argparse.Namespace) -> None:
     from ..data.text import SentencePair, read_lines, read_parallel
     from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
 
-    def read_links(path: str):
+    def read_links(path: str) -> list[GoldAlignment]:
         return [parse_links(line, f"{path}, line {i}", args.one_based) for i, line in enumerate(read_lines(path), 1)]
 
     gold = read_links(args.gold) if args.gold is not None else None
     if args.links is not None:
+        assert gold is not None, "`check` lets no --links pass without --gold"
         print(alignment_error_rate([each.possible for each in read_links(args.links)], gold))
         return
     for text in args.text or []:
@@ -75,9 +76,9 @@ def run(args: argparse.Namespace) -> None:
     pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
     if gold is not None and len(gold) != len(pairs):
         raise UserError(f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same.")
-    for number, (links, pair) in enumerate(zip(gold or [], pairs, strict=False), start=1):
+    for number, (given, pair) in enumerate(zip(gold or [], pairs, strict=False), start=1):
         sizes = len(pair.source.split()), len(pair.target.split())
-        if any(i >= sizes[0] or j >= sizes[1] for i, j in links.possible):
+        if any(i >= sizes[0] or j >= sizes[1] for i, j in given.possible):
             raise UserError(
                 f"{args.gold}, line {number}: a link beyond the {sizes[0]} source and {sizes[1]} target words. Remedy: "
                 "is it the file of these sentences, with the source first? Positions from 1 need --one-based."
@@ -98,11 +99,11 @@ def run(args: argparse.Namespace) -> None:
 
         def aligned() -> Iterator[WordAlignment]:
             for chunk in chunks(pairs):
-                yield from align_pairs(
-                    translator, *zip(*chunk, strict=True), args.alignment_layer, args.head, args.max_tokens
-                )
+                sources, targets = [pair.source for pair in chunk], [pair.target for pair in chunk]
+                yield from align_pairs(translator, sources, targets, args.alignment_layer, args.head, args.max_tokens)
 
-        links, shown = [], None
+        links: list[Links] = []
+        shown: WordAlignment | None = None
         for number, alignment in enumerate(progress(aligned(), "pairs", len(pairs), out), start=1):
             links.append(set(alignment.links))
             shown = alignment if number == args.pair else shown
@@ -111,6 +112,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plot is not None:
         from ..analysis.plots import plot_alignment
 
+        assert shown is not None, "the pair is one of those aligned"
         plot_alignment(shown, args.plot, gold[args.pair - 1] if gold else None)
         print(f"{args.plot}: pair {args.pair}, {len(shown.links)} links", file=sys.stderr)
     if gold is not None:

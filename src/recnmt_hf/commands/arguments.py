@@ -9,10 +9,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import IO, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from .._values import MOST_BEAMS, MOST_SEED, MOST_TOKENS, Option, Range, members, options_of, shown_default
 from ..models.user_errors import UserError
+
+
+if TYPE_CHECKING:
+    from ..evaluation.translator import Translator
 
 
 T = TypeVar("T")
@@ -32,7 +36,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
+def whole(least: float | None = None, most: float | None = None) -> Callable[[str], int]:
     """The type of an option that takes whole numbers of a range, both ends included."""
 
     def convert(text: str) -> int:
@@ -112,7 +116,7 @@ def reader(option: Option) -> Callable[[str], Any]:
     return lambda text: text if text in words else convert(text)
 
 
-def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO | None = None) -> Iterator[T]:
+def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[Any] | None = None) -> Iterator[T]:
     """
     The items, with a bar on standard error where that is a terminal, and where no results appear between.
 
@@ -172,7 +176,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a Hub model brings along")
 
 
-def load_translator(args: argparse.Namespace):
+def load_translator(args: argparse.Namespace) -> Translator:
     """The model, on the device and in the data type that the arguments name."""
     from ..evaluation.translator import Translator
 

@@ -23,11 +23,14 @@ from .other_version import build_other_model
 from .path_timings import of_choice, time_paths
 
 
+Batch = dict[str, torch.Tensor]
+
+
 @dataclass
 class Workload:
     """Random batches whose lengths are log-normal, as those of translation corpora."""
 
-    batches: list[dict[str, torch.Tensor]]
+    batches: list[Batch]
     tokens: int
 
     @classmethod
@@ -59,7 +62,7 @@ def clock(device: torch.device) -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: float) -> Callable[[dict], None]:
+def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: float) -> Callable[[Batch], object]:
     """Forward, backward and AdamW, each model as `Seq2SeqTrainer` runs it."""
     from transformers.trainer_pt_utils import LabelSmoother
 
@@ -68,13 +71,14 @@ def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: f
     own_loss = "return_logits" in inspect.signature(model.forward).parameters
     smoother = LabelSmoother(epsilon=label_smoothing)
 
-    def step(batch: dict[str, torch.Tensor]) -> None:
+    def step(batch: Batch) -> None:
         model.train()
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             if own_loss:
                 loss = model(**batch, label_smoothing=label_smoothing, return_logits=False).loss
             elif label_smoothing:
-                decoder_input_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+                shift: Any = model.prepare_decoder_input_ids_from_labels
+                decoder_input_ids = shift(batch["labels"])
                 inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
                 outputs = model(**inputs, decoder_input_ids=decoder_input_ids, use_cache=False)
                 loss = smoother(outputs, batch["labels"])
@@ -87,15 +91,16 @@ def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: f
     return step
 
 
-def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> Callable[[dict], None]:
+def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> Callable[[Batch], object]:
     """Beam search to the length of the references, whatever the random model would stop at."""
     device = next(model.parameters()).device
+    generate: Any = model.generate
 
-    def step(batch: dict[str, torch.Tensor]) -> None:
+    def step(batch: Batch) -> None:
         model.eval()
         length = batch["labels"].shape[1]
         with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            model.generate(
+            generate(
                 batch["input_ids"],
                 attention_mask=batch["attention_mask"],
                 num_beams=beams,
@@ -107,7 +112,9 @@ def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> C
     return step
 
 
-def measure(steps: Sequence[Callable[[dict], None]], batches: list[dict], repeats: int, device: torch.device):
+def measure(
+    steps: Sequence[Callable[[Batch], object]], batches: list[Batch], repeats: int, device: torch.device
+) -> np.ndarray:
     """Seconds of every step over all batches, `(repeats, len(steps))`, the steps taking turns in changing order."""
     for step in steps:
         step(batches[0])
@@ -153,7 +160,7 @@ def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Se
         )
 
 
-def count_operations(step: Callable[[dict], None], batches: list[dict]) -> int:
+def count_operations(step: Callable[[Batch], object], batches: list[Batch]) -> int:
     """Floating-point operations of all matrix products, convolutions and attentions of a step over all batches."""
     aten = torch.ops.aten
     uncounted = {  # which torch 2.13 leaves out, and their likes
@@ -286,7 +293,7 @@ def measure_models(
     """Prints the ratios of the first model to the others, in the modes that the arguments name."""
     if "train" in args.modes:
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
-        runnable = [torch.compile(model) if args.compile else model for model in models]
+        runnable: list[Any] = [torch.compile(model) if args.compile else model for model in models]
         steps = [training_step(model, dtype, args.label_smoothing) for model in runnable]
         seconds = measure(steps, load.batches, args.repeats, device)
         operations = None

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from contextlib import nullcontext
+from typing import Any
 
 from ..models.user_errors import UserError
 from .arguments import named_twice, told_twice, whole
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         source = None if args.source is None else list(read_lines(args.source))
         check_lines(systems, dict(zip(args.references, references, strict=True)), args.source, source)
         show_examples(args.examples, source, systems, references)
-        report: dict = {"systems": {}, "comparisons": {}}
+        report: dict[str, Any] = {"systems": {}, "comparisons": {}}
         for path, hypotheses in systems.items():
             scores = [
                 metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize),
@@ -92,7 +93,9 @@ def check_lines(
 ) -> None:
     """Raises `UserError` unless all files have as many lines, and at least one."""
     first, lines = next(iter(systems.items()))
-    others = {**systems, **references, **({source_path: source} if source is not None else {})}
+    others = {**systems, **references}
+    if source_path is not None and source is not None:
+        others[source_path] = source
     for name, stream in others.items():
         if len(stream) != len(lines):
             raise UserError(
@@ -103,7 +106,9 @@ def check_lines(
         raise UserError(f"{first} is empty. Remedy: give a file with at least one translation.")
 
 
-def show_examples(count: int, source: list[str] | None, systems: dict[str, list[str]], references: list) -> None:
+def show_examples(
+    count: int, source: list[str] | None, systems: dict[str, list[str]], references: list[list[str]]
+) -> None:
     """Prints sentences spread over the test set, one above the other."""
     total = len(references[0])
     for i in [total * k // count for k in range(min(count, total))]:

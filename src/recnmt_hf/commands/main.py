@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from .. import __version__
 from .._registration import register
@@ -90,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Runs a subcommand.
 
     Returns:
-        The exit code: 0 for success; 2 for a mistake of the user, which one sentence on standard error tells (with its
-        traceback where the environment has `RECNMT_TRACEBACK`); 1 for a fault of the program, which shows where it
+        The exit code: 0 for success; 2 for a mistake of the user, which one sentence on standard error reports (with
+        its traceback where the environment has `RECNMT_TRACEBACK`); 1 for a fault of the program, which shows where it
         came from; 130 for an interrupt. Wrong command lines raise `SystemExit` with 2, as argparse does.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -140,7 +141,7 @@ def noticed_interrupts() -> Iterator[list[int]]:
     """
     interrupts: list[int] = []
 
-    def note(number, frame) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..models.user_errors import UserError
 
@@ -55,7 +55,7 @@ def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, obje
 
     if name != "marian" and name not in MODEL_TYPES:
         raise UserError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
-    config_class = MarianConfig if name == "marian" else CONFIG_MAPPING[name]
+    config_class: Any = MarianConfig if name == "marian" else CONFIG_MAPPING[name]
     unknown = set(overrides) - {field.name for field in fields(config_class)} - {"attn_implementation"}
     if unknown:
         raise UserError(f"{config_class.__name__} has no {', '.join(map(repr, sorted(unknown)))}. Remedy: correct it.")
@@ -72,4 +72,4 @@ def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, obje
         except (StrictDataclassError, ValueError, RuntimeError, TypeError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise UserError(f"MarianConfig: {reason}. Remedy: correct the fields.") from error
-    return AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[name].from_preset(size, vocab_size=vocab_size, **overrides))
+    return AutoModelForSeq2SeqLM.from_config(config_class.from_preset(size, vocab_size=vocab_size, **overrides))

@@ -6,6 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -37,7 +38,8 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
         sys.modules[package].__path__ = [str(Path(folder).resolve())]
     config_class = getattr(importlib.import_module(f"{package}.{configuration}"), f"{prefix}Config")
     model_class = getattr(importlib.import_module(f"{package}.{modeling}"), f"{prefix}ForConditionalGeneration")
-    other = model_class(config_class.from_dict(model.config.to_dict()))
+    config: Any = model.config
+    other = model_class(config_class.from_dict(config.to_dict()))
     try:
         other.load_state_dict(model.state_dict())
     except RuntimeError as error:

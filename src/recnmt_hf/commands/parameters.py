@@ -37,7 +37,7 @@ def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. What the first adds is told against each other one")
+    parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. What the first one adds to each other one is printed")
     parser.add_argument("--size", nargs="+", default=["base"], help="presets (default: base)")
     parser.add_argument("--vocab-size", type=whole(1, 2**31 - 1), default=32000)
 

@@ -80,7 +80,7 @@ def dropout_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
     from ..models.attention import eager_attention_forward
 
-    module = nn.Module()
+    module: Any = nn.Module()
     module.is_causal = False
     heads = config.encoder_attention_heads
     mask = sentences(batch_size, length)[:, None, None, :].bool()
@@ -88,10 +88,20 @@ def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]
         shape = (batch_size, heads, length, config.d_model // heads)
         query, key, value = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(3))
 
-        def plain(query=query, key=key, value=value, dropout=dropout) -> torch.Tensor:
+        def plain(
+            query: torch.Tensor = query,
+            key: torch.Tensor = key,
+            value: torch.Tensor = value,
+            dropout: float = dropout,
+        ) -> torch.Tensor:
             return eager_attention_forward(module, query, key, value, mask, query.shape[3] ** -0.5, dropout)[0]
 
-        def fused(query=query, key=key, value=value, dropout=dropout) -> torch.Tensor:
+        def fused(
+            query: torch.Tensor = query,
+            key: torch.Tensor = key,
+            value: torch.Tensor = value,
+            dropout: float = dropout,
+        ) -> torch.Tensor:
             return nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout)
 
         yield Case(
@@ -127,7 +137,7 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from ..models.absorbing_attention import AbsorbingAttention
     from ..models.attention import MultiHeadAttention
 
-    config = BiARNTransformerConfig.from_preset(size)
+    config: Any = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
     recurrence = biarn.AttentiveRecurrence(config)
     inputs = torch.randn(batch_size, length, config.d_model, requires_grad=True)
@@ -136,11 +146,11 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     steps, heads = config.recurrence_steps, config.encoder_attention_heads
     shape = f"{batch_size} x {length}, {steps} steps"
 
-    def run(steps_of: Callable) -> Callable[[], torch.Tensor]:
+    def run(steps_of: Callable[..., Any]) -> Callable[[], torch.Tensor]:
         return lambda: steps_of(recurrence.directions, inputs, mask, initial, steps)[0]
 
-    def read(reading: Callable) -> Callable[[], torch.Tensor]:
-        attns = [direction.attn for direction in recurrence.directions]
+    def read(reading: Callable[..., Any]) -> Callable[[], torch.Tensor]:
+        attns: list[Any] = [direction.attn for direction in recurrence.directions]
         query = torch.randn(len(attns), batch_size, heads, attns[0].head_dim)
 
         def all_steps() -> torch.Tensor:
@@ -154,7 +164,7 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         yield Case(
             "steps of a BiARN",
             shape,
-            run(biarn.attentive_steps),
+            run(attentive_steps.attentive_steps),
             run(biarn.attentive_steps_reference),
             fast_paths.allowed(),
             trains,
@@ -191,7 +201,7 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
     from ..models.attention import MultiHeadAttention
     from ..models.source_memory import SourceMemoryLayer
 
-    config = BiARNTransformerConfig.from_preset(size)
+    config: Any = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
     heads = config.decoder_attention_heads
     attention = AbsorbingAttention(config, config.d_model, heads, 0.0, layer_idx=0, memory="recurrence").eval()
@@ -215,8 +225,9 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
 def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from .. import RNMTConfig
     from ..models import modeling_rnmt as rnmt
+    from ..models import relation_pairs
 
-    config = RNMTConfig.from_preset(size)
+    config: Any = RNMTConfig.from_preset(size)
     width = rnmt.RelationConvolutions.width(config)
     propagation = rnmt.RelationPropagation(config)
     features = torch.randn(batch_size, length, width, requires_grad=True)
@@ -235,7 +246,7 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         yield Case(
             "pairs in tiles (RNMT)",
             f"{batch_size} x {length}, width {config.relation_hidden_size}",
-            lambda: rnmt.all_pairs(propagation.pair_layers, features, mask),
+            lambda: relation_pairs.all_pairs(propagation.pair_layers, features, mask),
             lambda: rnmt.all_pairs_reference(propagation.pair_layers, features, mask)[0],
             fast_paths.allowed(),
             trains,

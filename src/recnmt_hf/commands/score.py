@@ -7,11 +7,16 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..evaluation.options import DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, check_text, chunks, load_translator, progress
 from .translate import FLAGS, SCORING
+
+
+if TYPE_CHECKING:
+    from ..evaluation.results import SentenceScore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +86,9 @@ def run(args: argparse.Namespace) -> None:
 
     by_record = args.jsonl is not None
     options = DecodingOptions(**{name: getattr(args, name) for name in SCORING})
-    pairs = list(read_records(args.jsonl) if by_record else read_parallel(args.source, args.target))
+    pairs: list[tuple[str, Any]] = list(
+        read_records(args.jsonl) if by_record else read_parallel(args.source, args.target)
+    )
     if not pairs:
         raise UserError(f"{args.jsonl} is empty. Remedy: give a file with at least one record.")
     translator = load_translator(args)
@@ -89,14 +96,15 @@ def run(args: argparse.Namespace) -> None:
         config = translator.model.config
         check_tokens(pairs, args.jsonl, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
 
-    def results() -> Iterator:
+    def results() -> Iterator[SentenceScore | None]:
         file = args.jsonl if by_record else args.source
         for chunk in chunks(enumerate(pairs, start=1)):
             # The empty translation of an empty line has no tokens to ask the model for, and the scores it was given.
             asked = [(number, pair) for number, pair in chunk if pair[1] or not translator.says_nothing(pair[0])]
             places = [f"{file}, line {number}" for number, _ in asked]
-            columns = zip(*(pair for _, pair in asked), strict=True)
-            found = dict(zip(places, translator.score(*columns, options, places) if asked else [], strict=True))
+            sources, targets = [source for _, (source, _) in asked], [target for _, (_, target) in asked]
+            scores = translator.score(sources, targets, options, places) if asked else []
+            found = dict(zip(places, scores, strict=True))
             yield from (found.get(f"{file}, line {number}") for number, _ in chunk)
 
     total, tokens = 0.0, 0

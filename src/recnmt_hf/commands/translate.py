@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def begun(lines: Iterable[str]) -> Iterator[str]:
-    """The same lines, with the first one read already: a file that cannot be read is told before a model is loaded."""
+    """The same lines, with the first one read already: an unreadable file is reported before a model is loaded."""
     lines = iter(lines)
     return chain(list(islice(lines, 1)), lines)
 

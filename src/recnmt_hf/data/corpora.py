@@ -369,7 +369,7 @@ def contents_of(folder: Path) -> dict[str, list[int]]:
 
 
 def load_prepared(folder: Path) -> Dataset | None:
-    """Prepared data, or `None` where there is none or where it is damaged, so that it must be made anew."""
+    """Prepared data, or `None` where there is none or where it is damaged, so that it must be prepared again."""
     if not folder.is_dir():
         return None
     try:

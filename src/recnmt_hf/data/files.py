@@ -181,7 +181,7 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
 
 
 def identity(path: str | Path | int) -> tuple[int, int] | None:
-    """What tells a regular file (or a file descriptor's) from all others; `None` for pipes, devices and no file."""
+    """What identifies a regular file (or a file descriptor's) among all; `None` for pipes, devices and no file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -241,7 +241,7 @@ def cannot_write(path: str | Path, error: OSError) -> UserError:
 
 
 def room_error(error: BaseException) -> int | None:
-    """The number of [`SPACE_ERRORS`] that an error tells of; libraries in Rust and `shutil` put it into words."""
+    """The number of [`SPACE_ERRORS`] that an error names; libraries in Rust and `shutil` put it into words."""
     number = getattr(error, "errno", None)
     if number is None:
         found = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))

@@ -48,7 +48,7 @@ class _Rejoined(io.RawIOBase):
 @contextmanager
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """
-    A file's bytes, unpacked where they are gzipped (told by its first bytes, not its name). Pipes, devices and
+    A file's bytes, unpacked where they are gzipped (recognised by its first bytes, not its name). Pipes, devices and
     `None`, standard input, are read as any file.
 
     Raises:
@@ -85,7 +85,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_text(path: str | Path | None) -> Iterator[IO[str]]:
+def open_text(path: str | Path | None) -> Iterator[io.TextIOWrapper]:
     """The text of a UTF-8 file, as [`open_bytes`] reads it; lines end at line feeds alone."""
     with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n") as text:
         yield text

@@ -33,7 +33,7 @@ TOKENIZER_TYPES = ("bpe", "word", "space", "character")
 GLUE = "▁"
 # The names that `tokenizers` gives to single bytes.
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-# From this size on a BPE vocabulary has them unless told otherwise.
+# From this size on a BPE vocabulary has them unless a caller says otherwise.
 BYTE_FALLBACK_SIZE = 1000
 
 

@@ -14,7 +14,7 @@ from .._plain_text import encode_plain
 from ..models.user_errors import UserError
 
 
-# Field of a configuration that tells the tokenizers of the model.
+# Field of a configuration that names the tokenizers of the model.
 STAMPS = "tokenizer_stamps"
 # Embeddings have more rows than the tokenizer symbols where they were rounded up for speed, or by a few made-up words.
 MULTIPLES = (8, 16, 32, 64, 128, 256)
@@ -135,8 +135,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -
 
 def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
     """
-    Raises `UserError` when a tokenizer's symbols are not those that the model's configuration tells, or when it splits
-    text into others (models of older releases do not tell how).
+    Raises `UserError` when a tokenizer's symbols are not those that the model's configuration names, or when it splits
+    text into others (models of older releases do not say how).
     """
     found = stamp(tokenizer, expected.get("symbols"), side == "target")
     if found["sha256"] != expected.get("sha256"):

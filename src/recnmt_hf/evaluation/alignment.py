@@ -194,7 +194,7 @@ def words_of_tokens(
     special tokens.
 
     Raises:
-        ValueError: The tokenizer does not tell where its tokens stand in the text.
+        ValueError: The tokenizer does not report where its tokens stand in the text.
     """
     if not tokenizer.is_fast:
         raise UserError(
@@ -252,10 +252,10 @@ def align_pairs(
         pairs.append(
             (words_of_tokens(translator.tokenizer, source), words_of_tokens(translator.target_tokenizer, target, True))
         )
-    for number, (source, target) in enumerate(pairs, start=1):
-        translator.check_lengths(len(source[0]), len(target[0]), f"Pair {number}")
-    results: list[WordAlignment | None] = [None] * len(pairs)
-    lengths = [max(len(source[0]), len(target[0])) for source, target in pairs]
+    for number, ((source_ids, _), (target_ids, _)) in enumerate(pairs, start=1):
+        translator.check_lengths(len(source_ids), len(target_ids), f"Pair {number}")
+    results: dict[int, WordAlignment] = {}
+    lengths = [max(len(source_ids), len(target_ids)) for (source_ids, _), (target_ids, _) in pairs]
     for batch in batches_by_tokens(lengths, max_tokens):
         weights = translator.attention([pairs[i][0][0] for i in batch], [pairs[i][1][0] for i in batch])
         chosen = choose_attention(weights, layer, head).float().cpu().numpy()
@@ -265,4 +265,4 @@ def align_pairs(
             own = chosen[row, : len(target_ids), : len(source_ids)]
             matrix = word_matrix(own, source_words, target_words, len(words), len(spoken))
             results[i] = WordAlignment(words, spoken, links_of_matrix(matrix), matrix)
-    yield from results
+    yield from (results[i] for i in range(len(pairs)))

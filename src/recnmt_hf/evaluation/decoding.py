@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
@@ -33,7 +34,7 @@ class VaswaniLengthPenalty(float):
     ```
     """
 
-    def __rpow__(self, length: float) -> float:
+    def __rpow__(self, length: float, modulo: None = None) -> float:
         return ((5.0 + length) / 6.0) ** float(self)
 
 
@@ -66,14 +67,14 @@ class MaxLengthPerSentence(StoppingCriteria):
         prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
     """
 
-    def __init__(self, limits: torch.LongTensor, prompt_length: int = 1):
+    def __init__(self, limits: torch.Tensor, prompt_length: int = 1):
         self.limits = limits
         self.prompt_length = prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
         rows = input_ids.shape[0] // self.limits.shape[0]
         reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
-        return reached.repeat_interleave(rows)
+        return cast("torch.BoolTensor", reached.repeat_interleave(rows))
 
 
 class PrefixPerSentence(LogitsProcessor):
@@ -101,4 +102,4 @@ class PrefixPerSentence(LogitsProcessor):
         forced = self.prefixes[:, step].to(scores.device).repeat_interleave(rows)[:, None]
         tokens = forced.clamp(min=0)
         kept = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
-        return torch.where(forced < 0, scores, kept)
+        return cast("torch.FloatTensor", torch.where(forced < 0, scores, kept))

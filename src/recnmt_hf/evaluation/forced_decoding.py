@@ -68,7 +68,7 @@ class ForcedDecoder:
     def score(
         self,
         sources: Sequence[str],
-        targets: Sequence[str] | Sequence[Sequence[int]],
+        targets: Sequence[str | Sequence[int]],
         options: DecodingOptions | None = None,
         places: Sequence[str] | None = None,
         **changes: Any,
@@ -166,7 +166,7 @@ class ForcedDecoder:
         """
         input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
         labels, _ = self.pad(targets, self.pad_id())
-        # The encoder's own attentions, and what else it would tell, are not asked for: they may be large.
+        # The encoder's own attentions, and what else it could return, are not asked for: they may be large.
         attentions = self.model(
             encoder_outputs=self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
             attention_mask=attention_mask,
@@ -236,14 +236,14 @@ class ForcedDecoder:
             if limit is not None and length > limit:
                 raise UserError(f"{place} has {length} {side} tokens, the model takes {limit}. Remedy: shorten it.")
 
-    def pad(self, rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.LongTensor, torch.LongTensor]:
+    def pad(self, rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Right-padded ids and their mask, on the model's device."""
         width = max(max(map(len, rows)), 1)
         ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         return ids.to(self.model.device), mask.to(self.model.device)
 
-    def shift(self, labels: torch.LongTensor) -> torch.LongTensor:
+    def shift(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's input for labels `(batch_size, target_length)`."""
         start = self.model.generation_config.decoder_start_token_id
         start = self.model.config.decoder_start_token_id if start is None else start

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from logging import Logger, LogRecord
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
@@ -26,7 +28,7 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     trust_remote_code: bool = False,
     check: bool = True,
-    **kwargs,
+    **kwargs: Any,
 ) -> PreTrainedModel:
     """
     An encoder-decoder in evaluation mode. Code that its files bring along is never run unasked, and nothing is asked on
@@ -117,9 +119,10 @@ def without_reports() -> Iterator[None]:
     Silences transformers' report on missing and foreign weights, which says that it can be ignored, where
     [`check_loading`] refuses them.
     """
-    reporter = logging.get_logger("transformers.modeling_utils")
+    # By its type in transformers it takes no function as a filter; by that of `logging` it does.
+    reporter = cast("Logger", logging.get_logger("transformers.modeling_utils"))
 
-    def is_error(record) -> bool:
+    def is_error(record: LogRecord) -> bool:
         return record.levelno >= logging.ERROR
 
     reporter.addFilter(is_error)  # a level of its own would have transformers look for more to report

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, cast
 
 import datasets
 import evaluate
@@ -14,6 +15,10 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 
 from .._values import check_value
 from ..models.user_errors import UserError
+
+
+# One reference set, or several.
+References = Sequence[str] | Sequence[Sequence[str]]
 
 
 @dataclass
@@ -51,23 +56,26 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
         raise UserError("There is nothing to score: the list of translations is empty.")
 
 
-def reference_streams(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+def reference_streams(references: References) -> list[list[str]]:
     """References as one list per reference set; a plain list of sentences is one set."""
     if isinstance(references, str):
         raise UserError("One text was given as the references. Remedy: give a list of sentences.")
     if references and (isinstance(references[0], str) or not hasattr(references[0], "__iter__")):
-        return [list(references)]
-    return [stream if isinstance(stream, str) else list(stream) for stream in references]
+        return [cast("list[str]", list(references))]
+    # A text in place of a list stays one, for `check_lengths` to refuse.
+    return [cast("list[str]", stream) if isinstance(stream, str) else list(stream) for stream in references]
 
 
-def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: Sequence) -> MetricScore:
+def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: References) -> MetricScore:
     streams = reference_streams(references)
     check_lengths(hypotheses, streams)
     result = metric.corpus_score(list(hypotheses), streams)
     return MetricScore(name, result.score, str(metric.get_signature()))
 
 
-def bleu_metric(lowercase: bool = False, tokenize: str | None = None, references: Sequence | None = None):
+def bleu_metric(
+    lowercase: bool = False, tokenize: str | None = None, references: Sequence[Sequence[str]] | None = None
+) -> sacrebleu.BLEU:
     """
     sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning.
 
@@ -79,7 +87,7 @@ def bleu_metric(lowercase: bool = False, tokenize: str | None = None, references
 
 
 def sacrebleu_score(
-    hypotheses: Sequence[str], references: Sequence, lowercase: bool = False, tokenize: str | None = None
+    hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str | None = None
 ) -> MetricScore:
     """
     Corpus BLEU of detokenised text (Papineni et al., 2002) as sacrebleu computes it.
@@ -112,25 +120,25 @@ def check_tokenizer(tokenize: str | None) -> None:
         ) from error
 
 
-def chrf_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:
+def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore:
     """chrF2 (Popović, 2015)."""
     return score_with(sacrebleu.CHRF(), "chrF2", hypotheses, references)
 
 
-def ter_score(hypotheses: Sequence[str], references: Sequence) -> MetricScore:
+def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
     """TER (Snover et al., 2006); lower is better."""
     return score_with(sacrebleu.TER(), "TER", hypotheses, references)
 
 
 @cache
-def moses_tokenizer(language: str):
+def moses_tokenizer(language: str) -> Any:
     from sacremoses import MosesTokenizer
 
     return MosesTokenizer(lang=language)
 
 
 def tokenized_bleu_score(
-    hypotheses: Sequence[str], references: Sequence, lowercase: bool = False, language: str | None = None
+    hypotheses: Sequence[str], references: References, lowercase: bool = False, language: str | None = None
 ) -> MetricScore:
     """
     BLEU of tokenised text, the figure of Moses' `multi-bleu.perl`: no further tokenisation and no smoothing.
@@ -162,7 +170,7 @@ def tokenized_bleu_score(
 def scores_by_length(
     sources: Sequence[str],
     hypotheses: Sequence[str],
-    references: Sequence,
+    references: References,
     edges: Sequence[int] = (15, 30, 45),
     tokenize: str | None = None,
 ) -> list[tuple[str, int, MetricScore]]:
@@ -213,7 +221,7 @@ class _TextMetric(evaluate.Metric):
             description=(type(self).__doc__ or "").strip(), citation=self.citation, features=[many, one]
         )
 
-    def _compute(self, predictions: list[str], references: list, **options) -> dict[str, object]:
+    def _compute(self, predictions: list[str], references: list[Any], **options: Any) -> dict[str, object]:
         if references and not isinstance(references[0], str):
             counts = {len(each) for each in references}
             if len(counts) != 1:
@@ -222,7 +230,7 @@ class _TextMetric(evaluate.Metric):
         result = self.score(predictions, references, **options)
         return {"score": result.score, "signature": result.signature}
 
-    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
         raise NotImplementedError(f"{type(self).__name__} must say how it scores")
 
 
@@ -233,7 +241,7 @@ class Bleu(_TextMetric):
 
     citation = "Papineni et al., 2002; Post, 2018"
 
-    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
         return sacrebleu_score(predictions, references, **options)
 
 
@@ -244,7 +252,7 @@ class TokenizedBleu(_TextMetric):
 
     citation = "Papineni et al., 2002"
 
-    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
         return tokenized_bleu_score(predictions, references, **options)
 
 
@@ -253,7 +261,7 @@ class ChrF(_TextMetric):
 
     citation = "Popović, 2015"
 
-    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
         return chrf_score(predictions, references, **options)
 
 
@@ -262,5 +270,5 @@ class Ter(_TextMetric):
 
     citation = "Snover et al., 2006"
 
-    def score(self, predictions: list[str], references: list, **options) -> MetricScore:
+    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
         return ter_score(predictions, references, **options)

@@ -34,7 +34,7 @@ def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> 
 
     Args:
         model (`PreTrainedModel`): As loaded.
-        info (mapping): What `from_pretrained(..., output_loading_info=True)` tells, where shapes may differ
+        info (mapping): What `from_pretrained(..., output_loading_info=True)` reports, where shapes may differ
             (`ignore_mismatched_sizes=True`). Parameters that are computed or tied are not among its keys.
 
     Raises:

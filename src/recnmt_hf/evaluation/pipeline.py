@@ -15,7 +15,7 @@ from .loading import without_reports
 from .model_checks import check_loading
 from .options import DecodingOptions, decoding_options, own_names
 from .results import Translation
-from .translator import PreparedSentence, Translator
+from .translator import Translator
 
 
 # transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
@@ -60,15 +60,17 @@ class TranslationPipeline(Pipeline):
     ```
     """
 
-    _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
+    # In transformers these are typed None, and documented as truth values.
+    _load_tokenizer: Any = True
+    _load_processor: Any = False
+    _load_image_processor: Any = False
+    _load_feature_extractor: Any = False
+    tokenizer: Any  # to transformers' types a slow one, or None
     # The translator passes on what belongs to `generate`; transformers' own way knows no sentence-wise limits.
     _pipeline_calls_generate = False
 
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
-        model = kwargs.get("model", args[0] if args else None)
+        model: Any = kwargs.get("model", args[0] if args else None)
         info = model.__dict__.pop(LOADING_INFO, None)
         if info is not None:  # of a model that was loaded for the pipeline
             check_loading(model, info)
@@ -86,7 +88,10 @@ class TranslationPipeline(Pipeline):
         options |= options.pop("generate", {})
         return {name: options[name] for name in ("max_source_length", "on_long") if name in options}, options, {}
 
-    def preprocess(self, sentence: str | dict[str, str], **kwargs: Any) -> dict[str, PreparedSentence]:
+    # In transformers the first parameter of these has other names; it is passed by position.
+    def preprocess(  # type: ignore[override]
+        self, sentence: str | dict[str, str], **kwargs: Any
+    ) -> dict[str, Any]:
         prefix = ""
         if isinstance(sentence, dict):
             if "text" not in sentence or sentence.keys() - {"text", "prefix"}:
@@ -94,21 +99,26 @@ class TranslationPipeline(Pipeline):
                     f"A sentence with {', '.join(map(str, sentence)) or 'nothing'} cannot be translated. Remedy: give "
                     'a text, or {"text": ..., "prefix": ...}.'
                 )
-            sentence, prefix = sentence["text"], sentence.get("prefix") or ""
+            prefix = sentence.get("prefix") or ""
+            sentence = sentence["text"]
         return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
 
-    def _forward(self, inputs: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        given = inputs["sentences"]  # one, or those of a batch
+    def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
+        given = input_tensors["sentences"]  # one, or those of a batch
         unknown = UnknownTokens(self.tokenizer)
         sentences = given if isinstance(given, list) else [given]
         found = self.translator.search(sentences, decoding_options(None, kwargs), unknown)
         unknown.warn()
         return {"translations": found if isinstance(given, list) else found[0]}
 
-    def postprocess(self, outputs: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
+    # As `preprocess`.
+    def postprocess(  # type: ignore[override]
+        self, outputs: dict[str, Any], **kwargs: Any
+    ) -> list[dict[str, Any]]:
         return as_records(outputs["translations"])
 
-    def __call__(self, sentences: Any, **kwargs: Any) -> Any:
+    # transformers ignores further positional arguments with a warning; here they are refused.
+    def __call__(self, sentences: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """
         Translates a sentence (a list of hypotheses), or several (a list of such lists; of a dataset or a generator, an
         iterator over them).

@@ -6,8 +6,9 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
 from .._values import Range, check_value
 from ..models.user_errors import UserError
@@ -90,7 +91,7 @@ def compare_systems(
             n_samples=samples,
         )
         signatures, scores = test()
-    results = scores["BLEU"]
+    results = cast("list[Result]", scores["BLEU"])  # only the column of names holds text
     base = results[0].score
     return [
         Comparison(
@@ -98,7 +99,7 @@ def compare_systems(
             score=result.score,
             difference=result.score - base,
             p_value=result.p_value,
-            interval=None if result.mean is None else (result.mean, result.ci),
+            interval=None if result.mean is None or result.ci is None else (result.mean, result.ci),
             signature=str(signatures["BLEU"]),
         )
         for name, result in zip(scores["System"], results, strict=True)

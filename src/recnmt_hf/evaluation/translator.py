@@ -273,8 +273,9 @@ class Translator(ForcedDecoder):
             processors.append(PrefixPerSentence(prefixes))
         if settings.get("stop_strings"):
             settings["tokenizer"] = self.target_tokenizer
+        model: Any = self.model  # PreTrainedModel alone has no `generate`
         with explained_generation(options):
-            outputs = self.model.generate(
+            outputs = model.generate(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 num_beams=options.beams,
@@ -311,7 +312,7 @@ def paired(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return
-    none = object()
+    none: Any = object()
     for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=none), start=1):
         if sentence is none or prefix is none:
             fewer, more = ("sentences", "prefixes") if sentence is none else ("prefixes", "sentences")

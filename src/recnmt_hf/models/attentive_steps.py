@@ -115,7 +115,7 @@ def step_projection(
 Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-# Words of a batch below which, on the CPU, reading the weights anew at every step costs more than the products.
+# Words of a batch below which, on the CPU, reading the weights again at every step costs more than the matmuls.
 FEWEST_WORDS = 384
 
 

@@ -58,7 +58,7 @@ class RNMTConfig(Seq2SeqConfig):
             Whether the embeddings are among them.
         connections_without_relations (`bool`, *optional*, defaults to `False`):
             Has the residual and dense connections act on the stacked GRUs alone too, with `relation_layers=0`: a
-            control that tells what they bring without relations.
+            control that shows what they bring without relations.
         init_uniform (`float`, *optional*, defaults to 0.1):
             Matrices start uniform in `[-init_uniform, init_uniform]`, biases at zero. `None`: as `init_std` says
             (Xavier-uniform and orthogonal matrices unless it is given).

@@ -144,6 +144,11 @@ class Seq2SeqConfig(PreTrainedConfig):
         return None
 
     @property
+    def sides_with_positions(self) -> tuple[str, ...]:
+        """Which of `"source"` and `"target"` have a table of positions, `max_position_embeddings` long."""
+        return ()
+
+    @property
     def attends_source_words(self) -> bool:
         """Whether the weights of the decoder's attention link target to source words."""
         return True

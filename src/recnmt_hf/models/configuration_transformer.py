@@ -94,6 +94,11 @@ class TransformerConfig(Seq2SeqConfig):
             self.position_embedding_type = self.default_position_embedding_type()
         super().__post_init__(**kwargs)
 
+    @property
+    def sides_with_positions(self) -> tuple[str, ...]:
+        sides = {"source": self.encoder_position_embeddings, "target": self.decoder_position_embeddings}
+        return tuple(side for side, has in sides.items() if has and self.position_embedding_type != "none")
+
     def default_position_embedding_type(self) -> str:
         """What `position_embedding_type=None` stands for."""
         return "sinusoidal"

@@ -165,7 +165,7 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
 
     def start_states(self) -> None:
         super().start_states()
-        self.steps_seen = torch.tensor(0)  # a number would be compiled into the graph, each one anew
+        self.steps_seen = torch.tensor(0)  # each number would be compiled into a graph of its own
 
     def keep(self, name: str, state: torch.Tensor) -> None:
         held = self.states.get(name)

@@ -86,7 +86,7 @@ class RecurrentLayer(nn.Module):
         return ("state", "memory") if self.cell == "lstm" else ("state",)
 
     def reset_parameters(self) -> None:
-        """As torch's layers are made; models of the zoo initialise theirs anew."""
+        """As torch's layers are made; models of the zoo initialise theirs by their own rules."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)

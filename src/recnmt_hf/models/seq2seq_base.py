@@ -417,7 +417,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """
         The decoder's mask for a static cache. That of a padded prompt goes to the decoder as it is, `(batch_size, seen
-        + length)`: positions and recurrent states count by it, which a mask of queries and keys does not tell.
+        + length)`: positions and recurrent states count by it, which a mask of queries and keys does not show.
         """
         if attention_mask is not None:
             return attention_mask

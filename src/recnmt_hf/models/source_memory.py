@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 class BeamMoves:
     """
     Whether a reordering keeps every decoder row with its source. All layers of a cache ask it one after the other with
-    the same rows; the first one looks, and each may take over another's look once, so that what is told is never older
+    the same rows; the first one looks, and each may take over another's look once, so that an answer is never older
     than one reordering of the cache.
     """
 
@@ -22,7 +22,7 @@ class BeamMoves:
         self.rows: torch.Tensor | None = None
         self.group = 0
         self.stay = False
-        self.told: set[int] = set()
+        self.answered: set[int] = set()
 
     def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.Tensor, group: int) -> bool:
         """
@@ -31,11 +31,11 @@ class BeamMoves:
             rows (`torch.LongTensor` of shape `(decoder_rows,)`): Row `i` becomes what row `rows[i]` was.
             group (`int`): Consecutive rows of one source.
         """
-        if self.rows is not rows or self.group != group or id(layer) in self.told:
+        if self.rows is not rows or self.group != group or id(layer) in self.answered:
             own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
             self.stay = torch.equal(rows.div(group, rounding_mode="floor"), own)
-            self.rows, self.group, self.told = rows, group, set()
-        self.told.add(id(layer))
+            self.rows, self.group, self.answered = rows, group, set()
+        self.answered.add(id(layer))
         return self.stay
 
 

@@ -69,7 +69,7 @@ def first_not_none(*values: int | None) -> int | None:
 
 
 def generation_config(config: Any, recipe: Recipe) -> GenerationConfig:
-    """What `model.generate` does when told nothing: the recipe's beams (Vaswani's penalty is the Translator's)."""
+    """What `model.generate` does without arguments: the recipe's beams (Vaswani's penalty is the Translator's)."""
     options = DecodingOptions(**recipe.decoding)
     return GenerationConfig(
         decoder_start_token_id=config.decoder_start_token_id,

@@ -133,7 +133,7 @@ def newest_intact_checkpoint(run: str | Path, tell: Callable[[str], None] = lamb
     Raises:
         ValueError: There are checkpoints, and all are damaged.
     """
-    damaged = []
+    damaged: list[str] = []
     for _, folder in reversed(numbered_in(run)):
         if not (folder / MANIFEST).exists():
             continue  # its saving was cut off
@@ -172,7 +172,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def steps_of(checkpoint: Path) -> int:
-    """The training steps that a checkpoint's name tells."""
+    """The training steps in a checkpoint's name."""
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
@@ -260,10 +260,11 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
     """
     if not folders:
         raise UserError("There is nothing to average. Remedy: name at least one checkpoint.")
-    folders, output = [Path(folder) for folder in folders], Path(output)
+    paths = [Path(folder) for folder in folders]
+    output = Path(output)
     if output.is_dir() and any(output.iterdir()):
         raise ExistingFileError(f"{output} is not empty. Remedy: choose a new folder.")
-    marked = [folder for folder in folders if (folder / MANIFEST).exists()]
+    marked = [folder for folder in paths if (folder / MANIFEST).exists()]
     for folder in marked:
         faults = faults_of(folder, training_state=False)
         if faults and (folder / MANIFEST).exists():
@@ -275,9 +276,9 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
     working = output.parent / f".{output.name}{PARTIAL}"
     shutil.rmtree(working, ignore_errors=True)
     try:
-        mean = mean_of(folders)
+        mean = mean_of(paths)
         working.mkdir(parents=True)
-        copy_beside_weights(folders[-1], working)
+        copy_beside_weights(paths[-1], working)
         save_file(mean, working / "model.safetensors", metadata={"format": "pt"})
         check_still_there(marked)
         os.replace(working, output)

@@ -6,7 +6,7 @@ import difflib
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import DynamoBackend
@@ -19,6 +19,7 @@ from .._loading_errors import looks_local
 from .._values import shown
 from ..data.corpora import Corpus
 from ..data.text import open_text
+from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.user_errors import MissingFileError, UserError
 from .recipe import Recipe, check_choice, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments
@@ -132,8 +133,8 @@ def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
         UserError: There is no such preset or field, or a value is not allowed.
     """
     section = recipe.model
-    config_class = CONFIG_MAPPING[section.type]
-    known = {field.name for field in fields(config_class)}
+    config_class = cast("type[Seq2SeqConfig]", CONFIG_MAPPING[section.type])
+    known = {field.name for field in fields(config_class)} | config_class.former_fields
     for name in section.fields:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
@@ -168,13 +169,10 @@ def check_model(recipe: Recipe) -> None:
         if not tokenizer.joint:
             vocabulary["decoder_vocab_size"] = tokenizer.target_vocab_size or tokenizer.vocab_size
     config = build_config(recipe, **vocabulary)
-    if config.position_embedding_type != "none":
-        for side, has in (
-            ("source", config.encoder_position_embeddings),
-            ("target", config.decoder_position_embeddings),
-        ):
+    if config.sides_with_positions:
+        for side in config.sides_with_positions:
             longest = getattr(recipe.data, f"max_{side}_length")
-            if has and longest > config.max_position_embeddings:
+            if longest > config.max_position_embeddings:
                 raise UserError(
                     f"data.max_{side}_length={longest} is more than the model's positions "
                     f"(max_position_embeddings={config.max_position_embeddings}). Remedy: lower the one, or raise "
@@ -261,7 +259,7 @@ def check_schedule(arguments: TranslationTrainingArguments) -> None:
             optimizer,
             num_warmup_steps=arguments.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs or {},
+            scheduler_specific_kwargs=cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {}),  # text is parsed
         )
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(

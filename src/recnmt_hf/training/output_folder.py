@@ -326,7 +326,7 @@ def most_checkpoints(arguments: TranslationTrainingArguments) -> int:
 
 
 def state_per_parameter(arguments: TranslationTrainingArguments) -> float:
-    """How many times the parameters' bytes the optimizer's state takes, as far as its name tells; else Adam's."""
+    """How many times the parameters' bytes the optimizer's state takes, as far as its name says; else Adam's."""
     name = "adadelta" if arguments.optimizer == "adadelta" else str(getattr(arguments.optim, "value", arguments.optim))
     if "adafactor" in name:
         return 0.01

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import datasets
 import torch.distributed as dist
@@ -74,7 +74,7 @@ class Processes:
         """
         if self.waiting is None:
             return work()
-        answer: list = [False, None]
+        answer: list[Any] = [False, None]
         if self.is_main:
             try:
                 answer = [True, work()]
@@ -141,7 +141,7 @@ def keep_freed_memory() -> None:
     """
     Has glibc keep the large blocks that training frees and asks for again at every step.
 
-    By default it returns them to the system, and the kernel clears their pages anew each time, which takes a quarter
+    By default it returns them to the system, and the kernel clears their pages each time, which takes a quarter
     of a small model's training step on the CPU. Does nothing with other allocators.
     """
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h

@@ -405,7 +405,8 @@ def check_names(value: Mapping[str, Any], known: set[str], place: str) -> None:
 
 def check_section(value: Any, place: str) -> None:
     """Types, ranges and choices of a section's fields."""
-    for field_name, each in options_of(type(value)).items():
+    kind: type = type(value)
+    for field_name, each in options_of(kind).items():
         name = f"{place}.{field_name}"
         found = getattr(value, field_name)
         if isinstance(found, Mapping) and name in ("data.train", "data.validation"):

@@ -13,7 +13,7 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -44,7 +44,7 @@ _CORE_SCHEMA = (
 class _Loader(yaml.SafeLoader):
     """A loader that knows the core schema alone and looks at a document's size before it makes anything of it."""
 
-    yaml_implicit_resolvers: dict[str, list] = {}
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
     yaml_constructors: dict[str | None, Any] = {
         f"{_PREFIX}{name}": yaml.SafeLoader.yaml_constructors[f"{_PREFIX}{name}"]
         for name in ("null", "bool", "str", "seq", "map")
@@ -108,7 +108,7 @@ def check_tree(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tup
         yaml.MarkedYAMLError: It is too large or too deep, holds itself, or a mapping has a name twice.
     """
 
-    def refuse(problem: str, at: yaml.Node) -> None:
+    def refuse(problem: str, at: yaml.Node) -> NoReturn:
         raise yaml.composer.ComposerError(None, None, problem, at.start_mark)
 
     if id(node) in known:

@@ -85,7 +85,7 @@ MEASURES = {
     "training.metric_for_best_model",
 }
 # What the prepared data and an update are made of. Where the run has a record, what came of them is compared, which
-# tells more than the recipe's words.
+# says more than the recipe's words.
 LOOKED_AT = {
     "data.max_length_ratio",
     "data.max_source_length",
@@ -312,7 +312,7 @@ def check_record(new: RunRecord, recipe: Recipe, output_dir: Path, checkpoint: P
             f"Changed since the run began: {change}; an update has as many batches as before, dealt in other shares: "
             "the run goes on, but not bit by bit as it would have."
         )
-    machine = [("device", old.device, new.device)]
+    machine: list[tuple[str, str | None, str]] = [("device", old.device, new.device)]
     machine += [(name, old.versions.get(name), version) for name, version in new.versions.items()]
     for name, was, now in machine:
         if was != now:

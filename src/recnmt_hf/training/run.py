@@ -142,10 +142,11 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 baseline=stage.baseline,
                 last_step=stage.last_step,
             )
-            if stage.is_baseline:
+            if stage.last_step is not None:  # a baseline's
                 check_planned_steps(stage.last_step, trainer.planned_steps())
             before_training.close()
             train_stage(trainer, stage, own_checkpoint)
+        assert trainer is not None, "there is always a stage left"
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
     return final

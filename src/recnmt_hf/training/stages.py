@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from ..data.tokenizer_pair import TokenizerPair
-from ..models.configuration_seq2seq import Seq2SeqConfig
 from .arguments import baseline_arguments
 from .building import build_model
 from .checkpoints import newest_checkpoint, steps_of
@@ -88,7 +88,7 @@ def stages_left(stages: list[Stage], checkpoint: Path | None) -> list[Stage]:
     return stages[-1:] if is_done else stages
 
 
-def is_from_scratch(recipe: Recipe, config: Seq2SeqConfig) -> bool:
+def is_from_scratch(recipe: Recipe, config: PreTrainedConfig) -> bool:
     """Whether a variant is trained without the baseline that its paper trains first."""
     has_baseline = recipe.model.init_from or recipe.training.get("baseline_steps")
     return not has_baseline and config.baseline_first is not None and config.baseline() is not None
@@ -98,7 +98,7 @@ def stage_model(recipe: Recipe, tokenizers: TokenizerPair, stage: Stage, checkpo
     """The model with which a stage begins; one that goes on from a checkpoint gets its weights from the trainer."""
     if stage.baseline is not None:
         set_seed(stage.arguments.seed)  # whether the stage before it ran just now or in an earlier process
-    model = build_model(recipe, *tokenizers, baseline=stage.is_baseline)
+    model: Any = build_model(recipe, tokenizers.source, tokenizers.target, baseline=stage.is_baseline)
     say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
     start = stage.baseline or recipe.model.init_from
     if checkpoint is None and start is not None:

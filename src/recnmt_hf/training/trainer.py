@@ -12,17 +12,20 @@ from typing import Annotated, Any
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
     TrainerControl,
     TrainerState,
+    TrainingArguments,
 )
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -113,6 +116,12 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 "transformers' optimizers in optim, e.g. optim=adamw_torch."
             )
 
+    @property
+    def folder(self) -> Path:
+        """The output folder, which transformers names where nobody does."""
+        assert self.output_dir is not None
+        return Path(self.output_dir)
+
 
 @cache
 def training_options() -> dict[str, Option]:
@@ -139,9 +148,10 @@ class SamplerEpochCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_epoch_begin(
-        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         sampler = self.trainer.train_sampler
+        assert sampler is not None, "an epoch has batches"
         sampler.set_epoch(state.global_step // self.trainer.updates_of(sampler))
 
 
@@ -149,7 +159,7 @@ class IntervalCallback(TrainerCallback):
     """Has a resumed run log, evaluate and save as often as its arguments say, not as those of the run before did."""
 
     def on_train_begin(
-        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         state.compute_steps(args, state.max_steps)
 
@@ -161,14 +171,12 @@ class StageCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(
-        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step == self.trainer.first_step > 0:
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
-    def on_step_end(
-        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step == self.trainer.last_step:
             control.should_training_stop = control.should_save = True
             control.should_evaluate = control.should_evaluate or args.eval_strategy != "no"
@@ -180,9 +188,7 @@ class FiniteLossCallback(TrainerCallback):
     def __init__(self, trainer: TranslationTrainer):
         self.trainer = trainer
 
-    def on_step_end(
-        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Looking at the flag waits for the device: on the CPU that is free, elsewhere it is done when something is
         # logged or saved anyway.
         if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
@@ -208,6 +214,12 @@ class TranslationTrainer(Seq2SeqTrainer):
             `2 / (1 - adam_beta2)` (Ma and Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
         **kwargs: As for `Seq2SeqTrainer`.
     """
+
+    args: TranslationTrainingArguments
+    model: PreTrainedModel
+    model_wrapped: torch.nn.Module
+    train_dataset: Dataset
+    eval_dataset: Dataset
 
     def __init__(
         self,
@@ -266,7 +278,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
         )
 
-    def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader:
+    def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader[Any]:
         columns = dataset.select_columns(["input_ids", "labels"]).with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
@@ -277,7 +289,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             persistent_workers=self.args.dataloader_persistent_workers,
         )
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         self.train_sampler = self.token_sampler(self.train_dataset, shuffle=True)
         return self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler))
 
@@ -311,7 +323,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
-    ):
+    ) -> Any:
         if self.smooths_itself and not return_outputs:
             smoothing = self.args.label_smoothing_factor if model.training else 0.0
             inputs = {**inputs, "smoothing": smoothing, "return_logits": False}
@@ -332,7 +344,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             return
         bad = self.accelerator.reduce((~self.loss_is_finite).float(), reduction="sum")
         if bad.item() > 0:
-            newest = checkpoints_in(self.args.output_dir)
+            newest = checkpoints_in(self.args.folder)
             kept = f"the newest good checkpoint is {newest[-1][1]}" if newest else "there is no checkpoint yet"
             raise NonFiniteLossError(
                 f"The loss became NaN or infinite by step {self.state.global_step}; nothing was saved since, {kept}. "
@@ -355,7 +367,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def evaluation_loop(
         self,
-        dataloader: DataLoader,
+        dataloader: DataLoader[Any],
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
@@ -375,10 +387,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         }
         if self.args.bleu_samples > 0 and "target" in dataset.column_names:
             metrics[f"{metric_key_prefix}_bleu"] = self.sample_bleu(dataset)
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataset))
+        predictions: Any = None  # as transformers' own loop has it where none are asked for, against its type
+        return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
 
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         self.evaluated_dataset = dataset
         return self.loader(dataset, self.token_sampler(dataset, shuffle=False))
@@ -412,7 +425,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         own = list(range(rank, len(sample), world))
         # The weights are training's own, and watched by it.
         model = self.accelerator.unwrap_model(self.model)
-        translator = Translator(model, *self.tokenizers, check=False)
+        translator = Translator(model, self.tokenizers.source, self.tokenizers.target, check=False)
         options = DecodingOptions(beams=self.args.bleu_beams, max_length_extra=20, on_long="split")
         sources, references = sample["source"][:], sample["target"][:]
         pairs = [
@@ -424,15 +437,15 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.tokenizers.save_target(output_dir or self.args.output_dir)  # the source's is the Trainer's own
+            self.tokenizers.save_target(output_dir or self.args.folder)  # the source's is the Trainer's own
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
         self.check_weights()
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder = self.args.folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
             discard(folder)  # what a killed run left there, or a damaged checkpoint
         self.accelerator.wait_for_everyone()
@@ -452,7 +465,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
         # accelerate's own way stumbles over embeddings that source and target share.
-        weights = read_safetensors(resume_from_checkpoint) if self.is_world_process_zero() else {}
+        weights: dict[str, Any] = read_safetensors(resume_from_checkpoint) if self.is_world_process_zero() else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
         set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
 
@@ -467,6 +480,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if checkpoint is None or self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
+        assert self.optimizer is not None, "it is made before its state is loaded"
         wanted = [group.get("initial_lr") for group in self.optimizer.param_groups]
         wanted_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -475,7 +489,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             if old != new:
                 group["lr"] = group["lr"] * new / old if old else new
                 group["initial_lr"] = new
-        if wanted_bases:
+        if self.lr_scheduler is not None and wanted_bases:
             self.lr_scheduler.base_lrs = wanted_bases
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
@@ -516,7 +530,7 @@ def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | Non
 def rotate_as_said(args: TranslationTrainingArguments) -> None:
     """Keeps the newest and the best of the checkpoints in an output folder."""
     better = args.greater_is_better is not False
-    rotate(args.output_dir, args.keep_last, args.keep_best, args.metric_for_best_model, better)
+    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, better)
 
 
 def rising(step: int, first_step: int, warmup: int) -> float:
