@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .fast_paths import dropout
 from .initialization import Initialization
 from .recurrent_cache import recurrent_layer
+from .step_products import without_autocast
 
 
 # Gates of each cell, in torch's order.
@@ -116,6 +117,11 @@ class RecurrentLayer(nn.Module):
         # weights, biases, layers, dropout, training, bidirectional, batch first
         settings: Any = (weights, True, 1, 0.0, self.training, False, True)
         if self.cell == "lstm":
+            if inputs.device.type == "cpu":  # whose kernel takes no mixture of types, which autocast would make
+                with without_autocast(inputs.device):
+                    wide = self.weight_hh_l0.dtype
+                    inputs, state = inputs.to(wide), state.to(wide)
+                    return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
             return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
         return (torch.gru if self.cell == "gru" else torch.rnn_tanh)(inputs, state, *settings)[0]
 
