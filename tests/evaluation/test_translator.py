@@ -417,3 +417,24 @@ def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, se
         (cached / "snapshots" / ("a" * 40) / "target_tokenizer" / "tokenizer.json").write_text("{")
         with pytest.raises(ValueError, match=r"target tokenizer of someone/pair cannot be loaded .* Remedy"):
             Translator.from_pretrained("someone/pair", device="cpu", **place)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "limits"),
+    [
+        ("RNMT", {}, (None, None)),
+        ("NMTTransformer", {}, (8, 7)),
+        ("NMTTransformer", {"self_attention_type": "relative"}, (None, None)),
+        ("NMTTransformer", {"decoder_position_embeddings": False}, (8, None)),
+    ],
+    ids=str,
+)
+def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limits):
+    config = getattr(recnmt_hf, f"{name}Config").from_preset(
+        "tiny", vocab_size=len(tokenizer), share_encoder_decoder_embeddings=True, max_position_embeddings=8, **fields
+    )
+    model = getattr(recnmt_hf, f"{name}ForConditionalGeneration")(config)
+    translator = recnmt_hf.Translator(model, tokenizer, check=False)
+    assert (translator.longest_source(), translator.longest_target()) == limits
+    if limits[0] is None:
+        assert translator(["a b c d e f g h i j k"], max_new_tokens=1)

@@ -272,22 +272,19 @@ class ForcedDecoder:
 
     def longest_source(self) -> int | None:
         """Source tokens that the model's positions allow; `None`: any number."""
-        config = self.model.config
-        if getattr(config, "position_embedding_type", None) == "none":
-            return None
-        if getattr(config, "encoder_position_embeddings", True) is False:
-            return None
-        return getattr(config, "max_position_embeddings", None)
+        return self.positions("source")
 
     def longest_target(self) -> int | None:
         """New target tokens that the model's positions allow; `None`: any number."""
-        config = self.model.config
-        if getattr(config, "position_embedding_type", None) == "none":
-            return None
-        if getattr(config, "decoder_position_embeddings", True) is False:
-            return None
-        limit = getattr(config, "max_position_embeddings", None)
+        limit = self.positions("target")
         return None if limit is None else limit - 1
+
+    def positions(self, side: str) -> int | None:
+        """Rows of the table of positions of a side; `None` where there is none."""
+        config = self.model.config
+        if side not in getattr(config, "sides_with_positions", (side,)):  # transformers' own models do not say
+            return None
+        return getattr(config, "max_position_embeddings", None)
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

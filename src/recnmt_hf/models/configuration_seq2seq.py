@@ -40,8 +40,8 @@ class Seq2SeqConfig(PreTrainedConfig):
         scale_embedding (`bool`, *optional*, defaults to `True`):
             Multiply embeddings by `sqrt(d_model)`.
         max_position_embeddings (`int`, *optional*, defaults to 1024):
-            Longest sequence: rows of the position tables of a model that has some, and in every model the limit to
-            which sentences are trained and translated.
+            Rows of the position tables, which no sequence of a model that has some may exceed. Without positions it
+            bounds nothing but the length of validation sentences and of what `generate` makes by default.
         share_encoder_decoder_embeddings (`bool`, *optional*, defaults to `True`):
             One embedding matrix for source and target. Needs equal vocabularies.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
