@@ -214,8 +214,8 @@ def test_benchmark_prints_ratios(capsys):
         "--count",
     )
     assert code == 0, err
-    assert "one product of 1024 x 1024 matrices:" in out
-    assert "; as fast in every product: " in out and " GFLOP at " in out
+    assert "one matmul of 1024 x 1024 matrices:" in out
+    assert "; as fast in every matmul: " in out and " GFLOP at " in out
     assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
     assert "generation, beam 4, batch 2:" in out and "quartiles" in out
     assert f"({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}), 1 thread(s), torch " in out
@@ -226,7 +226,7 @@ def test_benchmark_tells_what_fast_paths_gain(capsys, monkeypatch):
 
     # What was measured for a model that another test ran stays out of it, and one kind of shape is enough here.
     monkeypatch.setattr(fast_paths, "_choices", [])
-    monkeypatch.setattr(fast_paths, "_products", {})
+    monkeypatch.setattr(fast_paths, "_matmuls", {})
     monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", 2 * fast_paths.SMALLEST_WEIGHT)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
     sizes = ("--size", "tiny", "--vocab-size", 100, "--train-batch-size", 2, "--generate-batch-size", 1)
@@ -234,7 +234,7 @@ def test_benchmark_tells_what_fast_paths_gain(capsys, monkeypatch):
     assert code == 0, err
     for path in (
         "dropout",
-        "plain products for sdpa",
+        "plain matmuls for sdpa",
         "loss in chunks",
         "steps of a BiARN",
         "BiARN reads words",
@@ -243,13 +243,13 @@ def test_benchmark_tells_what_fast_paths_gain(capsys, monkeypatch):
         "steps of the RNMT decoder",
     ):
         assert f"\n{path}, " in out
-    assert out.count("x; taken: ") == out.count("fast ") > 10 and "product of few rows" not in out
+    assert out.count("x; taken: ") == out.count("fast ") > 10 and "matmul of few rows" not in out
     with torch.no_grad():
         fast_paths.project(torch.nn.Linear(512, 512), torch.zeros(4, 512))
     tiny = ("nmt_transformer:d_model=32", "marian:d_model=32", "--modes", "train")
     code, out, err = call(capsys, "benchmark", *tiny, *sizes, "--repeats", 1, "--mean-length", 4, "--device", "cpu")
     assert code == 0, err
-    assert "product of few rows, 4 rows, 512 to 512 channels: fast " in out
+    assert "matmul of few rows, 4 rows, 512 to 512 channels: fast " in out
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -266,10 +266,10 @@ def test_counted_operations_are_those_of_the_equations(attention):
     encoder = layers * (4 * width**2 + 2 * width * config.encoder_ffn_dim)
     memory = layers * 2 * width**2
     decoder = layers * (6 * width**2 + 2 * width * config.decoder_ffn_dim) + width * config.vocab_size
-    products = rows * (source * (encoder + memory) + target * decoder)
+    matmuls = rows * (source * (encoder + memory) + target * decoder)
     pairs = layers * rows * width * (source**2 + target**2 + source * target)
-    # Forwards two products; backwards four, and in the fused kernel the scores anew.
-    expected = 6 * products + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
+    # Forwards two matmuls; backwards four, and in the fused kernel the scores anew.
+    expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
     assert count_operations(training_step(model, torch.float32, 0.0), [batch, batch]) == 2 * expected
 
 

@@ -296,7 +296,7 @@ def test_directions_with_equal_parameters_are_mirrors():
 @pytest.mark.parametrize("steps", [5, None])
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, monkeypatch):
-    """Outputs, attentions and the gradients of inputs and parameters, in both forms of products and of reading."""
+    """Outputs, attentions and the gradients of inputs and parameters, in both forms of matmuls and of reading."""
     monkeypatch.setattr(attentive_steps, "stacks_weights", lambda device: stacked)
     monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: few)
     config = TestBiARNTransformer().config(
@@ -324,7 +324,7 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
 
 
 def test_words_are_read_without_projection_where_that_is_less_work():
-    """Few steps for the length; and on the CPU so many words that products, not reading weights, take the time."""
+    """Few steps for the length; and on the CPU so many words that matmuls, not reading weights, take the time."""
     for batch_size, length, steps, expected in ((16, 27, 8, True), (1, 27, 8, False), (16, 4, 8, False)):
         assert attentive_steps.few_steps(steps, 8, torch.empty(batch_size, length, 512)) is expected
     assert attentive_steps.few_steps(8, 8, torch.empty(1, 27, 512, device="meta"))

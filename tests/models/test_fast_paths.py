@@ -57,7 +57,7 @@ def test_few_elements_are_dropped_by_torch(rows):
     assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < fast_paths.SMALLEST_DROPOUT)
 
 
-# -- products of a decoding step ---------------------------------------------------------------------------------------
+# -- matmuls of a decoding step ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def measured(monkeypatch):
     calls = Measured()
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
     monkeypatch.setattr(fast_paths, "time_in_turns", calls)
-    monkeypatch.setattr(fast_paths, "_products", {})
+    monkeypatch.setattr(fast_paths, "_matmuls", {})
     monkeypatch.setattr(fast_paths, "_choices", [])
     monkeypatch.setattr(fast_paths, "SMALLEST_WEIGHT", 1)
     monkeypatch.setattr(fast_paths, "SMALLEST_WIDTH", 1)
@@ -88,14 +88,14 @@ def measured(monkeypatch):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Names of the products that were computed, in order (after measuring)."""
+    """Names of the matmuls that were computed, in order (after measuring)."""
     names = []
 
-    def noting(name, product):
-        return lambda *args: names.append(name) or product(*args)
+    def noting(name, matmul):
+        return lambda *args: names.append(name) or matmul(*args)
 
-    products = {name: noting(name, product) for name, product in fast_paths.PRODUCTS.items() if name != "linear"}
-    monkeypatch.setattr(fast_paths, "PRODUCTS", {"linear": nn.functional.linear, **products})
+    matmuls = {name: noting(name, matmul) for name, matmul in fast_paths.MATMULS.items() if name != "linear"}
+    monkeypatch.setattr(fast_paths, "MATMULS", {"linear": nn.functional.linear, **matmuls})
     return names
 
 
@@ -103,14 +103,14 @@ def taken(monkeypatch):
 @pytest.mark.parametrize("shape", [(32, 32), (32, 100), (100, 20), (8, 1000)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_projection_of_few_rows(rows, shape, bias, measured, monkeypatch):
-    """Each product, and what `project` makes of it: channels in whole blocks and not, fewer than one block."""
+    """Each matmul, and what `project` makes of it: channels in whole blocks and not, fewer than one block."""
     linear = nn.Linear(*shape, bias=bias)
     states = torch.randn(rows, shape[0], 2)[..., 0]
-    for name, product in fast_paths.PRODUCTS.items():
+    for name, matmul in fast_paths.MATMULS.items():
         with torch.no_grad():
             expected = linear(states)
-            torch.testing.assert_close(product(states, linear.weight, linear.bias), expected, atol=1e-5, rtol=1e-5)
-            monkeypatch.setattr(fast_paths, "_products", {})
+            torch.testing.assert_close(matmul(states, linear.weight, linear.bias), expected, atol=1e-5, rtol=1e-5)
+            monkeypatch.setattr(fast_paths, "_matmuls", {})
             measured.seconds = {name: 1.0}
             found = fast_paths.project(linear, states[:, None])
             torch.testing.assert_close(found[:, 0], expected, atol=1e-5, rtol=1e-5)
@@ -130,10 +130,10 @@ def test_a_path_is_taken_where_it_wins_clearly():
     assert fast_paths.clear_winner({"reference": reference}) == "reference"
 
 
-@pytest.mark.parametrize("winner", list(fast_paths.PRODUCTS))
-def test_the_winning_product_is_taken(winner, measured, taken):
+@pytest.mark.parametrize("winner", list(fast_paths.MATMULS))
+def test_the_winning_matmul_is_taken(winner, measured, taken):
     """Measured once for a kind of shape and number of threads, and reported."""
-    measured.seconds = {name: 1.0 if name == winner else 2.0 for name in fast_paths.PRODUCTS}
+    measured.seconds = {name: 1.0 if name == winner else 2.0 for name in fast_paths.MATMULS}
     linear = nn.Linear(64, 96)
     with torch.inference_mode():
         for _ in range(3):
@@ -142,7 +142,7 @@ def test_the_winning_product_is_taken(winner, measured, taken):
     assert taken == [] if winner == "linear" else taken == [winner] * 4
     assert len(measured) == 1
     (choice,) = fast_paths.choices()
-    assert choice.taken == winner and list(choice.seconds) == list(fast_paths.PRODUCTS)
+    assert choice.taken == winner and list(choice.seconds) == list(fast_paths.MATMULS)
     assert "4 rows" in choice.shape and choice.threads == torch.get_num_threads()
     with torch.no_grad():
         fast_paths.project(linear, torch.randn(12, 64))
@@ -220,7 +220,7 @@ def test_measuring_leaves_random_numbers_alone(monkeypatch):
     from concurrent.futures import ThreadPoolExecutor
 
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    monkeypatch.setattr(fast_paths, "_products", {})
+    monkeypatch.setattr(fast_paths, "_matmuls", {})
     monkeypatch.setattr(fast_paths, "_choices", [])
     monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", fast_paths.SMALLEST_WEIGHT)
     linear, states = nn.Linear(512, 512), torch.randn(4, 512)
@@ -256,7 +256,7 @@ def test_projection_calls_what_is_not_a_plain_linear():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [None, "bool", "additive"])
-def test_attention_by_plain_products(causal, masked):
+def test_attention_by_plain_matmuls(causal, masked):
     """What training on the CPU may take instead of sdpa: the same contexts and gradients."""
     module = nn.Module()
     module.is_causal = causal
@@ -282,21 +282,21 @@ def test_attention_by_plain_products(causal, masked):
 
 
 @pytest.mark.parametrize("amd", [False, True])
-def test_choice_of_plain_products(amd, monkeypatch):
+def test_choice_of_plain_matmuls(amd, monkeypatch):
     """A rule of processor, type and size: with dropout in float32 where it has won; in bfloat16 everywhere."""
     monkeypatch.setattr(fast_paths, "is_amd", lambda: amd)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
     query, key = torch.randn(4, 4, 32, 8, requires_grad=True), torch.randn(4, 4, 32, 8)
-    assert fast_paths.prefers_plain_products(query, key, 0.1) is amd
-    assert fast_paths.prefers_plain_products(query.bfloat16(), key.bfloat16(), 0.1)
-    assert not fast_paths.prefers_plain_products(query.bfloat16()[:1], key.bfloat16()[:1], 0.1)
-    assert not fast_paths.prefers_plain_products(query, key, 0.0)
-    assert fast_paths.prefers_plain_products(query.bfloat16(), key.bfloat16(), 0.0)
-    assert not fast_paths.prefers_plain_products(query.detach().bfloat16(), key.bfloat16(), 0.0)
+    assert fast_paths.prefers_plain_matmuls(query, key, 0.1) is amd
+    assert fast_paths.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.1)
+    assert not fast_paths.prefers_plain_matmuls(query.bfloat16()[:1], key.bfloat16()[:1], 0.1)
+    assert not fast_paths.prefers_plain_matmuls(query, key, 0.0)
+    assert fast_paths.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.0)
+    assert not fast_paths.prefers_plain_matmuls(query.detach().bfloat16(), key.bfloat16(), 0.0)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    assert fast_paths.prefers_plain_products(query, key, 0.1)
+    assert fast_paths.prefers_plain_matmuls(query, key, 0.1)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert not fast_paths.prefers_plain_products(query, key, 0.1)
+    assert not fast_paths.prefers_plain_matmuls(query, key, 0.1)
 
 
 # -- loss --------------------------------------------------------------------------------------------------------------

@@ -145,13 +145,13 @@ def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Se
         print(
             f"{title}: {names[0]} / {names[other]} = {statistics.median(ratios):.3f}x (quartiles {low:.3f} to "
             f"{high:.3f}, {len(ratios)} turns)"
-            + (f"; as fast in every product: {operations[other] / operations[0]:.3f}x" if operations else ""),
+            + (f"; as fast in every matmul: {operations[other] / operations[0]:.3f}x" if operations else ""),
             flush=True,
         )
     if operations:
         rates = [count / statistics.median(seconds[:, model]) / 1e9 for model, count in enumerate(operations)]
         print(
-            "products: "
+            "matmuls: "
             + ", ".join(
                 f"{name} {count / 1e9:.1f} GFLOP at {rate:.1f} GFLOP/s"
                 for name, count, rate in zip(names, operations, rates, strict=True)
@@ -161,7 +161,7 @@ def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Se
 
 
 def count_operations(step: Callable[[Batch], object], batches: list[Batch]) -> int:
-    """Floating-point operations of all matrix products, convolutions and attentions of a step over all batches."""
+    """Floating-point operations of all matmuls, convolutions and attentions of a step over all batches."""
     aten = torch.ops.aten
     uncounted = {  # which torch 2.13 leaves out, and their likes
         aten.addmm_: aten.addmm,
@@ -180,8 +180,8 @@ def count_operations(step: Callable[[Batch], object], batches: list[Batch]) -> i
     return counter.get_total_flops()
 
 
-def product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Floating-point operations a second of one product of two square matrices, the fastest of seven."""
+def matmul_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Floating-point operations a second of one matmul of two square matrices, the fastest of seven."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = measure([lambda _: torch.mm(left, right)], [{}], 7, device)
     return 2 * size**3 / seconds.min()
@@ -229,7 +229,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count",
         action="store_true",
-        help="count the products of training too: the ratio if all were equally fast, and how fast they are",
+        help="count the matmuls of training too: the ratio if all were equally fast, and how fast they are",
     )
     parser.add_argument(
         "--fast-paths",
@@ -299,8 +299,8 @@ def measure_models(
         operations = None
         if args.count:
             size = 1024
-            rate = product_rate(size, dtype, device) / 1e9
-            print(f"one product of {size} x {size} matrices: {rate:.1f} GFLOP/s", flush=True)
+            rate = matmul_rate(size, dtype, device) / 1e9
+            print(f"one matmul of {size} x {size} matrices: {rate:.1f} GFLOP/s", flush=True)
             operations = [
                 count_operations(training_step(model, dtype, args.label_smoothing), load.batches) for model in models
             ]

@@ -105,11 +105,11 @@ def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]
             return nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout)
 
         yield Case(
-            "plain products for sdpa",
+            "plain matmuls for sdpa",
             f"{batch_size} x {length}, {str(dtype).removeprefix('torch.')}, dropout {dropout}",
             plain,
             fused,
-            fast_paths.prefers_plain_products(query, key, dropout),
+            fast_paths.prefers_plain_matmuls(query, key, dropout),
             True,
         )
 
@@ -261,8 +261,8 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         )
 
 
-def product_timings(config: Any, rows: int) -> Iterator[PathTiming]:
-    """The measured choices for the products of a decoding step."""
+def matmul_timings(config: Any, rows: int) -> Iterator[PathTiming]:
+    """The measured choices for the matmuls of a decoding step."""
     width, inner = config.d_model, config.decoder_ffn_dim
     with torch.no_grad():
         for shape in dict.fromkeys([(width, width), (width, inner), (inner, width), (width, config.vocab_size)]):
@@ -322,7 +322,7 @@ def time_paths(
 
     Args:
         size: A preset of all models.
-        vocab_size: Words of the loss's output layer, and of the last product of a decoding step.
+        vocab_size: Words of the loss's output layer, and of the last matmul of a decoding step.
         batch_size, length: Sentences of training and of encoding, and their words.
         sources, beams: Sentences of a decoding step, and its rows for each of them.
         rounds: Turns of each way.
@@ -331,7 +331,7 @@ def time_paths(
 
     torch.manual_seed(1)
     config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
-    yield from product_timings(config, sources * beams)
+    yield from matmul_timings(config, sources * beams)
     for cases in (
         dropout_cases(config, batch_size, length),
         attention_cases(config, batch_size, length),

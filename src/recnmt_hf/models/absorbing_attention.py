@@ -13,9 +13,10 @@ from .source_memory import keeps_source_memories, read_source_memory
 
 def few_positions(length: int, num_heads: int, width: int, queries: int | None) -> bool:
     """
-    Whether [`AbsorbingAttention`] carries a memory of this length to the queries: `2 num_heads length width` products
-    for each query and `2 length width^2` for each source, instead of `2 width^2` for each query. `queries` is their
-    number for each source, or `None` where the memory is kept for further steps: to fewer it has been measured to lose.
+    Whether [`AbsorbingAttention`] carries a memory of this length to the queries: `2 num_heads length width`
+    multiplications for each query and `2 length width^2` for each source, instead of `2 width^2` for each query.
+    `queries` is their number for each source, or `None` where the memory is kept for further steps: to fewer it has
+    been measured to lose.
     """
     return 8 * num_heads * length <= width and (queries is None or queries >= 5 * length)
 

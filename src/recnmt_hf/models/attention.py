@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .fast_paths import dropout as random_dropout
-from .fast_paths import prefers_plain_products, project
+from .fast_paths import prefers_plain_matmuls, project
 from .source_memory import read_source_memory, self_attention_cache
 
 
@@ -200,7 +200,7 @@ class MultiHeadAttention(nn.Module):
             implementation = "sdpa"  # beams are more queries than a block mask of the memory would have rows
         if implementation == "sdpa" and (kwargs.get("output_attentions") or self.config.output_attentions):
             implementation = "eager"  # sdpa has no weights to give
-        elif implementation == "sdpa" and prefers_plain_products(query, key, dropout):
+        elif implementation == "sdpa" and prefers_plain_matmuls(query, key, dropout):
             implementation = "eager"
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         own = {"is_causal", "output_attentions"} | ({"query_offset"} if implementation != "eager" else set())

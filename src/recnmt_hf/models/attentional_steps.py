@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .attention import masked_softmax
-from .step_products import StepProducts, gru_step, gru_step_backward, without_autocast
+from .step_matmuls import StepMatmuls, gru_step, gru_step_backward, without_autocast
 
 
 class StepWeights(NamedTuple):
@@ -36,7 +36,7 @@ def run_steps(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The same as [`run_steps_reference`] with all that can leave the loop outside it: the words' part of the gates is one
-    product for all steps; keys and values are given. What remains of a step are two or three products with the state,
+    matmul for all steps; keys and values are given. What remains of a step are two or three matmuls with the state,
     the attention's scores, and the elements of the gates. In training the backward pass is written out
     ([`AttentionalSteps`]): gradients of the weights are formed once after all steps, and nothing of the size steps x
     source_length x d_model is kept.
@@ -60,7 +60,7 @@ def run_steps(
         cell.bias_hh,
         cell.bias_ih,
     )
-    # Under autocast the state and its gates stay in the parameters' type; only products are made in the lower one.
+    # Under autocast the state and its gates stay in the parameters' type; only matmuls are made in the lower one.
     dtype = cell.weight_hh.dtype
     gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
     of_gates = values[..., : 3 * width].to(dtype)
@@ -112,9 +112,9 @@ def steps_forward(
     """
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    of_word: Any = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
-    of_query = StepProducts(weights.query_weight)
-    of_context = StepProducts(weights.context_weight, weights.context_bias)
+    of_word: Any = StepMatmuls(weights.word_weight, weights.word_bias) if is_conditional else None
+    of_query = StepMatmuls(weights.query_weight)
+    of_context = StepMatmuls(weights.context_weight, weights.context_bias)
     states, attentions = [], []
     with without_autocast(keys.device):
         for j, gate in enumerate(gates.unbind(0)):
@@ -180,9 +180,9 @@ class AttentionalSteps(torch.autograd.Function):
         is_conditional = weights.word_weight is not None
         device = keys.device.type
         with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
-            of_word: Any = StepProducts(weights.word_weight, weights.word_bias) if is_conditional else None
-            of_query = StepProducts(weights.query_weight)
-            of_context = StepProducts(weights.context_weight, weights.context_bias)
+            of_word: Any = StepMatmuls(weights.word_weight, weights.word_bias) if is_conditional else None
+            of_query = StepMatmuls(weights.query_weight)
+            of_context = StepMatmuls(weights.context_weight, weights.context_bias)
         new = grad_states.new_empty
         grad_gates = new(ctx.steps, rows, 3 * width)
         grad_first: Any = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
@@ -230,7 +230,7 @@ class AttentionalSteps(torch.autograd.Function):
             if held is not None:
                 gradient += held
         grad_keys = (grad_scores_total[:, :, None] - squares) * weights.score
-        # All steps' part of the weights in one product each.
+        # All steps' part of the weights in one matmul each.
         middles = torch.stack([step[1] for step in steps])
         if is_conditional:
             grad_word_weight = of_word.weight_gradient(grad_first, torch.stack([step[0] for step in steps]))

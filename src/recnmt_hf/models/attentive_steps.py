@@ -17,9 +17,9 @@ class SharedStepWeights(torch.autograd.Function):
     """
     The biases of a projection for all steps, and the place where its gradients are made.
 
-    A projection used at T steps would collect its gradient in T products with few rows, each added to a matrix of the
+    A projection used at T steps would collect its gradient in T matmuls with few rows, each added to a matrix of the
     weights' size. Here the steps read the weights without a gradient; the gradients of their outputs arrive in this
-    function's backward pass, all together, and one product with the collected inputs gives the same sum. It cannot be
+    function's backward pass, all together, and one matmul with the collected inputs gives the same sum. It cannot be
     differentiated twice; with `RECNMT_FAST_PATHS=0` the steps can.
     """
 
@@ -33,7 +33,7 @@ class SharedStepWeights(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        # Steps and batch become the rows of one product, for each direction where there are several.
+        # Steps and batch become the rows of one matmul, for each direction where there are several.
         inputs = torch.stack(ctx.inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
         gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
         return torch.matmul(gradient.transpose(-1, -2), inputs), gradient.sum(dim=-2), None, None, None
@@ -93,8 +93,8 @@ class StepProjection:
 
 def stacks_weights(device: torch.device) -> bool:
     """
-    Whether both directions' weights are stacked for one batched product: where launches cost. On the CPU there is a
-    product for each direction, because stacking the weights would copy them.
+    Whether both directions' weights are stacked for one batched matmul: where launches cost. On the CPU there is a
+    matmul for each direction, because stacking the weights would copy them.
     """
     return device.type != "cpu"
 
@@ -122,7 +122,7 @@ FEWEST_WORDS = 384
 def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
     """
     Whether carrying T queries to the words `(batch_size, length, d_model)` costs less than carrying the words to keys
-    and values: 2 T d (d + length num_heads) products for each direction against 2 length d^2.
+    and values: 2 T d (d + length num_heads) multiplications for each direction against 2 length d^2.
     """
     batch_size, length, width = inputs.shape
     if steps * (width + length * num_heads) >= length * width:

@@ -4,7 +4,7 @@ Faster ways to the same results, and the choice between them and their reference
 The environment variable `RECNMT_FAST_PATHS` says how the choice is made:
 
 - unset or `auto`: Whatever may be part of training is chosen by rules alone (device, data type, shape, and the
-  processor's vendor where that decides), so that every run on a machine computes the same bits. The products of a
+  processor's vendor where that decides), so that every run on a machine computes the same bits. The matmuls of a
   decoding step, whose winner depends on the processor and its library, are measured: once per process and kind of
   shape, for some hundredths of a second; a path is taken only where it wins clearly.
 - `1`: every eligible path is taken, nothing is measured.
@@ -84,7 +84,7 @@ class Choice:
     One measured choice.
 
     Attributes:
-        path (`str`): What was chosen for, e.g. `"product of few rows"`.
+        path (`str`): What was chosen for, e.g. `"matmul of few rows"`.
         shape (`str`): The kind of shape.
         threads (`int`): torch's threads while it was measured.
         seconds (`dict[str, float]`): Median time of one call of each candidate, the reference first.
@@ -153,11 +153,11 @@ def may_measure(*tensors: torch.Tensor) -> bool:
     )
 
 
-# -- products of a decoding step ---------------------------------------------------------------------------------------
+# -- matmuls of a decoding step ----------------------------------------------------------------------------------------
 
 # Numbers of rows for which candidates differ, each with the number at which its kind of shape is measured.
 ROW_KINDS = {2: 3, 3: 3, 4: 4, 5: 4, 6: 8, 7: 8, 8: 8} | dict.fromkeys(range(9, 16), 12)
-# Narrower and smaller weights are bound by the calls, not by the product; all from the larger sizes on behave alike.
+# Narrower and smaller weights are bound by the calls, not by the matmul; all from the larger sizes on behave alike.
 SMALLEST_WIDTH, LARGER_WIDTH = 256, 512
 SMALLEST_WEIGHT, LARGER_WEIGHT = 2**18, 2**19
 # Elements of the buffer that weights are read from in turn: more than a core's own cache holds and knows the addresses
@@ -165,17 +165,17 @@ SMALLEST_WEIGHT, LARGER_WEIGHT = 2**18, 2**19
 MEASURED_BUFFER = 6 * 2**20
 BLOCK = 32
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Matmul = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`(weight @ states.T).T + bias`: the same products with weights as the long side."""
+    """`(weight @ states.T).T + bias`: the same matmul with weights as the long side."""
     projected = torch.mm(weight, states.t()).t().contiguous()
     return projected if bias is None else projected.add_(bias)
 
 
 def by_blocks(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product for `BLOCK` output channels at a time, as one batched product: each block is read once."""
+    """The matmul for `BLOCK` output channels at a time, in one batched call: each block is read once."""
     rows, (channels, width) = states.shape[0], weight.shape
     count = channels // BLOCK
     whole = count * BLOCK
@@ -193,42 +193,42 @@ def by_blocks(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return output
 
 
-PRODUCTS: dict[str, Product] = {"linear": nn.functional.linear, "weight first": weight_first, "by blocks": by_blocks}
-_products: dict[tuple[int, int, int, int], str] = {}
+MATMULS: dict[str, Matmul] = {"linear": nn.functional.linear, "weight first": weight_first, "by blocks": by_blocks}
+_matmuls: dict[tuple[int, int, int, int], str] = {}
 
 
-def choose_product(rows: int, width: int, channels: int) -> str:
+def choose_matmul(rows: int, width: int, channels: int) -> str:
     """
-    The name in `PRODUCTS` of the product that wins for `rows` states of `width` elements and a weight `(channels,
+    The name in `MATMULS` of the matmul that wins for `rows` states of `width` elements and a weight `(channels,
     width)` with this number of threads: measured on the first call for a kind of shape, remembered afterwards.
     """
     size = 2 * LARGER_WEIGHT if width * channels >= LARGER_WEIGHT else SMALLEST_WEIGHT
     width = LARGER_WIDTH if width >= LARGER_WIDTH else SMALLEST_WIDTH
     key = ROW_KINDS[rows], width, size // width, torch.get_num_threads()
-    if key not in _products:
+    if key not in _matmuls:
         with _measuring:
-            if key not in _products:  # not measured by another thread in the meantime
-                _products[key] = measure_products(*key)
-    return _products[key]
+            if key not in _matmuls:  # not measured by another thread in the meantime
+                _matmuls[key] = measure_matmuls(*key)
+    return _matmuls[key]
 
 
-def measure_products(rows: int, width: int, channels: int, threads: int) -> str:
-    """Measures `PRODUCTS`, records a [`Choice`], and returns the name of the winner."""
+def measure_matmuls(rows: int, width: int, channels: int, threads: int) -> str:
+    """Measures `MATMULS`, records a [`Choice`], and returns the name of the winner."""
     states, bias = torch.ones(rows, width), torch.ones(channels)
     weights = torch.ones(max(MEASURED_BUFFER // (width * channels), 1), channels, width).unbind(0)
 
-    def over_all(product: Product) -> Callable[[], None]:
+    def over_all(matmul: Matmul) -> Callable[[], None]:
         def run() -> None:
             for weight in weights:
-                product(states, weight, bias)
+                matmul(states, weight, bias)
 
         return run
 
-    seconds = time_in_turns({name: over_all(product) for name, product in PRODUCTS.items()}, rounds=3)
+    seconds = time_in_turns({name: over_all(matmul) for name, matmul in MATMULS.items()}, rounds=3)
     taken = clear_winner(seconds)
     medians = {name: statistics.median(each) / len(weights) for name, each in seconds.items()}
     shape = f"{rows} rows, {width} to {channels} channels"
-    _choices.append(Choice("product of few rows", shape, threads, medians, taken))
+    _choices.append(Choice("matmul of few rows", shape, threads, medians, taken))
     return taken
 
 
@@ -236,8 +236,8 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """
     A linear layer, `states @ weight.T + bias`.
 
-    For the few rows of a decoding step on the CPU the time goes into reading the weights, and which product reads them
-    fastest depends on the processor and its library: see [`choose_product`].
+    For the few rows of a decoding step on the CPU the time goes into reading the weights, and which matmul reads them
+    fastest depends on the processor and its library: see [`choose_matmul`].
 
     Args:
         linear (`nn.Module`): Usually `nn.Linear`; anything else (adapters, quantized layers) is simply called.
@@ -259,21 +259,21 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
         or not is_plain(linear, nn.Linear)
     ):
         return linear(states)
-    product = fastest_product(states, weight)
-    if product is nn.functional.linear:
+    matmul = fastest_matmul(states, weight)
+    if matmul is nn.functional.linear:
         return linear(states)
-    return product(states.reshape(-1, width), weight, linear.bias).view(*states.shape[:-1], channels)
+    return matmul(states.reshape(-1, width), weight, linear.bias).view(*states.shape[:-1], channels)
 
 
-def fastest_product(states: torch.Tensor, weight: torch.Tensor) -> Product:
-    """The product that `RECNMT_FAST_PATHS` and measuring name; see [`project`]."""
+def fastest_matmul(states: torch.Tensor, weight: torch.Tensor) -> Matmul:
+    """The matmul that `RECNMT_FAST_PATHS` and measuring name; see [`project`]."""
     chosen = setting()
     if chosen == "1":
         return by_blocks
     if chosen == "0" or not may_measure(states, weight):
         return nn.functional.linear
     channels, width = weight.shape
-    return PRODUCTS[choose_product(states.numel() // width, width, channels)]
+    return MATMULS[choose_matmul(states.numel() // width, width, channels)]
 
 
 # -- paths of training, by rule ----------------------------------------------------------------------------------------
@@ -283,10 +283,10 @@ def fastest_product(states: torch.Tensor, weight: torch.Tensor) -> Product:
 SMALLEST_DROPOUT = 2**13
 
 
-def prefers_plain_products(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
+def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
     """
-    Whether attention by plain matrix products trains faster than `scaled_dot_product_attention` on the CPU. With
-    dropout sdpa makes the same products with a slower dropout: for batches of some size plain ones win in bfloat16, and
+    Whether attention by plain matmuls trains faster than `scaled_dot_product_attention` on the CPU. With
+    dropout sdpa makes the same matmuls with a slower dropout: for batches of some size plain ones win in bfloat16, and
     in float32 on AMD's processors, while on Intel's they gain nothing. In bfloat16 without dropout they win up to some
     hundred keys: the backward pass of sdpa's fused kernel takes several times as long.
 

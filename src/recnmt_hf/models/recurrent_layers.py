@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .fast_paths import dropout
 from .initialization import Initialization
 from .recurrent_cache import recurrent_layer
-from .step_products import without_autocast
+from .step_matmuls import without_autocast
 
 
 # Gates of each cell, in torch's order.
@@ -280,7 +280,7 @@ class MaskedRNN(nn.Module):
         order = left_aligned(attention_mask)
         lengths = (attention_mask != 0).sum(dim=1)
         aligned = take(inputs, order)
-        # Zeroed padding: whatever stands there (NaN included) must not reach the products of real rows' gradients.
+        # Zeroed padding: whatever stands there (NaN included) must not reach the matmuls of real rows' gradients.
         real = torch.arange(inputs.shape[1], device=inputs.device)[None, :] < lengths[:, None]
         aligned = aligned.masked_fill(~real[:, :, None], 0.0)
         outputs = [self.forward_rnn(aligned, initial_states[0])]

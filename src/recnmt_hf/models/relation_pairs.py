@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .step_products import without_autocast
+from .step_matmuls import without_autocast
 
 
 SLOPE = 0.1  # of the leaky ReLU
@@ -32,7 +32,7 @@ def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: tor
     """
     The same as [`all_pairs_reference`] with memory for a tile of pairs only.
 
-    `W [c_i; c_j] = W_a c_i + W_b c_j`: the first layer costs two products per word instead of one per pair. The others
+    `W [c_i; c_j] = W_a c_i + W_b c_j`: the first layer costs two matmuls per word instead of one per pair. The others
     run over a tile of pairs at a time, which stays in the processor's cache, and of a large batch the backward pass
     recomputes each tile.
     """

@@ -16,7 +16,7 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
 
         e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d_k),   z_i = sum_j softmax(e_i)_j (v_j + aV[clip(j - i)])
 
-    The tables' part of the scores is one product of queries and table, `(.., query_length, 2k + 1)`, read at the
+    The tables' part of the scores is one matmul of queries and table, `(.., query_length, 2k + 1)`, read at the
     clipped distances; its part of the contexts first sums the weights of equal distances. Nothing of size n x n x d is
     made.
 
@@ -46,13 +46,13 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query_length, key_length, clip = query.shape[2], key.shape[2], self.max_relative_positions
-        products, query_offset = torch.matmul(query, key.transpose(-1, -2)), kwargs.get("query_offset")
-        key_places, query_places = key_positions(products, query_offset)
+        by_content, query_offset = torch.matmul(query, key.transpose(-1, -2)), kwargs.get("query_offset")
+        key_places, query_places = key_positions(by_content, query_offset)
         buckets = (key_places - query_places).clamp(-clip, clip) + clip  # (query_length, key_length), 0 .. 2k
         buckets = buckets.expand(*query.shape[:2], query_length, key_length)
 
         by_distance = torch.matmul(query, self.relative_keys.transpose(-1, -2))  # (B, H, query_length, 2k + 1)
-        scores = products + by_distance.gather(-1, buckets)
+        scores = by_content + by_distance.gather(-1, buckets)
         visible = visible_positions(self, attention_mask, scores, query_offset)
         weights = masked_softmax(scores * self.scaling, visible, query.dtype)
         kept = dropout(weights, self.dropout, self.training)

@@ -129,7 +129,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 grad_states, grad_matrix = made[1:]
         else:
             grad_states, grad_matrix = ctx.saved_tensors
-            # Usually the loss is what backward starts from. Looking costs nothing on the CPU, a product of the
+            # Usually the loss is what backward starts from. Looking costs nothing on the CPU, scaling a tensor of the
             # matrix's size does; elsewhere looking would wait for the device.
             if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
                 grad_states = grad_states * grad_output.to(grad_states.dtype)
@@ -151,10 +151,10 @@ def chunked_losses(
 
     Args:
         states (`torch.Tensor` of shape `(tokens, d_model)`), matrix (`torch.Tensor` of shape `(vocab_size, d_model)`):
-            Of one dtype, that of the products.
+            Of one dtype, that of the matmuls.
         labels (`torch.LongTensor` of shape `(tokens,)`): -100 is ignored.
         factor (`torch.Tensor`, *optional*): A scalar: what the gradients of the sum are multiplied by, before they
-            are rounded to the dtype of the products. `None`: no gradients are made.
+            are rounded to the dtype of the matmuls. `None`: no gradients are made.
 
     Returns:
         The sum, the gradient of `states` in their dtype, and that of `matrix` in the dtype of the sum.

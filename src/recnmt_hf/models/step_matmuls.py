@@ -13,7 +13,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-class StepProducts:
+class StepMatmuls:
     """
     `states @ weight.T + bias` in the type that autocast names, if it is on: weights are converted once for all steps.
     """
