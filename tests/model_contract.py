@@ -771,12 +771,14 @@ class ModelContract:
             model.init_from_baseline(tmp_path.parent)
 
     @pytest.mark.slow
-    def test_hub_code_loads_without_the_package(self, variant, tmp_path):
-        """A saved folder generates the same tokens in a process that cannot import recnmt_hf."""
-        model = self.model(variant, torch.float32)
-        model.save_pretrained(tmp_path / "repo")
+    def test_hub_code_loads_without_the_package(self, tmp_path):
+        """Saved folders of all variants generate the same tokens in a process that cannot import recnmt_hf."""
         source = torch.randint(4, VOCABULARY, (2, 5))
-        expected = model.generate(source, num_beams=3, max_new_tokens=7)
+        expected = {}
+        for variant, fields in self.variants.items():
+            model = self.model(fields, torch.float32)
+            model.save_pretrained(tmp_path / variant)
+            expected[variant] = model.generate(source, num_beams=3, max_new_tokens=7).tolist()
         code = f"""
             import json, sys
             class Absent:
@@ -786,15 +788,15 @@ class ModelContract:
             sys.meta_path.insert(0, Absent())
             import torch
             from transformers import AutoModel, AutoModelForSeq2SeqLM
-            folder = {str(tmp_path / "repo")!r}
-            model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
-            base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+            source, found = torch.tensor({source.tolist()}), {{}}
+            for variant in {list(self.variants)}:
+                model = AutoModelForSeq2SeqLM.from_pretrained(variant, trust_remote_code=True).eval()
+                base = AutoModel.from_pretrained(variant, trust_remote_code=True)
+                model.save_pretrained(variant + "-again")
+                again = AutoModelForSeq2SeqLM.from_pretrained(variant + "-again", trust_remote_code=True).eval()
+                found[variant] = [m.generate(source, num_beams=3, max_new_tokens=7).tolist() for m in (model, again)]
             assert not any(name.split(".")[0] == "recnmt_hf" for name in sys.modules)
-            model.save_pretrained(folder + "-again")
-            again = AutoModelForSeq2SeqLM.from_pretrained(folder + "-again", trust_remote_code=True).eval()
-            source = torch.tensor({source.tolist()})
-            tokens = [m.generate(source, num_beams=3, max_new_tokens=7).tolist() for m in (model, again)]
-            print(json.dumps(tokens))
+            print(json.dumps(found))
         """
         result = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
@@ -804,8 +806,8 @@ class ModelContract:
             env={**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""},
         )
         assert result.returncode == 0, result.stderr
-        first, second = json.loads(result.stdout.strip().splitlines()[-1])
-        assert first == second == expected.tolist()
+        found = json.loads(result.stdout.strip().splitlines()[-1])
+        assert found == {variant: [tokens, tokens] for variant, tokens in expected.items()}
 
     # -- other promises ---------------------------------------------------------------------------------------------
 
@@ -881,9 +883,8 @@ class ModelContract:
                 torch.testing.assert_close(program(**given).logits, model(**given).logits, atol=1e-9, rtol=0)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("task", ["copy", "reverse"])
-    def test_learns_short_sequences(self, task):
-        """A few hundred steps on random digits: copying and reversing them is learned almost perfectly."""
+    def test_learns_short_sequences(self):
+        """A few hundred steps on random digits: reversing them is learned almost perfectly."""
         torch.manual_seed(7)
         model = self.model_class(self.config(**{**self.variants["default"], "dropout": 0.0})).train()
         for name in ("attention_dropout", "activation_dropout"):
@@ -893,16 +894,20 @@ class ModelContract:
 
         def batch(count):
             digits = torch.randint(4, 14, (count, 5))
-            answer = digits if task == "copy" else digits.flip(1)
-            return digits, torch.cat([answer, torch.full((count, 1), 2)], 1)
+            return digits, torch.cat([digits.flip(1), torch.full((count, 1), 2)], 1)
 
-        for _ in range(600):
+        def share_learned():
+            source, labels = batch(100)
+            found = model.eval().generate(source, num_beams=2, max_new_tokens=6, min_new_tokens=6, eos_token_id=None)
+            model.train()
+            return (found[:, 1:6] == labels[:, :5]).all(1).float().mean()
+
+        for step in range(1, 601):
             source, labels = batch(64)
             model(input_ids=source, labels=labels, return_logits=False).loss.backward()
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        model.eval()
-        source, labels = batch(100)
-        found = model.generate(source, num_beams=2, max_new_tokens=6, min_new_tokens=6, eos_token_id=None)
-        assert (found[:, 1:6] == labels[:, :5]).all(1).float().mean() >= 0.9
+            if step % 100 == 0 and share_learned() >= 0.97:
+                return
+        assert share_learned() >= 0.9

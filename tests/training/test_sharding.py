@@ -109,14 +109,14 @@ def losses(output):
 @pytest.mark.parametrize(
     ("kind", "tied", "baseline_steps"),
     [
-        ("biarn_transformer", "true", "null"),
-        ("biarn_transformer", "true", "2"),  # from which the resumed run goes on
+        ("biarn_transformer", "true", "2"),
         ("biarn_transformer", "false", "null"),
         ("rnmt", "true", "null"),
     ],
 )
 def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, baseline_steps):
     """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
+    steps = 4 if baseline_steps == "null" else 6  # the resumed run goes on in the second stage
     arguments = [
         repository / "scripts/recipes/quickstart_biarn.yaml",
         "data.train=[{generated: train, size: 100}]",
@@ -131,7 +131,7 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, ba
         "training.adam_epsilon=0.01",
         "training.learning_rate=0.01",
         "training.warmup_steps=1",
-        "training.max_steps=4",
+        f"training.max_steps={steps}",
         "training.baseline_steps=" + baseline_steps,
         "training.save_steps=2",
         "training.eval_steps=2",
@@ -147,7 +147,7 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, ba
     arguments += ["--output", tmp_path / "sharded"]
     options = ("--num_processes", "2", "--mixed_precision", "no")
     sharded = launch(repository, "fsdp_8.yaml", program, *arguments, options=options)
-    assert losses(sharded) == losses(whole) and len(losses(whole)) == 6
+    assert losses(sharded) == losses(whole) and len(losses(whole)) == 1.5 * steps
     expected = load_file(tmp_path / "whole/model/model.safetensors")
 
     def check():
@@ -158,7 +158,7 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, ba
 
     check()
     if tied == "true":
-        (tmp_path / "sharded/checkpoint-4/complete.json").unlink()
+        (tmp_path / f"sharded/checkpoint-{steps}/complete.json").unlink()
         resumed = launch(repository, "fsdp_8.yaml", program, *arguments, "--resume", options=options)
-        assert "Resuming from" in resumed and "checkpoint-2" in resumed
+        assert "Resuming from" in resumed and f"checkpoint-{steps - 2}" in resumed
         check()
