@@ -122,6 +122,7 @@ def console_script(tmp_path_factory):
         ("align model", 2, "Give --source and --target"),
         ("evaluate", 2, "the following arguments are required"),
         ("train", 2, "the following arguments are required"),
+        ("benchmark --repeats 0", 2, "argument --repeats"),
     ],
 )
 @pytest.mark.parametrize("start", ["script", "module"])

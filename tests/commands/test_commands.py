@@ -255,7 +255,7 @@ def test_benchmark_tells_what_fast_paths_gain(capsys, monkeypatch):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_counted_operations_are_those_of_the_equations(attention):
     """Two operations for each weight and token, three times with the backward pass, and attention."""
-    from recnmt_hf.commands.benchmark import count_operations, training_step
+    from recnmt_hf.commands.speed_measuring import count_operations, training_step
 
     config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, d_model=32, scale_embedding=False)
     config._attn_implementation = attention

@@ -30,7 +30,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         shuffle (`bool`, *optional*, defaults to `True`): A new order of batches each epoch, and new groups of the
             sentences of equal lengths; the number of batches stays. `False`: sorted by length, the same each time.
         seed (`int`, *optional*, defaults to 0): Together with the epoch it decides everything.
-        multiple (`int`, *optional*, defaults to 1): Batches of more than this many sentences have a multiple of it.
+        multiple (`int`, *optional*, defaults to 1): Batches of more than this many sentences have a multiple of it,
+            but for the last one.
 
     Raises:
         ValueError: There are fewer sentences than processes, none at all, or lengths that do not match.
