@@ -23,7 +23,7 @@ import torch
 import transformers
 from packaging import version
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, CompileConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -862,6 +862,12 @@ class ModelContract:
         torch._dynamo.reset()  # what other models compiled counts against the limit of recompilations
         compiled = torch.compile(model, backend="aot_eager", fullgraph=model._can_compile_fullgraph)
         torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-5, rtol=1e-5)
+        if variant == next(iter(self.variants.values())):
+            options = CompileConfig(backend="aot_eager", fullgraph=model._can_compile_fullgraph, dynamic=False)
+            options._compile_all_devices = True  # generation compiles steps with a static cache, on accelerators alone
+            static = {"cache_implementation": "static", "compile_config": options, "max_new_tokens": 4}
+            source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+            assert model.generate(**source, **static).equal(model.generate(**source, max_new_tokens=4))
 
     @pytest.mark.slow
     def test_an_exported_graph_is_free_of_batch_and_source_length(self, variant):

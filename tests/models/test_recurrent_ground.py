@@ -232,6 +232,7 @@ class SummaryOutput(Seq2SeqEncoderOutput):
 
 
 def test_memories_have_names_and_masks():
+    SummaryOutput.find_memories()
     last, states, mask = torch.zeros(2, 3, 1), torch.ones(2, 2, 1), torch.ones(2, 2)
     output = SummaryOutput(last_hidden_state=last, summary_hidden_state=states, summary_mask=mask)
     found = output.memories()

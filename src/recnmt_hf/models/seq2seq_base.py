@@ -48,6 +48,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         super().__init_subclass__(**kwargs)
         if not {"encoder_class", "decoder_class"} & set(vars(cls)):
             return
+        cls.encoder_class.output_class.find_memories()
         parts = cls.encoder_class.output_class, cls.decoder_class.output_class
         cls.extra_outputs = tuple(each.name for part in parts for each in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)

@@ -9,7 +9,7 @@ and of the generating model under the same names.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from transformers.modeling_outputs import (
@@ -82,7 +82,19 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
     """
     An encoder's output. Subclasses add memories ([`memory_states`], [`memory_mask`]), which the decoder receives again
     from `generate`, once per source; and extra outputs, tuples with an entry for each layer.
+
+    Attributes:
+        memory_parts (tuple of `str` triples): Field, memory and part of each declared field; compiled code cannot read
+            them off the fields themselves. Set for the output class of every model's encoder ([`find_memories`]).
     """
+
+    memory_parts: ClassVar[tuple[tuple[str, str, str], ...]] = ()
+
+    @classmethod
+    def find_memories(cls) -> None:
+        """Sets `memory_parts` from the metadata of the fields."""
+        declared = [(each.name, each.metadata) for each in fields(cls) if "memory" in each.metadata]
+        cls.memory_parts = tuple((name, found["memory"], found["part"]) for name, found in declared)
 
     @classmethod
     def rebuild(cls, value: Any) -> "Seq2SeqEncoderOutput":
@@ -112,10 +124,10 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
     def memories(self) -> Memories:
         """The declared memories that this output has; the last states are `"encoder"`, whose mask is the source's."""
         parts: dict[str, dict[str, Any]] = {"encoder": {"states": self.last_hidden_state}}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None and "memory" in each.metadata:
-                parts.setdefault(each.metadata["memory"], {})[each.metadata["part"]] = value
+        for name, memory, part in self.memory_parts:
+            value = getattr(self, name)
+            if value is not None:
+                parts.setdefault(memory, {})[part] = value
         return Memories((name, Memory(**found)) for name, found in parts.items() if "states" in found)
 
 
