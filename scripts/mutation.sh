@@ -5,8 +5,9 @@
 #   bash scripts/mutation.sh data/batching.py                       # with the tests of the table below
 #   bash scripts/mutation.sh training/trainer.py tests/training/test_training.py tests/training/test_resuming.py
 #
-# The changes are made in a copy, which is deleted at the end (MUTATION_FOLDER=/path keeps it there). Functions with
-# decorators other than classmethod and staticmethod, and the wording of raised errors, are left alone.
+# Tests that are marked slow are left out. The changes are made in a copy, which is deleted at the end
+# (MUTATION_FOLDER=/path keeps it there). Functions with decorators other than classmethod and staticmethod, and the
+# wording of raised errors, are left alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -67,7 +68,8 @@ cd "$folder"
     echo "do_not_mutate_patterns = raise \w+\("
     echo "use_git_change_detection = false"
     printf "also_copy =\n    src\n    scripts\n    model_cards\n    README.md\n    CHANGELOG.md\n"
-    printf "pytest_add_cli_args =\n    -p\n    no:cacheprovider\n"
+    # Tests of more than ten seconds would be run for every change of what they reach.
+    printf "pytest_add_cli_args =\n    -p\n    no:cacheprovider\n    -m\n    not slow\n"
     printf "pytest_add_cli_args_test_selection =\n"
     printf "    %s\n" $tests
 } > setup.cfg

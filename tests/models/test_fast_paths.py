@@ -149,6 +149,20 @@ def test_the_winning_matmul_is_taken(winner, measured, taken):
     assert len(measured) == 2
 
 
+def test_an_output_layer_is_measured_for_itself(measured, taken, monkeypatch):
+    """Its many channels may be read faster in another way than those of the layers below."""
+    monkeypatch.setattr(fast_paths, "MANY_CHANNELS", 200)
+    measured.seconds = {"linear": 1.0}
+    states = torch.randn(4, 64)
+    with torch.no_grad():
+        fast_paths.project(nn.Linear(64, 199), states)
+        measured.seconds = {"weight first": 1.0}
+        fast_paths.project(nn.Linear(64, 200), states)
+        fast_paths.project(nn.Linear(64, 300), states)
+        fast_paths.project(nn.Linear(64, 199), states)
+    assert len(measured) == 2 and taken == ["weight first"] * 2
+
+
 def test_values_of_the_setting_measure_nothing(measured, taken, monkeypatch):
     linear, states = nn.Linear(64, 96), torch.randn(4, 64)
     with torch.no_grad():

@@ -157,9 +157,11 @@ def may_measure(*tensors: torch.Tensor) -> bool:
 
 # Numbers of rows for which candidates differ, each with the number at which its kind of shape is measured.
 ROW_KINDS = {2: 3, 3: 3, 4: 4, 5: 4, 6: 8, 7: 8, 8: 8} | dict.fromkeys(range(9, 16), 12)
-# Narrower and smaller weights are bound by the calls, not by the matmul; all from the larger sizes on behave alike.
+# Narrower and smaller weights are bound by the calls, not by the matmul; all from the larger sizes on behave alike, but
+# for those with the many channels of an output layer.
 SMALLEST_WIDTH, LARGER_WIDTH = 256, 512
 SMALLEST_WEIGHT, LARGER_WEIGHT = 2**18, 2**19
+MANY_CHANNELS = 2**13
 # Elements of the buffer that weights are read from in turn: more than a core's own cache holds and knows the addresses
 # of, as with the weights of a decoding step.
 MEASURED_BUFFER = 6 * 2**20
@@ -204,7 +206,8 @@ def choose_matmul(rows: int, width: int, channels: int) -> str:
     """
     size = 2 * LARGER_WEIGHT if width * channels >= LARGER_WEIGHT else SMALLEST_WEIGHT
     width = LARGER_WIDTH if width >= LARGER_WIDTH else SMALLEST_WIDTH
-    key = ROW_KINDS[rows], width, size // width, torch.get_num_threads()
+    channels = MANY_CHANNELS if channels >= MANY_CHANNELS else size // width
+    key = ROW_KINDS[rows], width, channels, torch.get_num_threads()
     if key not in _matmuls:
         with _measuring:
             if key not in _matmuls:  # not measured by another thread in the meantime

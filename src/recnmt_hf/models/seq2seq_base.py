@@ -53,7 +53,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         cls.extra_outputs = tuple(each.name for part in parts for each in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)
         if cls.extra_outputs:
-            join = joined_with_extras(Seq2SeqModelBase.join, cls.output_class, cls.extra_outputs)
+            join = joined_with_extras(Seq2SeqModelBase.joined_fields, cls.output_class, cls.extra_outputs)
             setattr(cls, "join", join)  # noqa: B010  # a method of the class, as if written there
 
     def __init__(self, config: Seq2SeqConfig):
@@ -157,17 +157,21 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         return self.encoder.output_class.rebuild(encoder_outputs)
 
     def join(self, encoder_outputs: Any, decoder_outputs: Any) -> Seq2SeqModelOutput:
-        """The usual fields of both halves' outputs; extra outputs are carried over where a class declares some."""
-        return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
-            decoder_hidden_states=decoder_outputs.hidden_states,
-            decoder_attentions=decoder_outputs.attentions,
-            cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
-        )
+        """The output of both halves; extra outputs are carried over where a class declares some."""
+        return Seq2SeqModelOutput(**self.joined_fields(encoder_outputs, decoder_outputs))
+
+    def joined_fields(self, encoder_outputs: Any, decoder_outputs: Any) -> dict[str, Any]:
+        """The usual fields of both halves' outputs."""
+        return {
+            "last_hidden_state": decoder_outputs.last_hidden_state,
+            "past_key_values": decoder_outputs.past_key_values,
+            "decoder_hidden_states": decoder_outputs.hidden_states,
+            "decoder_attentions": decoder_outputs.attentions,
+            "cross_attentions": decoder_outputs.cross_attentions,
+            "encoder_last_hidden_state": encoder_outputs.last_hidden_state,
+            "encoder_hidden_states": encoder_outputs.hidden_states,
+            "encoder_attentions": encoder_outputs.attentions,
+        }
 
 
 class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
@@ -190,8 +194,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         name = f"{cls.__name__.removesuffix('ForConditionalGeneration')}LMOutput"
         cls.output_class = with_extra_outputs(Seq2SeqTranslationOutput, parts, name, cls.__module__)
         if cls.model_class.extra_outputs:
-            join = Seq2SeqConditionalGeneration.lm_output
-            joined = joined_with_extras(join, cls.output_class, cls.model_class.extra_outputs)
+            fields = Seq2SeqConditionalGeneration.lm_fields
+            joined = joined_with_extras(fields, cls.output_class, cls.model_class.extra_outputs)
             setattr(cls, "lm_output", joined)  # noqa: B010
 
     def __init__(self, config: Seq2SeqConfig):
@@ -385,18 +389,22 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def lm_output(
         self, loss: torch.Tensor | None, logits: torch.Tensor | None, outputs: Any
     ) -> Seq2SeqTranslationOutput:
-        """The usual fields of the output; extra outputs are carried over where a class declares some."""
-        return Seq2SeqTranslationOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        """The output; extra outputs are carried over where a class declares some."""
+        return Seq2SeqTranslationOutput(**self.lm_fields(loss, logits, outputs))
+
+    def lm_fields(self, loss: torch.Tensor | None, logits: torch.Tensor | None, outputs: Any) -> dict[str, Any]:
+        """The usual fields of the output."""
+        return {
+            "loss": loss,
+            "logits": logits,
+            "past_key_values": outputs.past_key_values,
+            "decoder_hidden_states": outputs.decoder_hidden_states,
+            "decoder_attentions": outputs.decoder_attentions,
+            "cross_attentions": outputs.cross_attentions,
+            "encoder_last_hidden_state": outputs.encoder_last_hidden_state,
+            "encoder_hidden_states": outputs.encoder_hidden_states,
+            "encoder_attentions": outputs.encoder_attentions,
+        }
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels `(batch_size, target_length)` shifted right behind the start token, -100 replaced by padding."""

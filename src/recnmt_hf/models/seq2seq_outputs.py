@@ -6,7 +6,6 @@ memories, which the decoder reads, and extra outputs, which show what the model 
 and of the generating model under the same names.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -178,16 +177,19 @@ def with_extra_outputs(base: type, parts: Sequence[type], name: str, module: str
     return made
 
 
-def joined_with_extras(join: Callable[..., Any], output_class: type, names: Sequence[str]) -> Callable[..., Any]:
+def joined_with_extras(
+    usual_fields: Callable[..., dict[str, Any]], output_class: type, names: Sequence[str]
+) -> Callable[..., Any]:
     """
-    A method that makes an output from others, made to carry the extra outputs `names` of these over.
+    A method that makes an output from others and carries their extra outputs over.
 
     Args:
-        join: From the model, anything else, and outputs at the end, to an output with the usual fields.
+        usual_fields: A method that gives the output's usual fields; its arguments are those of the new method, outputs
+            among them.
         output_class (`type`): Has these fields and `names`.
+        names (sequence of `str`): Of the extra outputs.
     """
 
-    @functools.wraps(join)
     def joined(self: Any, *args: Any) -> Any:
         extra = dict.fromkeys(names)
         for given in args:
@@ -195,7 +197,6 @@ def joined_with_extras(join: Callable[..., Any], output_class: type, names: Sequ
                 value = getattr(given, name, None)
                 if value is not None and not (isinstance(value, tuple) and not value):  # () where nothing was recorded
                     extra[name] = value
-        usual = join(self, *args)
-        return output_class(**{each.name: getattr(usual, each.name) for each in fields(usual)}, **extra)
+        return output_class(**usual_fields(self, *args), **extra)
 
     return joined
