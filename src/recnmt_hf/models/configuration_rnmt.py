@@ -159,6 +159,15 @@ class RNMTConfig(Seq2SeqConfig):
         return self.relation_dense_connection and (self.relation_layers > 0 or self.connections_without_relations)
 
     @property
+    def num_attention_heads(self) -> int:
+        """Additive attention has one; tools that describe a model ask for it."""
+        return 1
+
+    @num_attention_heads.setter
+    def num_attention_heads(self, value: int) -> None:
+        raise NotImplementedError("Additive attention has one head, which no field changes.")
+
+    @property
     def compares_all_pairs(self) -> bool:
         """Whether a layer computes something for each pair of words, so that batches should bound squared lengths."""
         return self.relation_layers > 0

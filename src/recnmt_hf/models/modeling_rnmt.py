@@ -73,6 +73,10 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.num_batches_tracked = None
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        # Where no version is stated, as in safetensors, torch adds the count of batches, which then is unexpected.
+        super()._load_from_state_dict(state_dict, prefix, {**metadata, "version": self._version}, *rest)
+
     def initialize(self, start: Initialization) -> None:
         init.ones_(self.weight)
         init.zeros_(self.bias)
