@@ -56,6 +56,11 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
 # -- relation-network layer (Eqs. 7-10) --------------------------------------------------------------------------------
 
 
+def without_count(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Takes a count of batches out, which torch adds where a file states no version, as safetensors do not."""
+    state_dict.pop(f"{prefix}num_batches_tracked", None)
+
+
 class MaskedBatchNorm(nn.BatchNorm1d):
     """
     Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): padding changes neither its statistics nor its
@@ -72,10 +77,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.num_batches_tracked = None
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
-        # Where no version is stated, as in safetensors, torch adds the count of batches, which then is unexpected.
-        super()._load_from_state_dict(state_dict, prefix, {**metadata, "version": self._version}, *rest)
+        self.register_load_state_dict_pre_hook(without_count)
 
     def initialize(self, start: Initialization) -> None:
         init.ones_(self.weight)
