@@ -78,6 +78,10 @@ class SlowTransformer:
         """What a variant does between attention to the encoder and the feed-forward block."""
         return attended
 
+    def finish(self, states):
+        """What a variant does with the decoder's last states `(length, d_model)`."""
+        return states
+
     def input(self, side, ids):
         config = self.config
         x = self.weights[f"model.{side}.embed_tokens.weight"][ids] * config.d_model**0.5
@@ -109,6 +113,7 @@ class SlowTransformer:
             allowed = (back,) * half + (ahead,) * half
         relative = config.max_relative_positions if config.self_attention_type == "relative" else None
         x = self.input("encoder", source)
+        self.layer_states = []
         for layer in range(config.encoder_layers):
             name = f"model.encoder.layers.{layer}"
             heads = config.encoder_attention_heads
@@ -118,7 +123,10 @@ class SlowTransformer:
                 lambda y, n=name, h=heads: self.attention(f"{n}.self_attn", y, y, allowed, h, relative),
             )
             x = self.sublayer(f"{name}.final_layer_norm", x, lambda y, n=name: self.feed_forward(n, y))
-        return self.norm("model.encoder.layer_norm", x) if config.normalize_before else x
+            self.layer_states.append(x)
+        if config.normalize_before:
+            self.layer_states[-1] = self.norm("model.encoder.layer_norm", x)
+        return self.layer_states[-1]
 
     def decode(self, target, memory):
         """The logits of one sentence, `(length, vocabulary)`."""
@@ -146,4 +154,5 @@ class SlowTransformer:
             y = self.sublayer(f"{name}.final_layer_norm", y, lambda z, n=name: self.feed_forward(n, z))
         if config.normalize_before:
             y = self.norm("model.decoder.layer_norm", y)
+        y = self.finish(y)
         return y @ self.weights["lm_head.weight"].T

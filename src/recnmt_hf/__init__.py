@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .evaluation.translator import Translator as Translator
     from .hub.marian import from_marian as from_marian
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
+    from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig
     from .models.configuration_rnmt import RNMTConfig as RNMTConfig
     from .models.modeling_biarn_transformer import (
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     )
     from .models.modeling_biarn_transformer import BiARNTransformerModel as BiARNTransformerModel
     from .models.modeling_biarn_transformer import BiARNTransformerPreTrainedModel as BiARNTransformerPreTrainedModel
+    from .models.modeling_gret import GRETForConditionalGeneration as GRETForConditionalGeneration
+    from .models.modeling_gret import GRETModel as GRETModel
+    from .models.modeling_gret import GRETPreTrainedModel as GRETPreTrainedModel
     from .models.modeling_nmt_transformer import (
         NMTTransformerForConditionalGeneration as NMTTransformerForConditionalGeneration,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 # model_type -> (class prefix, configuration module, modeling module)
 FAMILIES = {
     "biarn_transformer": ("BiARNTransformer", "configuration_biarn_transformer", "modeling_biarn_transformer"),
+    "gret": ("GRET", "configuration_gret", "modeling_gret"),
     "nmt_transformer": ("NMTTransformer", "configuration_nmt_transformer", "modeling_nmt_transformer"),
     "rnmt": ("RNMT", "configuration_rnmt", "modeling_rnmt"),
 }

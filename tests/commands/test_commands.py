@@ -172,7 +172,10 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("score", "model", "-s", "a"), "Give either --source with --target, or --jsonl"),
         (("evaluate", "missing.de", "-r", "missing.en"), "There is no file missing.en"),
         (("average", "missing", "-o", "out"), "missing does not exist"),
-        (("benchmark", "gpt"), "There is no model 'gpt'; choose one of marian, biarn_transformer, nmt_transformer"),
+        (
+            ("benchmark", "gpt"),
+            "There is no model 'gpt'; choose one of marian, biarn_transformer, gret, nmt_transformer",
+        ),
         (("parameters", "biarn_transformer:recurrence_steps"), "has no value. Remedy: write field=value"),
         (("parameters", "gpt"), "There is no model 'gpt'"),
         (("attention", "nowhere/at/all", "A sentence."), "holds no model"),

@@ -57,6 +57,7 @@ def hub_sets(tmp_path_factory, corpus):
     write_hub_set(folder / "wmt/wmt17", "zh-en", ("zh", "en"), chinese)
     for year in (15, 16, 17):
         write_hub_set(folder / f"wmt/wmt{year}", "de-en", ("de", "en"), german)
+    write_hub_set(folder / "wmt/wmt16", "ro-en", ("ro", "en"), german)
     for split, pairs in {"train": chinese, "nist02": chinese[:4]}.items():
         for side, ending in ((0, "zh"), (1, "en" if split == "train" else "en0")):
             path = folder / "data/nist_zh_en" / f"{split}.{ending}"
@@ -86,6 +87,28 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
     assert all(torch.equal(tensor, warm[name]) for name, tensor in baseline.items())
     assert main([*variant, "training.baseline_steps=1", "--output", "outputs/stages", "--overwrite"]) == 0
     assert "Warm start from outputs/stages/baseline/checkpoint-1: copied" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "test"),
+    [
+        ("wmt14_en_de_base", "newstest2014"),
+        ("wmt14_en_de_big", "newstest2014"),
+        ("wmt14_de_en_base", "newstest2014"),
+        ("wmt17_zh_en_base", "newstest2017"),
+        ("wmt16_ro_en_base", "newstest2016"),
+    ],
+)
+def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, capsys, task, test):
+    monkeypatch.chdir(hub_sets)
+    recipe = str(repository / f"scripts/recipes/{task}_gret.yaml")
+    output = hub_sets / "outputs" / f"{task}_gret"
+    few = ["training.baseline_steps=1", "model.fields.num_capsules=4", "--output", str(output)]
+    assert main(["train", recipe, *SMALL, *few]) == 0
+    said = capsys.readouterr().err
+    assert "baseline/checkpoint-1: copied" in said and "did not use" not in said and test in said
+    assert (output / f"model-{test}.{'de' if 'en_de' in task else 'en'}").exists()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,54 @@ def heat_maps(
         axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
         axis.set_ylabel(row_name, fontsize=9)
     figure.colorbar(image, ax=list(axes), shrink=0.8, label="attention weight")
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+
+
+def map_and_bars(
+    path: str | Path,
+    matrix: tuple[np.ndarray | None, Sequence[str], Sequence[str], str],
+    bars: tuple[np.ndarray | None, Sequence[str], str],
+    title: str | None = None,
+) -> None:
+    """
+    A heat map above bars, each left out where there are no values.
+
+    Args:
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        matrix: Values `(len(rows), len(columns))` from 0, labels of columns and rows, what a row is.
+        bars: Values from 0 to 1, their labels, what they are.
+        title (`str`, *optional*): Above both.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    (values, columns, rows, row_name), (heights, labels, height_name) = matrix, bars
+    sizes = ([1.3 + 0.2 * len(rows)] if values is not None else []) + ([2.4] if heights is not None else [])
+    width = 2.2 + 0.42 * max(len(columns), len(labels))
+    figure = Figure(figsize=(width, sum(sizes) or 1.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    grids = figure.add_gridspec(max(len(sizes), 1), 1, height_ratios=sizes or [1.0])
+    tilted: Any = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "fontsize": 8, "parse_math": False}
+    if values is not None:
+        axis = figure.add_subplot(grids[0])
+        image = axis.imshow(values, cmap="Blues", vmin=0.0, aspect="auto")
+        axis.set_xticks(range(len(columns)), columns, **tilted)
+        axis.set_yticks(range(len(rows)), rows, fontsize=7, parse_math=False)
+        axis.set_ylabel(row_name, fontsize=9)
+        figure.colorbar(image, ax=axis, shrink=0.8, label="share of the word")
+    if heights is not None:
+        axis = figure.add_subplot(grids[len(sizes) - 1])
+        axis.bar(range(len(labels)), heights, color="steelblue")
+        axis.set_xticks(range(len(labels)), labels, **tilted)
+        axis.set_ylim(0.0, 1.0)
+        axis.set_ylabel(height_name, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
     with open_output(path, binary=True) as file:

@@ -31,6 +31,7 @@ COMMANDS = {
     "average": ("average", "average checkpoints"),
     "tokenizer": ("tokenizer", "train a tokenizer"),
     "attention": ("attention", "show what the steps of a recurrence encoder read"),
+    "global": ("global_state", "show what the capsules of a GRET read, and how far its gate opens"),
     "parameters": ("parameters", "count parameters of models, and what one adds to another"),
     "corpus": ("corpus", "write the generated English-German corpus"),
     "benchmark": ("benchmark", "measure speed ratios of two models in one run"),

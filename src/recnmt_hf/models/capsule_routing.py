@@ -1,0 +1,81 @@
+"""
+Dynamic routing (Sabour et al., 2017) from the words of a sentence to capsules, without the vote of each word for each
+capsule.
+
+A capsule's vote of a word, `W_k h_i`, enters only into sums over words, `W_k sum_i c_ki h_i`, and into products with a
+capsule, `(W_k h_i) . u_k = h_i . (W_k^T u_k)`: both can be had without it.
+"""
+
+import torch
+
+from .attention import masked_softmax
+
+
+def squash(vectors: torch.Tensor) -> torch.Tensor:
+    """`|t|^2 / (1 + |t|^2) t / |t|` over the last axis, 0 for 0 (Sabour et al., 2017, Eq. 1), in at least float32."""
+    wide = vectors if vectors.dtype == torch.float64 else vectors.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return wide * (norm / (1 + norm.square()))
+
+
+def couplings(logits: torch.Tensor, visible: torch.Tensor | None, axis: str) -> torch.Tensor:
+    """
+    What the capsules take of each word.
+
+    Args:
+        logits (`torch.Tensor` of shape `(rows, capsules, length)`).
+        visible (`torch.BoolTensor` of shape `(rows, 1, length)`, *optional*): `True` for real words.
+        axis (`str`): The softmax is over `"positions"` or over `"capsules"`.
+    """
+    if axis == "positions":
+        return masked_softmax(logits, visible, logits.dtype)
+    weights = torch.softmax(logits, dim=1)
+    return weights if visible is None else weights.masked_fill(~visible, 0.0)
+
+
+def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, iterations: int) -> bool:
+    """Whether [`route`] multiplies less than routing with votes, which are made of `length` words once."""
+    votes = length * num_capsules * capsule_dim * (width + 2 * iterations - 1)
+    return (2 * iterations - 1) * num_capsules * capsule_dim * width + 2 * (iterations - 1) * (
+        num_capsules * length * width
+    ) < votes
+
+
+def route(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    iterations: int,
+    axis: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The same as [`~.modeling_gret.route_reference`] with `weight` in place of the votes.
+
+    Args:
+        states (`torch.Tensor` of shape `(rows, length, width)`): The words.
+        weight (`torch.Tensor` of shape `(capsules, capsule_dim, width)`): W_k.
+        attention_mask (`torch.Tensor` of shape `(rows, length)`, *optional*): 1 keeps.
+        iterations (`int`): r.
+        axis (`str`): As in [`couplings`].
+
+    Returns:
+        The capsules `(rows, capsules, capsule_dim)` in at least float32, and the couplings of the last iteration
+        `(rows, capsules, length)`.
+    """
+    dtype, (capsules, _, _), (rows, length, _) = states.dtype, weight.shape, states.shape
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    visible = None if attention_mask is None else (attention_mask != 0)[:, None]
+    # Without logits all capsules read the same sum of words.
+    coupling = couplings(states.new_zeros(rows, capsules, length, dtype=wide), visible, axis)
+    read = torch.matmul(coupling[:, :1].to(dtype), states)[:, 0]
+    capsule = squash(torch.matmul(read, weight.flatten(0, 1).t()).unflatten(1, weight.shape[:2]).transpose(0, 1))
+    total = capsule
+    for step in range(1, iterations):
+        # The logits add up h_i . (W_k^T u_k) over the iterations: one matmul with the sum of the capsules.
+        asked = torch.matmul(total.to(dtype), weight).transpose(0, 1)
+        coupling = couplings(torch.matmul(asked, states.transpose(1, 2)).to(wide), visible, axis)
+        read = torch.matmul(coupling.to(dtype), states).transpose(0, 1)
+        capsule = squash(torch.matmul(read, weight.transpose(1, 2)))
+        if step < iterations - 1:
+            total = total + capsule
+    return capsule.transpose(0, 1), coupling

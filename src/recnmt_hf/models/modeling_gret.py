@@ -1,0 +1,367 @@
+"""
+The Transformer with a global representation of the source (Weng et al., 2020, "GRET: Global Representation Enhanced
+Transformer", AAAI).
+
+One vector for each sentence is made of all encoder layers and added, through a gate, to the decoder's last states. The
+parts stand in the order of the paper: capsules of a layer (section 3.1, Eqs. 2-6), their attentive pooling (Eqs. 7-9),
+aggregation over the layers (Eq. 10), gate and fusion (section 3.2, Eqs. 11-14).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.utils.output_capturing import OutputRecorder
+
+from .capsule_routing import couplings, route, saves_votes, squash
+from .configuration_gret import GRETConfig
+from .fast_paths import allowed, is_plain, project
+from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
+from .recurrent_layers import RecurrentLayer, masked_mean
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
+from .source_memory import kept_vector
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GRETEncoderOutput(Seq2SeqEncoderOutput):
+    """
+    Output of the encoder. The layers are those that are summed up: all, or the top one.
+
+    Args:
+        global_hidden_state (`torch.Tensor` of shape `(batch_size, d_model)`, *optional*):
+            s^M, the vector of the whole source.
+        capsules (tuple of `torch.Tensor` of shape `(batch_size, num_capsules, capsule_dim)`, *optional*):
+            With `output_attentions=True`: U of each layer.
+        routing_weights (tuple of `torch.Tensor` of shape `(batch_size, num_capsules, source_length)`, *optional*):
+            Likewise: what each capsule took of each word in the last iteration.
+        pooling_weights (tuple of `torch.Tensor` of shape `(batch_size, num_capsules)`, *optional*):
+            Likewise: a of Eq. 8, where the pooling is attentive.
+    """
+
+    global_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("global"))
+    capsules: tuple[torch.Tensor, ...] | None = None
+    routing_weights: tuple[torch.Tensor, ...] | None = None
+    pooling_weights: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class GRETDecoderOutput(Seq2SeqDecoderOutput):
+    """
+    Output of the decoder.
+
+    Args:
+        global_gates (tuple of `torch.Tensor` of shape `(batch_size, target_length, d_model or 1)`, *optional*):
+            With `output_attentions=True`: g of Eq. 11; 1 adds the whole vector to a target word's state.
+    """
+
+    global_gates: tuple[torch.Tensor, ...] | None = None
+
+
+# -- capsules of a layer (Eqs. 2-6) ------------------------------------------------------------------------------------
+
+
+def route_reference(
+    votes: torch.Tensor, attention_mask: torch.Tensor | None, iterations: int, axis: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Dynamic routing (algorithm 1), from `b_ki = 0`, `iterations` times:
+
+        c_k = softmax(b_k),   u_k = squash(sum_i c_ki v_ki),   b_ki += v_ki . u_k
+
+    Args:
+        votes (`torch.Tensor` of shape `(rows, capsules, length, capsule_dim)`): v.
+        attention_mask (`torch.Tensor` of shape `(rows, length)`, *optional*): 1 keeps.
+        axis (`str`): The softmax is over `"positions"` or over `"capsules"`.
+
+    Returns:
+        The capsules `(rows, capsules, capsule_dim)` in at least float32, and the couplings c of the last iteration
+        `(rows, capsules, length)`.
+    """
+    visible = None if attention_mask is None else (attention_mask != 0)[:, None]
+    wide = torch.float64 if votes.dtype == torch.float64 else torch.float32
+    logits = votes.new_zeros(votes.shape[:3], dtype=wide)
+    for step in range(iterations):
+        coupling = couplings(logits, visible, axis)
+        capsules = squash(torch.matmul(coupling[:, :, None].to(votes.dtype), votes)[:, :, 0])
+        if step < iterations - 1:
+            logits = logits + torch.matmul(votes, capsules.to(votes.dtype)[..., None])[..., 0]
+    return capsules, coupling
+
+
+class CapsuleLayer(nn.Module):
+    """
+    The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules.
+
+    It runs as [`~.capsule_routing.route`] where that saves work; with votes, as [`route_reference`], for the shortest
+    sentences, with `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
+    """
+
+    def __init__(self, config: GRETConfig):
+        super().__init__()
+        self.num_capsules, self.capsule_dim = config.num_capsules, config.capsule_dim
+        self.iterations, self.axis = config.routing_iterations, config.routing_softmax_axis
+        self.matrices = 1 if config.capsule_projection == "shared" else config.num_capsules
+        self.capsule_proj = nn.Linear(config.d_model, self.matrices * config.capsule_dim, bias=False)
+
+    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            states (`torch.Tensor` of shape `(rows, length, d_model)`).
+            attention_mask (`torch.Tensor` of shape `(rows, length)`, *optional*): 1 keeps.
+
+        Returns:
+            The capsules `(rows, num_capsules, capsule_dim)` and the couplings `(rows, num_capsules, length)`.
+        """
+        sizes = (self.matrices, self.capsule_dim)
+        if self.saves_votes(states):
+            weight = self.capsule_proj.weight.unflatten(0, sizes).expand(self.num_capsules, -1, -1)
+            capsules, coupling = route(states, weight, attention_mask, self.iterations, self.axis)
+        else:
+            votes = self.capsule_proj(states).unflatten(-1, sizes).transpose(1, 2)
+            votes = votes.expand(-1, self.num_capsules, -1, -1)
+            capsules, coupling = route_reference(votes, attention_mask, self.iterations, self.axis)
+        return capsules.to(states.dtype), coupling
+
+    def saves_votes(self, states: torch.Tensor) -> bool:
+        if not allowed() or not is_plain(self.capsule_proj, nn.Linear):
+            return False
+        if torch.compiler.is_compiling():
+            return True  # one graph for all lengths
+        length, width = states.shape[1:]
+        return saves_votes(length, self.num_capsules, self.capsule_dim, width, self.iterations)
+
+
+# -- pooling (Eqs. 7-9) and aggregation (Eq. 10) -----------------------------------------------------------------------
+
+
+class GlobalFeedForward(nn.Module):
+    """`W2 relu(W1 x + b1) + b2`."""
+
+    def __init__(self, input_size: int, inner_size: int, output_size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(input_size, inner_size)
+        self.fc2 = nn.Linear(inner_size, output_size)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.fc2(torch.relu(self.fc1(states)))
+
+
+class CapsulePooling(nn.Module):
+    """
+    One vector of the capsules of a layer:
+
+        attentive   s = FFN((1/K) sum_k u_k) (Eq. 9),   a_k = softmax_k(s . u_k) (Eq. 8),   FFN(sum_k a_k u_k) (Eq. 7)
+        mean        FFN((1/K) sum_k u_k)
+        concat      FFN([u_1; ..; u_K])
+    """
+
+    def __init__(self, config: GRETConfig):
+        super().__init__()
+        self.kind = config.capsule_pooling
+        size, inner = config.capsule_dim, config.global_ffn_dim
+        self.query = GlobalFeedForward(size, inner, size) if self.kind == "attentive" else None
+        read = size * config.num_capsules if self.kind == "concat" else size
+        self.output = GlobalFeedForward(read, inner, config.d_model)
+
+    def forward(self, capsules: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Capsules `(rows, K, c)` to vectors `(rows, d_model)`, and the weights a `(rows, K)` if there are any."""
+        if self.query is None:
+            return self.output(capsules.flatten(1) if self.kind == "concat" else capsules.mean(dim=1)), None
+        query = self.query(capsules.mean(dim=1))
+        scores = torch.matmul(capsules, query[:, :, None])[:, :, 0]
+        wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        weights = torch.softmax(scores, dim=-1, dtype=wide)
+        return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
+
+
+class GlobalEncoder(nn.Module):
+    """
+    The vector of a source sentence: each layer summed up by capsules or by the mean of its words, and a GRU from the
+    lowest layer to the top one, `s^m = GRU(x^m, s^{m-1})`, `s^0 = 0` (Eq. 10). Without aggregation it is the top
+    layer's own vector.
+    """
+
+    def __init__(self, config: GRETConfig):
+        super().__init__()
+        count = config.encoder_layers if config.global_aggregation else 1
+        self.capsules = CapsuleLayer(config) if config.global_capsule else None
+        summaries: list[nn.Module] = []  # the mean as it is
+        if config.global_capsule:
+            summaries = [CapsulePooling(config) for _ in range(count)]
+        elif config.global_aggregation:
+            width = config.d_model
+            summaries = [GlobalFeedForward(width, config.global_ffn_dim, width) for _ in range(count)]
+        self.summaries = nn.ModuleList(summaries)
+        self.aggregation = RecurrentLayer("gru", config.d_model, config.d_model) if config.global_aggregation else None
+
+    def forward(
+        self, states: list[torch.Tensor], attention_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, ...]]]:
+        """
+        Args:
+            states (list of `torch.Tensor` of shape `(batch_size, source_length, d_model)`): Of all layers.
+            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps.
+
+        Returns:
+            s^M `(batch_size, d_model)`, and what it was made of, as the fields of [`GRETEncoderOutput`].
+        """
+        states = states if self.aggregation is not None else states[-1:]
+        evidence: dict[str, tuple[torch.Tensor, ...]] = {}
+        if self.capsules is None:
+            vectors = [masked_mean(each, attention_mask) for each in states]
+            if self.aggregation is not None:
+                vectors = [ffn(each) for ffn, each in zip(self.summaries, vectors, strict=True)]
+        else:
+            # All layers in one call: they have the same W.
+            mask = None if attention_mask is None else attention_mask.repeat(len(states), 1)
+            capsules, coupling = self.capsules(torch.cat(states), mask)
+            of_layers = capsules.chunk(len(states))
+            pooled = [pooling(each) for pooling, each in zip(self.summaries, of_layers, strict=True)]
+            vectors = [vector for vector, _ in pooled]
+            evidence = {"capsules": of_layers, "routing_weights": coupling.chunk(len(states))}
+            weights = tuple(weight for _, weight in pooled if weight is not None)
+            if weights:
+                evidence["pooling_weights"] = weights
+        if self.aggregation is None:
+            return vectors[0], evidence
+        return self.aggregation(torch.stack(vectors, dim=1))[:, -1], evidence
+
+
+# -- gate and fusion (Eqs. 11-14) --------------------------------------------------------------------------------------
+
+
+class GlobalGate(nn.Module):
+    """
+    `g = sigmoid(W [r; s] + b)` (Eq. 11), the two halves of W apart: that of the source is needed once per sentence.
+    With `"sum"` there are no halves: `g = sigmoid(W (r + s) + b)`.
+    """
+
+    def __init__(self, config: GRETConfig):
+        super().__init__()
+        size = 1 if config.global_gate_type == "scalar" else config.d_model
+        self.source_proj = nn.Linear(config.d_model, size) if config.global_gate_type != "sum" else None
+        self.state_proj = nn.Linear(config.d_model, size, bias=self.source_proj is None)
+
+    def of_source(self, vector: torch.Tensor) -> torch.Tensor:
+        """What the gate needs of a sentence's vector, `(num_sources, d_model or 1)`."""
+        return vector if self.source_proj is None else self.source_proj(vector)
+
+    def forward(self, states: torch.Tensor, of_source: torch.Tensor) -> torch.Tensor:
+        """States `(batch_size, target_length, d_model)` and `of_source` `(batch_size, 1, d_model or 1)` to g."""
+        if self.source_proj is None:
+            return torch.sigmoid(project(self.state_proj, states + of_source))
+        return torch.sigmoid(project(self.state_proj, states) + of_source)
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class GRETPreTrainedModel(NMTTransformerPreTrainedModel):
+    config: GRETConfig
+
+
+class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
+    """Transformer encoder that also gives a vector of the whole source; usable alone through `get_encoder()`."""
+
+    output_class = GRETEncoderOutput
+    _can_record_outputs = NMTTransformerEncoder._can_record_outputs
+
+    def __init__(self, config: GRETConfig):
+        super().__init__(config)
+        self.global_encoder = GlobalEncoder(config) if config.use_global_state else None
+        self.needs_token_mask = self.global_encoder is not None
+        self.post_init()
+
+    def finish(
+        self,
+        states: list[torch.Tensor],
+        embeddings: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> GRETEncoderOutput:
+        outputs: Any = super().finish(states, embeddings, attention_mask)
+        if self.global_encoder is None:
+            return outputs
+        # Of a pre-norm Transformer the top layer's states are the normed ones, which the decoder attends too.
+        of_layers = [*states[1:-1], outputs.last_hidden_state]
+        outputs.global_hidden_state, evidence = self.global_encoder(of_layers, attention_mask)
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            for name, value in evidence.items():
+                setattr(outputs, name, value)
+        return outputs
+
+
+class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
+    """Transformer decoder whose last states get the vector of the source, through a gate or as it is."""
+
+    output_class = GRETDecoderOutput
+    _can_record_outputs = {
+        **NMTTransformerDecoder._can_record_outputs,
+        "global_gates": OutputRecorder(GlobalGate),
+    }
+
+    def __init__(self, config: GRETConfig):
+        super().__init__(config)
+        self.global_gate = GlobalGate(config) if config.use_global_state and config.global_gate else None
+        self.post_init()
+
+    def finish(self, states: list[torch.Tensor], memories: Memories, past_key_values: Cache | None) -> torch.Tensor:
+        """`r_j + g_j * s^M` (Eqs. 12-13), after the last layer and its norm."""
+        last = super().finish(states, memories, past_key_values)
+        if not self.config.use_global_state:
+            return last
+        vector = memories["global"].states
+        gate = self.global_gate
+        if gate is None:
+            return last + kept_vector(past_key_values, "global", lambda: vector, last.shape[0])[:, None]
+
+        def of_source() -> torch.Tensor:
+            return torch.cat([vector, gate.of_source(vector)], dim=-1)
+
+        kept = kept_vector(past_key_values, "global", of_source, last.shape[0])[:, None]
+        width = vector.shape[-1]
+        return torch.addcmul(last, gate(last, kept[..., width:]), kept[..., :width])
+
+
+class GRETModel(GRETPreTrainedModel, Seq2SeqModelBase):
+    """The Transformer with a global representation, without an output layer (Weng et al., 2020)."""
+
+    encoder_class = GRETEncoder
+    decoder_class = GRETDecoder
+
+
+class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+    """
+    The Transformer with a global representation and its output layer: `generate` translates, `labels` train.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf import GRETConfig, GRETForConditionalGeneration
+    >>> model = GRETForConditionalGeneration(GRETConfig.from_preset("tiny", vocab_size=100, num_capsules=8))
+    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
+    >>> encoded.global_hidden_state.shape, encoded.routing_weights[0].shape  # batch, capsules, words
+    (torch.Size([1, 128]), torch.Size([1, 8, 4]))
+
+    ```
+    """
+
+    model_class = GRETModel
+
+
+GRETModel.register_for_auto_class("AutoModel")
+GRETForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = [
+    "GRETForConditionalGeneration",
+    "GRETModel",
+    "GRETPreTrainedModel",
+]

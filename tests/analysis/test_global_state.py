@@ -1,0 +1,87 @@
+"""What a GRET makes of a sentence: from a saved model and a sentence to tables and a picture."""
+
+import numpy as np
+import pytest
+import torch
+
+from recnmt_hf import GRETConfig, GRETForConditionalGeneration, Translator
+from recnmt_hf.analysis.global_state import global_state
+from recnmt_hf.commands.main import main
+
+
+SENTENCE, TRANSLATION = "The dog sleeps.", "Der Hund schläft."
+
+
+def save(path, tokenizer, **fields):
+    torch.manual_seed(2)
+    config = GRETConfig.from_preset("tiny", vocab_size=len(tokenizer), d_model=32, num_capsules=5, **fields)
+    GRETForConditionalGeneration(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    """A saved GRET, untrained."""
+    return save(tmp_path_factory.mktemp("gret"), tokenizer)
+
+
+def test_values_are_those_of_the_model(folder):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    state = global_state(translator, SENTENCE, TRANSLATION)
+    source = translator.tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
+    labels = translator.tokenizer(text_target=TRANSLATION, return_tensors="pt")["input_ids"]
+    outputs = translator.model(input_ids=source, labels=labels, output_attentions=True)
+    for layer in range(2):
+        np.testing.assert_allclose(state.routing[layer], outputs.routing_weights[layer][0].detach(), atol=1e-6)
+        np.testing.assert_allclose(state.pooling[layer], outputs.pooling_weights[layer][0].detach(), atol=1e-6)
+    np.testing.assert_allclose(state.gates, outputs.global_gates[0][0].mean(-1).detach(), atol=1e-6)
+    assert "".join(state.source).startswith("Thedogsleeps.") and "".join(state.target).startswith("DerHundschläft.")
+    assert len(global_state(translator, SENTENCE).target) >= 1
+
+
+def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    with pytest.raises(ValueError, match="There is no layer 2; capsules sum up 2"):
+        global_state(translator, SENTENCE, TRANSLATION).to_tsv(2)
+    for texts in ((" ", None), (SENTENCE, "")):
+        with pytest.raises(ValueError, match="is empty"):
+            global_state(translator, *texts)
+    with pytest.raises(ValueError, match=r"nmt_transformer model makes no global representation.*use a gret"):
+        global_state(Translator.from_pretrained(tiny_folder, device="cpu"), SENTENCE)
+    bare = save(tmp_path, tokenizer, global_capsule=False, global_gate=False)
+    with pytest.raises(ValueError, match="neither capsules nor a gate"):
+        global_state(Translator.from_pretrained(bare, device="cpu"), SENTENCE)
+    assert main(["global", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
+    assert "names no picture" in capsys.readouterr().err
+
+
+def test_one_command_gives_tables(folder, capsys):
+    command = ["global", str(folder), SENTENCE, "--target", TRANSLATION, "--device", "cpu"]
+    assert main(command) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:4] == ["capsule", "weight", "The", "dog"]
+    capsules = lines[1:6]
+    assert all(abs(sum(map(float, line[2:])) - 1) < 1e-4 for line in capsules)
+    assert abs(sum(float(line[1]) for line in capsules) - 1) < 1e-4
+    assert lines[6] == ["target", "gate"] and lines[7][0].startswith("D") and all(0 < float(line[1]) < 1 for line in lines[7:])
+    assert main([*command, "--layer", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] != "\t".join(capsules[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, "5 capsules over"),
+        ({"global_capsule": False}, "0 capsules over"),
+        ({"global_gate": False, "capsule_pooling": "mean"}, "5 capsules over"),
+    ],
+    ids=str,
+)
+def test_one_command_gives_a_picture(tokenizer, tmp_path, capsys, fields, shown):
+    """Of what the model has: capsules, gates or both."""
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    path = save(tmp_path / "model", tokenizer, **fields)
+    picture = tmp_path / "global.png"
+    assert main(["global", str(path), SENTENCE, "--target", TRANSLATION, "-o", str(picture), "--device", "cpu"]) == 0
+    assert shown in capsys.readouterr().out and picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,378 @@
+"""The Transformer with a global representation: the contract, and every mechanism against a slow reference."""
+
+import pytest
+import torch
+from model_contract import ModelContract, ragged_batch
+from slow_transformer import SlowTransformer
+
+from recnmt_hf import (
+    GRETConfig,
+    GRETForConditionalGeneration,
+    GRETModel,
+    NMTTransformerConfig,
+    NMTTransformerForConditionalGeneration,
+)
+from recnmt_hf.models import capsule_routing
+from recnmt_hf.models import configuration_gret as configuration
+from recnmt_hf.models import modeling_gret as modeling
+
+
+class TestGRET(ModelContract):
+    config_class = GRETConfig
+    model_class = GRETForConditionalGeneration
+    variants = {
+        "default": {"num_capsules": 4},
+        "capsules-pre-norm": {"num_capsules": 3, "routing_softmax_axis": "capsules", "normalize_before": True},
+        "top-mean-scalar": {"global_capsule": False, "global_aggregation": False, "global_gate_type": "scalar"},
+        "relative-sum": {"num_capsules": 4, "self_attention_type": "relative", "global_gate_type": "sum"},
+    }
+
+    def test_the_global_vector_is_made_once_per_source(self, variant):
+        """Five beams of two sentences: two rows of capsules, two vectors, two gate halves, whatever the steps."""
+        model = self.model(variant, torch.float32)
+        rows = []
+        gate = model.model.decoder.global_gate
+        model.model.encoder.global_encoder.register_forward_hook(
+            lambda module, args, output: rows.append(output[0].shape[0])
+        )
+        gate.of_source = lambda vector, own=gate.of_source: rows.append(vector.shape[0]) or own(vector)
+        model.generate(torch.randint(4, 30, (2, 6)), num_beams=5, max_new_tokens=6)
+        assert rows == [2, 2]
+
+
+# -- the equations -----------------------------------------------------------------------------------------------------
+
+
+class SlowGRET(SlowTransformer):
+    """Section 3 of Weng et al. (2020) for one sentence at a time, one capsule, word and layer after the other."""
+
+    def encode(self, source):
+        memory = super().encode(source)
+        config = self.config
+        self.vector, self.all_capsules, self.all_couplings, self.all_weights = None, [], [], []
+        if not config.use_global_state:
+            return memory
+        prefix, state = "model.encoder.global_encoder", torch.zeros(config.d_model, dtype=torch.float64)
+        layers = self.layer_states if config.global_aggregation else self.layer_states[-1:]
+        for number, states in enumerate(layers):
+            name = f"{prefix}.summaries.{number}"
+            if config.global_capsule:
+                vector = self.pool(name, self.capsules(f"{prefix}.capsules.capsule_proj.weight", states))
+            else:
+                vector = sum(states) / len(states)
+                vector = self.feed_forward(name, vector) if config.global_aggregation else vector
+            state = self.gru(f"{prefix}.aggregation", vector, state) if config.global_aggregation else vector
+        self.vector = state
+        return memory
+
+    def capsules(self, name, states):
+        config, axis = self.config, self.config.routing_softmax_axis
+        count, size = config.num_capsules, config.capsule_dim
+        matrix = self.weights[name]
+        votes = []
+        for k in range(count):
+            own = 0 if config.capsule_projection == "shared" else k
+            votes.append([matrix[own * size : (own + 1) * size] @ word for word in states])
+        logits = [[torch.zeros((), dtype=torch.float64) for _ in states] for _ in range(count)]
+        for _ in range(config.routing_iterations):
+            exponentials = [[logit.exp() for logit in row] for row in logits]
+            if axis == "positions":
+                coupling = [[each / sum(row) for each in row] for row in exponentials]
+            else:
+                sums = [sum(row[i] for row in exponentials) for i in range(len(states))]
+                coupling = [[each / sums[i] for i, each in enumerate(row)] for row in exponentials]
+            capsules = []
+            for k in range(count):
+                total = sum(c * vote for c, vote in zip(coupling[k], votes[k], strict=True))
+                square = total @ total
+                capsules.append(square / (1 + square) * total / square.sqrt())
+            logits = [[logits[k][i] + votes[k][i] @ capsules[k] for i in range(len(states))] for k in range(count)]
+        self.all_capsules.append(torch.stack(capsules))
+        self.all_couplings.append(torch.stack([torch.stack(row) for row in coupling]))
+        return capsules
+
+    def pool(self, name, capsules):
+        kind = self.config.capsule_pooling
+        if kind == "concat":
+            return self.feed_forward(f"{name}.output", torch.cat(capsules))
+        mean = sum(capsules) / len(capsules)
+        if kind == "mean":
+            return self.feed_forward(f"{name}.output", mean)
+        query = self.feed_forward(f"{name}.query", mean)
+        exponentials = [(query @ each).exp() for each in capsules]
+        weights = [each / sum(exponentials) for each in exponentials]
+        self.all_weights.append(torch.stack(weights))
+        return self.feed_forward(f"{name}.output", sum(a * u for a, u in zip(weights, capsules, strict=True)))
+
+    def gru(self, name, x, state):
+        w, n = self.weights, len(state)
+        i = w[f"{name}.weight_ih_l0"] @ x + w[f"{name}.bias_ih_l0"]
+        h = w[f"{name}.weight_hh_l0"] @ state + w[f"{name}.bias_hh_l0"]
+        reset, update = torch.sigmoid(i[:n] + h[:n]), torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
+        new = torch.tanh(i[2 * n :] + reset * h[2 * n :])
+        return (1 - update) * new + update * state
+
+    def finish(self, states):
+        config, w, name = self.config, self.weights, "model.decoder.global_gate"
+        if self.vector is None:
+            return states
+        rows = []
+        for state in states:
+            gate = 1.0
+            if config.global_gate:
+                matrix = w[f"{name}.state_proj.weight"]
+                if config.global_gate_type == "sum":
+                    gate = torch.sigmoid(matrix @ (state + self.vector) + w[f"{name}.state_proj.bias"])
+                else:
+                    whole = torch.cat([matrix, w[f"{name}.source_proj.weight"]], dim=1)
+                    gate = torch.sigmoid(whole @ torch.cat([state, self.vector]) + w[f"{name}.source_proj.bias"])
+            rows.append(state + gate * self.vector)
+        return torch.stack(rows)
+
+
+def switches(capsule, aggregation, gate):
+    return {"global_capsule": capsule, "global_aggregation": aggregation, "global_gate": gate}
+
+
+# The rows of table 3, by fields alone; then figure 4, footnote 2, and the open readings.
+TABLE_3 = [
+    {"use_global_state": False},
+    switches(False, False, False),
+    switches(True, False, False),
+    switches(True, True, False),
+    switches(True, False, True),
+    switches(False, True, False),
+    switches(False, True, True),
+    switches(False, False, True),
+    {},
+]
+EQUATIONS = [
+    *TABLE_3,
+    *({"num_capsules": count} for count in (1, 8)),
+    *({"routing_iterations": count} for count in (1, 2, 5)),
+    {"routing_softmax_axis": "capsules"},
+    {"routing_softmax_axis": "capsules", "routing_iterations": 1},
+    {"capsule_projection": "shared"},
+    {"capsule_dim": 32},
+    {"capsule_dim": 5},
+    {"capsule_pooling": "mean"},
+    {"capsule_pooling": "concat"},
+    {"global_ffn_dim": 20},
+    {"global_gate_type": "scalar"},
+    {"global_gate_type": "sum"},
+    {"normalize_before": True},
+    {"self_attention_type": "relative", "max_relative_positions": 2},
+    {"self_attention_type": "directional", "encoder_layers": 3},
+]
+
+
+def name_fields(fields):
+    return "-".join(str(value) for value in fields.values()) or "default"
+
+
+def left_padded(batch):
+    """The same sentences with their source padding on the left."""
+    source, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        source[row, -length:], mask[row, -length:] = batch["input_ids"][row, :length], 1
+    return {**batch, "input_ids": source, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("path", ["fast", "reference"])
+@pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
+def test_equations(fields, path, side, monkeypatch):
+    """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
+    monkeypatch.setattr(modeling, "saves_votes", lambda *sizes: True)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
+    model = TestGRET().model({"num_capsules": 4, **fields})
+    slow = SlowGRET(model)
+    batch = ragged_batch()
+    lengths = batch["attention_mask"].sum(1).tolist()
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    outputs = model(**(batch if side == "right" else left_padded(batch)), output_attentions=True)
+    for row, (length, steps) in enumerate(zip(lengths, (5, 3, 2), strict=True)):
+        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+        if slow.vector is None:
+            assert outputs.global_hidden_state is None
+            continue
+        torch.testing.assert_close(outputs.global_hidden_state[row], slow.vector, atol=1e-10, rtol=0)
+        words = slice(0, length) if side == "right" else slice(-length, None)
+        for found, capsules in zip(outputs.capsules or (), slow.all_capsules, strict=True):
+            torch.testing.assert_close(found[row], capsules, atol=1e-10, rtol=0)
+        for found, coupling in zip(outputs.routing_weights or (), slow.all_couplings, strict=True):
+            torch.testing.assert_close(found[row, :, words], coupling, atol=1e-10, rtol=0)
+            assert found[row].count_nonzero() == coupling.count_nonzero()  # padding gets nothing
+        for found, weights in zip(outputs.pooling_weights or (), slow.all_weights, strict=True):
+            torch.testing.assert_close(found[row], weights, atol=1e-10, rtol=0)
+
+
+def test_bare_model_is_gated_too():
+    """`GRETModel.last_hidden_state` is what the output matrix reads."""
+    model = TestGRET().model({"num_capsules": 4})
+    batch = ragged_batch()
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
+    states = model.model(**batch)
+    torch.testing.assert_close(states.last_hidden_state @ model.lm_head.weight.T, model(**batch).logits)
+    assert states.global_hidden_state.shape == (3, 32)
+    assert isinstance(model.model, GRETModel)
+
+
+def test_a_shared_projection_makes_all_capsules_equal():
+    """Whatever the softmax's axis: K has no effect then."""
+    for axis in ("positions", "capsules"):
+        fields = {"capsule_projection": "shared", "routing_softmax_axis": axis, "num_capsules": 4}
+        model = TestGRET().model(fields)
+        for capsules in model(**ragged_batch(), output_attentions=True).capsules:
+            torch.testing.assert_close(capsules, capsules[:, :1].expand_as(capsules), atol=1e-12, rtol=0)
+    own = TestGRET().model({"num_capsules": 4})(**ragged_batch(), output_attentions=True).capsules[0]
+    assert (own[:, 0] - own[:, 1]).abs().max() > 0.01
+
+
+def test_choosing_a_shared_projection_warns(monkeypatch):
+    said = []
+    monkeypatch.setattr(configuration.logger, "warning_once", said.append)
+    GRETConfig.from_preset("tiny", vocab_size=100)
+    GRETConfig.from_preset("tiny", vocab_size=100, capsule_projection="shared", global_capsule=False)
+    assert said == []
+    GRETConfig.from_preset("tiny", vocab_size=100, capsule_projection="shared")
+    assert len(said) == 1 and "num_capsules has no effect" in said[0] and "Remedy" in said[0]
+
+
+@pytest.mark.parametrize(
+    "fields, millions",
+    [
+        (switches(False, False, False), 0.0),
+        (switches(True, False, False), 1.41),
+        (switches(True, True, False), 4.80),
+        (switches(True, False, True), 1.94),
+        (switches(False, True, False), 4.73),
+        (switches(False, True, True), 5.25),
+        (switches(False, False, True), 0.52),
+        ({}, 5.32),
+        ({"global_gate_type": "sum"}, 5.06),
+    ],
+    ids=str,
+)
+def test_parameters_added_at_base_size(fields, millions):
+    """Beside the paper's +0, 1.7, 6.2, 1.7, 4.7, 4.9, 0.2 and 6.4 million (its table 3)."""
+    with torch.device("meta"):
+        plain = NMTTransformerForConditionalGeneration(NMTTransformerConfig.from_preset("base", vocab_size=100))
+        model = GRETForConditionalGeneration(GRETConfig.from_preset("base", vocab_size=100, **fields))
+    assert (model.num_parameters() - plain.num_parameters()) / 1e6 == pytest.approx(millions, abs=0.006)
+
+
+def test_parameters_added_at_big_size():
+    with torch.device("meta"):
+        plain = NMTTransformerForConditionalGeneration(NMTTransformerConfig.from_preset("big", vocab_size=100))
+        model = GRETForConditionalGeneration(GRETConfig.from_preset("big", vocab_size=100))
+    assert (model.num_parameters() - plain.num_parameters()) / 1e6 == pytest.approx(18.0, abs=0.05)
+
+
+# -- routing without votes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", ["positions", "capsules"])
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5])
+@pytest.mark.parametrize("matrices", [1, 6])
+@pytest.mark.parametrize("masked", [False, True])
+def test_routing_without_votes_equals_routing(masked, matrices, iterations, axis):
+    """Capsules, couplings, and the gradients of words and weights."""
+    torch.manual_seed(3)
+    weight = torch.randn(matrices, 5, 16, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(3, 7, 16, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4, [0] * 6 + [1]]) if masked else None
+    upstream = torch.randn(3, 6, 5, dtype=torch.float64)
+
+    def outcome(with_votes):
+        own = weight.expand(6, -1, -1)
+        if with_votes:
+            votes = torch.einsum("bid,kcd->bkic", states, own)
+            capsules, coupling = modeling.route_reference(votes, mask, iterations, axis)
+        else:
+            capsules, coupling = capsule_routing.route(states, own, mask, iterations, axis)
+        return capsules, coupling, *torch.autograd.grad(capsules, (states, weight), upstream)
+
+    for fast, slow in zip(outcome(False), outcome(True), strict=True):
+        torch.testing.assert_close(fast, slow, atol=1e-11, rtol=1e-9)
+
+
+def test_squash_of_zero():
+    """Nothing in, nothing out, and a gradient that is a number."""
+    vectors = torch.zeros(2, 3, requires_grad=True)
+    capsule_routing.squash(vectors).sum().backward()
+    assert torch.equal(vectors.grad, torch.zeros(2, 3))
+    long = capsule_routing.squash(torch.tensor([[30.0, 40.0]]))
+    torch.testing.assert_close(long, torch.tensor([[0.6, 0.8]]) * 2500 / 2501)
+
+
+def test_routing_counts_in_float32():
+    """In half precision the softmax and the squash are float32's."""
+    states, weight = torch.randn(2, 9, 16), torch.randn(4, 8, 16)
+    capsules, coupling = capsule_routing.route(states.bfloat16(), weight.bfloat16(), None, 3, "positions")
+    assert capsules.dtype == coupling.dtype == torch.float32
+    exact, _ = capsule_routing.route(states.bfloat16().float(), weight.bfloat16().float(), None, 3, "positions")
+    torch.testing.assert_close(capsules, exact, atol=0.05, rtol=0.05)
+
+
+def test_votes_are_made_for_the_shortest_sentences_alone(monkeypatch):
+    made = []
+    reference = modeling.route_reference
+    monkeypatch.setattr(modeling, "route_reference", lambda *args: made.append(args[0].shape[2]) or reference(*args))
+    monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
+    config = GRETConfig.from_preset("base", vocab_size=50, encoder_layers=1, decoder_layers=1)
+    encoder = GRETForConditionalGeneration(config).get_encoder()
+    with torch.no_grad():
+        for length in (1, 3, 12, 60):
+            encoder(torch.randint(3, 50, (1, length)))
+    assert made == [1, 3]
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_starts_from_a_baseline_and_is_one_without_its_vector():
+    """A warm start copies all of a Transformer; the plain row of table 3 then computes what the baseline does."""
+    model = TestGRET().model({"num_capsules": 4})
+    baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double().eval()
+    report = model.init_from_baseline(baseline)
+    assert report.unused == [] and report.fresh and all(".global_" in name for name in report.fresh)
+    assert model.model.encoder.layers[1].fc1.weight.equal(baseline.model.encoder.layers[1].fc1.weight)
+    plain = TestGRET().model({"use_global_state": False})
+    plain.init_from_baseline(baseline)
+    torch.testing.assert_close(plain(**ragged_batch()).logits, baseline(**ragged_batch()).logits)
+    assert plain.config.baseline() is None
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"num_capsules": 0}, "num_capsules=0 is not allowed; it must be a whole number >= 1"),
+        ({"routing_iterations": 0}, "routing_iterations=0 is not allowed"),
+        ({"routing_softmax_axis": "words"}, "one of 'positions', 'capsules'"),
+        ({"capsule_projection": "own"}, "one of 'per_capsule', 'shared'"),
+        ({"capsule_pooling": "max"}, "one of 'attentive', 'mean', 'concat'"),
+        ({"global_gate_type": "matrix"}, "one of 'vector', 'scalar', 'sum'"),
+        ({"global_gate": 1}, "must be True or False"),
+        ({"capsule_dim": 0}, "capsule_dim=0 is not allowed"),
+        ({"global_ffn_dim": -3}, "global_ffn_dim=-3 is not allowed"),
+        ({"num_capsules": 10**9}, "at most 65536"),
+    ],
+    ids=str,
+)
+def test_wrong_fields(fields, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        GRETConfig.from_preset("tiny", vocab_size=100, **fields)
+
+
+def test_an_encoder_output_without_the_vector_is_refused():
+    model = TestGRET().model({"num_capsules": 4})
+    batch = ragged_batch()
+    encoded = (
+        NMTTransformerForConditionalGeneration(model.config.baseline())
+        .double()
+        .get_encoder()(batch["input_ids"], batch["attention_mask"])
+    )
+    with pytest.raises(ValueError, match="encoder_outputs lacks global_hidden_state"):
+        model(encoder_outputs=encoded, attention_mask=batch["attention_mask"], labels=batch["labels"])
