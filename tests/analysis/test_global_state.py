@@ -64,7 +64,11 @@ def test_one_command_gives_tables(folder, capsys):
     capsules = lines[1:6]
     assert all(abs(sum(map(float, line[2:])) - 1) < 1e-4 for line in capsules)
     assert abs(sum(float(line[1]) for line in capsules) - 1) < 1e-4
-    assert lines[6] == ["target", "gate"] and lines[7][0].startswith("D") and all(0 < float(line[1]) < 1 for line in lines[7:])
+    assert (
+        lines[6] == ["target", "gate"]
+        and lines[7][0].startswith("D")
+        and all(0 < float(line[1]) < 1 for line in lines[7:])
+    )
     assert main([*command, "--layer", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[1] != "\t".join(capsules[0])
 
