@@ -1,11 +1,12 @@
 """The ground that recurrent models stand on: masked recurrent layers, cache layers, memories and outputs by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import pytest
 import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import Seq2SeqModelOutput
 
 from recnmt_hf.models.recurrent_cache import (
     RecurrentAttentionLayer,
@@ -15,7 +16,16 @@ from recnmt_hf.models.recurrent_cache import (
     fill_cache,
 )
 from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, masked_mean
-from recnmt_hf.models.seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput, memory_mask, memory_states
+from recnmt_hf.models.seq2seq_outputs import (
+    Memories,
+    Memory,
+    Seq2SeqDecoderOutput,
+    Seq2SeqEncoderOutput,
+    joined_with_extras,
+    memory_mask,
+    memory_states,
+    with_extra_outputs,
+)
 from recnmt_hf.models.source_memory import SourceMemoryLayer, one_row_per_source, spread_over_beams
 
 
@@ -260,3 +270,44 @@ def test_encoder_output_is_rebuilt_with_all_its_memories():
         assert torch.equal(SummaryOutput.rebuild(values).summary_hidden_state, output.summary_hidden_state)
     assert SummaryOutput.rebuild((layers[0], layers)).hidden_states is layers
     assert SummaryOutput.rebuild(layers[:1]).summary_hidden_state is None
+
+
+def test_memories_are_found_in_the_declared_fields():
+    @dataclass
+    class ThreeOutput(Seq2SeqEncoderOutput):
+        words_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("words"))
+        topics_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("topics"))
+        topics_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("topics"))
+
+    ThreeOutput.find_memories()
+    given = [torch.full((2, 1), float(i)) for i in range(4)]
+    found = ThreeOutput(given[0], words_hidden_state=given[1], topics_hidden_state=given[2], topics_mask=given[3])
+    found = found.memories()
+    assert found == {"encoder": (given[0], None, None), "words": (given[1], None, None), "topics": (*given[2:], None)}
+    assert Memories.unflatten(tuple(found), found.flatten()) == found
+
+
+def test_extra_outputs_reach_the_joined_output():
+    """From whichever output has them; what was not recorded is None. A tensor's method of the same name is none."""
+
+    @dataclass
+    class NormOutput(Seq2SeqDecoderOutput):
+        norm: tuple[torch.Tensor, ...] | None = None
+
+    plain = (Seq2SeqEncoderOutput, Seq2SeqDecoderOutput)
+    assert with_extra_outputs(Seq2SeqModelOutput, plain, "ToyOutput", "toys") is Seq2SeqModelOutput
+    made = with_extra_outputs(Seq2SeqModelOutput, (*plain, SummaryOutput, NormOutput), "ToyOutput", "toys")
+    assert issubclass(made, Seq2SeqModelOutput) and (made.__module__, made.__qualname__) == ("toys", "ToyOutput")
+    assert made.__doc__.startswith("[`Seq2SeqModelOutput`]") and "[`SummaryOutput`] [`NormOutput`]" in made.__doc__
+    added = [each.name for each in fields(made)][len(fields(Seq2SeqModelOutput)) :]
+    assert added == ["summary_hidden_state", "summary_mask", "scores", "norm"]
+
+    def usual_fields(self, encoder, decoder, shift):
+        return {"last_hidden_state": self + decoder.last_hidden_state + shift}
+
+    joined = joined_with_extras(usual_fields, made, added)
+    one, layers = torch.ones(1), (torch.zeros(1),)
+    output = joined(2, SummaryOutput(one, summary_mask=one, scores=()), NormOutput(one, norm=layers), one)
+    assert isinstance(output, made) and output.last_hidden_state.item() == 4
+    assert output.summary_mask is one and output.norm is layers
+    assert output.summary_hidden_state is None and output.scores is None
