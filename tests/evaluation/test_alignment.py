@@ -19,6 +19,7 @@ from recnmt_hf.evaluation.alignment import (
     word_matrix,
     words_of_tokens,
 )
+from recnmt_hf.evaluation.attention_links import links_of_matrix, token_links
 
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -149,6 +150,28 @@ def test_choosing_layer_and_head():
         choose_attention(attentions, 3)
     with pytest.raises(ValueError, match="no head 4; the layer has heads 0 to 3"):
         choose_attention(attentions, 0, 4)
+
+
+def test_links_of_rows():
+    """None to the last column, none of an empty row; of equals the first."""
+    matrix = np.array([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    assert links_of_matrix(matrix) == [(1, 0), (0, 3)]
+    nothing = word_matrix(np.ones((1, 2)), [None, None], [None])
+    assert nothing.shape == (0, 1) and links_of_matrix(nothing) == []
+    np.testing.assert_allclose(word_matrix(np.ones((1, 2)), [None, None], [0]), [[2.0]])
+
+
+def test_links_between_the_tokens_of_a_padded_batch():
+    """Padding gets no link, control tokens neither give nor get one; attention may be in half precision."""
+    attention = torch.zeros(2, 1, 3, 4)
+    for sentence, row, column in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (1, 0, 3), (1, 1, 1), (1, 2, 0)):
+        attention[sentence, 0, row, column] = 1.0
+    attention[1, 0, 0, 0] = 0.5
+    sources, targets = [[5, 6, 2], [7, 2]], [[8, 9, 10], [8, 3]]
+    layers = (torch.zeros_like(attention).bfloat16(), attention.bfloat16(), attention.flip(3).bfloat16())
+    assert token_links(layers, sources, targets, ({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
+    assert token_links(layers, sources, targets, ({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
+    assert token_links(layers, sources, targets, ({2}, {3}), layer=0) == [[], []]
 
 
 def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
