@@ -15,8 +15,6 @@ cd "$(dirname "$0")/.."
 # of models/ without one: all tests of models.
 table="
 data/files.py                   tests/data/test_files.py tests/data/test_text.py
-evaluation/attention_links.py   tests/evaluation/test_alignment.py
-evaluation/decoding.py          tests/evaluation/test_translator.py
 evaluation/significance.py      tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
 training/checkpoints.py         tests/training/test_checkpoints.py tests/training/test_checkpoint_folders.py
 "

@@ -13,13 +13,10 @@ from recnmt_hf.data.text import read_lines
 from recnmt_hf.evaluation.alignment import (
     align_pairs,
     alignment_error_rate,
-    choose_attention,
     format_links,
     parse_links,
-    word_matrix,
     words_of_tokens,
 )
-from recnmt_hf.evaluation.attention_links import links_of_matrix, token_links
 
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -132,48 +129,6 @@ def test_bytes_belong_to_the_word_of_their_character():
     assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
 
 
-def test_matrix_of_words():
-    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
-    matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])
-    np.testing.assert_allclose(matrix, [[0.4, 0.2, 0.4], [0.0, 0.9, 0.1]])
-    wider = word_matrix(weights, [0, 0, 1, None], [0, 0, 2, None], 3, 4)
-    np.testing.assert_allclose(wider, [[0.4, 0.2, 0.0, 0.4], [0] * 4, [0.0, 0.9, 0.0, 0.1], [0] * 4])
-
-
-def test_choosing_layer_and_head():
-    attentions = [torch.rand(2, 4, 3, 5) for _ in range(3)]
-    torch.testing.assert_close(choose_attention(attentions), attentions[1].mean(1))
-    torch.testing.assert_close(choose_attention(attentions, 2, 3), attentions[2][:, 3])
-    torch.testing.assert_close(choose_attention(attentions, "mean"), torch.stack(attentions).mean((0, 2)))
-    torch.testing.assert_close(choose_attention(attentions[:1]), attentions[0].mean(1))
-    with pytest.raises(ValueError, match="no decoder layer 3; the model has layers 0 to 2"):
-        choose_attention(attentions, 3)
-    with pytest.raises(ValueError, match="no head 4; the layer has heads 0 to 3"):
-        choose_attention(attentions, 0, 4)
-
-
-def test_links_of_rows():
-    """None to the last column, none of an empty row; of equals the first."""
-    matrix = np.array([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
-    assert links_of_matrix(matrix) == [(1, 0), (0, 3)]
-    nothing = word_matrix(np.ones((1, 2)), [None, None], [None])
-    assert nothing.shape == (0, 1) and links_of_matrix(nothing) == []
-    np.testing.assert_allclose(word_matrix(np.ones((1, 2)), [None, None], [0]), [[2.0]])
-
-
-def test_links_between_the_tokens_of_a_padded_batch():
-    """Padding gets no link, control tokens neither give nor get one; attention may be in half precision."""
-    attention = torch.zeros(2, 1, 3, 4)
-    for sentence, row, column in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (1, 0, 3), (1, 1, 1), (1, 2, 0)):
-        attention[sentence, 0, row, column] = 1.0
-    attention[1, 0, 0, 0] = 0.5
-    sources, targets = [[5, 6, 2], [7, 2]], [[8, 9, 10], [8, 3]]
-    layers = (torch.zeros_like(attention).bfloat16(), attention.bfloat16(), attention.flip(3).bfloat16())
-    assert token_links(layers, sources, targets, ({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
-    assert token_links(layers, sources, targets, ({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
-    assert token_links(layers, sources, targets, ({2}, {3}), layer=0) == [[], []]
-
-
 def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
     translator = Translator.from_pretrained(folder, device="cpu")
     source, target = "The dog", "Der Hund"
@@ -247,18 +202,11 @@ def test_pairs_that_cannot_be_aligned(tiny_folder, sources, targets, message):
         list(align_pairs(Translator.from_pretrained(tiny_folder, device="cpu"), sources, targets))
 
 
-def test_wrong_gold_links_layers_and_heads():
+def test_wrong_gold_links():
     from recnmt_hf.evaluation import GoldAlignment
 
     with pytest.raises(ValueError, match="The sure links 1-1 are not among the possible ones"):
         GoldAlignment({(0, 0), (1, 1)}, {(0, 0)})
-    attentions = [torch.rand(2, 4, 3, 5)]
-    for layer in (True, 1.0, -1, "all"):
-        with pytest.raises(ValueError, match=f"There is no decoder layer {layer!r}"):
-            choose_attention(attentions, layer)
-    for head in (1.0, "1", -1):
-        with pytest.raises(ValueError, match=f"There is no head {head!r}"):
-            choose_attention(attentions, 0, head)
 
 
 def test_words_of_which_nothing_is_left_get_no_link(folder):

@@ -9,10 +9,8 @@ import torch
 import transformers
 
 import recnmt_hf
-from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator, VaswaniLengthPenalty
-from recnmt_hf.evaluation.decoding import MaxLengthPerSentence, PrefixPerSentence, length_penalty
+from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator
 from recnmt_hf.evaluation.forced_decoding import UnknownTokens, batches_by_tokens
-from recnmt_hf.evaluation.splitting import join_pieces, split_text
 
 
 @pytest.fixture(scope="module")
@@ -31,72 +29,6 @@ def translator(tiny_folder):
 @pytest.fixture(scope="module")
 def sentences(corpus):
     return [pair.en for pair in corpus["test"]][:12]
-
-
-def test_vaswani_penalty_is_a_number_for_generate():
-    penalty = VaswaniLengthPenalty(0.6)
-    assert 10**penalty == pytest.approx((15 / 6) ** 0.6)
-    assert 10.0**penalty == pytest.approx((15 / 6) ** 0.6)
-    assert penalty == 0.6 and 7 ** VaswaniLengthPenalty(0.0) == 1.0
-
-
-def test_penalties_by_name():
-    assert isinstance(length_penalty("vaswani", 0.6), VaswaniLengthPenalty) and length_penalty("vaswani", 0.6) == 0.6
-    assert type(length_penalty("hf", 1)) is float and 4 ** length_penalty("hf", 0.5) == 2.0
-
-
-def test_limits_hold_for_the_rows_of_their_sentence():
-    """Two rows for each of two sentences; new tokens count, the prompt does not."""
-    ids = torch.zeros(4, 5, dtype=torch.long)
-    assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).tolist() == [True, True, False, False]
-    assert MaxLengthPerSentence(torch.tensor([2, 3]), 3)(ids, None).tolist() == [True, True, False, False]
-    assert MaxLengthPerSentence(torch.tensor([5, 6]), 0)(ids[:2], None).tolist() == [True, False]
-
-
-def test_prefixes_leave_one_token_to_choose():
-    """With its own score, or a finite one where it is forbidden otherwise; free after the prefix, or without one."""
-    prefixes = PrefixPerSentence([[2, 0], [], [1]], prompt_length=2)
-    scores = torch.tensor([[0.1, 0.2, 0.3]]).repeat(6, 1)
-    scores[1, 2] = -torch.inf
-    hidden = -torch.inf
-    own = torch.tensor([0.1, 0.2, 0.3])
-    first = torch.tensor(
-        [[hidden, hidden, 0.3], [hidden, hidden, -1e4], *[own.tolist()] * 2, *[[hidden, 0.2, hidden]] * 2]
-    )
-    second = torch.cat([torch.tensor([[0.1, hidden, hidden]] * 2), scores[2:]])
-    for length, expected in ((2, first), (3, second), (4, scores), (9, scores)):
-        assert torch.equal(prefixes(torch.zeros(6, length, dtype=torch.long), scores), expected)
-    alone = PrefixPerSentence([[1]])(torch.zeros(1, 1, dtype=torch.long), scores[:1])
-    assert alone.tolist() == [[hidden, own[1].item(), hidden]]
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "parts"),
-    [
-        ("ab cd", 5, [("", "ab cd")]),
-        ("a, b c d e.f", 9, [("", "a,"), (" ", "b c d e.f")]),
-        ("aa bb. cc. dd ee", 9, [("", "aa bb."), (" ", "cc. dd ee")]),
-        ("aa bb cc dd", 5, [("", "aa bb"), (" ", "cc dd")]),
-        ("abcdef", 3, [("", "abc"), ("", "def")]),
-        ("abcdef", 0, [("", letter) for letter in "abcdef"]),
-        ("今天好。明天好", 4, [("", "今天好。"), (" ", "明天好")]),
-    ],
-)
-def test_sentences_are_cut_near_the_middle(text, limit, parts):
-    """After punctuation before between words before between characters."""
-    assert split_text(text, limit, len) == parts
-    assert split_text(text, limit, len, "-")[0] == ("-", parts[0][1])
-
-
-def test_hypotheses_of_parts_are_joined_rank_by_rank():
-    parts = [
-        [Hypothesis("a b", -1.0, -2.0, [5, 6, 2]), Hypothesis("a", -3.0, -4.0, [5])],
-        [Hypothesis("c", -1.0, -0.5, [7], finished=False), Hypothesis("", 0.0, 0.0, [])],
-    ]
-    first, second = join_pieces(parts, 0.5, ["", " "])
-    assert first == Hypothesis("a b c", -2.5 / 2.0, -2.5, [5, 6, 2, 7], False)
-    assert second == Hypothesis("a", -4.0, -4.0, [5], True)
-    assert join_pieces([[Hypothesis("", 0.0, -1.0)]], 0.5, [""])[0].score == -1.0
 
 
 def test_batches_hold_similar_lengths_within_their_tokens():
