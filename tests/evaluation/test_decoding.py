@@ -17,6 +17,11 @@ def test_vaswani_penalty_is_a_number_for_generate():
 def test_penalties_by_name():
     assert isinstance(length_penalty("vaswani", 0.6), VaswaniLengthPenalty) and length_penalty("vaswani", 0.6) == 0.6
     assert type(length_penalty("hf", 1)) is float and 4 ** length_penalty("hf", 0.5) == 2.0
+    for wrong in (101, -101, "x", True, None):
+        with pytest.raises(ValueError, match=r"^length_penalty=.* is not allowed; .*\(the default is 0\.6\)"):
+            length_penalty("hf", wrong)
+    with pytest.raises(ValueError, match=r"no length penalty 'google'\. Remedy: choose one of vaswani, hf"):
+        length_penalty("google", 0.6)
 
 
 def test_limits_hold_for_the_rows_of_their_sentence():
@@ -40,5 +45,5 @@ def test_prefixes_leave_one_token_to_choose():
     second = torch.cat([torch.tensor([[0.1, hidden, hidden]] * 2), scores[2:]])
     for length, expected in ((2, first), (3, second), (4, scores), (9, scores)):
         assert torch.equal(prefixes(torch.zeros(6, length, dtype=torch.long), scores), expected)
-    alone = PrefixPerSentence([[1]])(torch.zeros(1, 1, dtype=torch.long), scores[:1])
+    alone = PrefixPerSentence([[1, 0]])(torch.zeros(1, 1, dtype=torch.long), scores[:1])
     assert alone.tolist() == [[hidden, own[1].item(), hidden]]

@@ -15,6 +15,7 @@ from recnmt_hf.evaluation.splitting import join_pieces, split_text
         ("aa bb cc dd", 5, [("", "aa bb"), (" ", "cc dd")]),
         ("abcdef", 3, [("", "abc"), ("", "def")]),
         ("abcdef", 0, [("", letter) for letter in "abcdef"]),
+        ("今天好明天好。", 4, [("", "今天好"), (" ", "明天好。")]),
         ("今天好。明天好", 4, [("", "今天好。"), (" ", "明天好")]),
     ],
 )
