@@ -378,8 +378,34 @@ def test_the_divisor_of_a_loss():
         for loss in (
             smoothed_cross_entropy(states @ weight.T, labels, num_items_in_batch=count),
             chunked_cross_entropy(states, weight, labels, num_items_in_batch=count),
+            chunked_cross_entropy_of_layer(lambda rows: rows @ weight.T, states, labels, num_items_in_batch=count),
         ):
             torch.testing.assert_close(loss, total / divisor)
+    one = labels.masked_fill(labels != 6, -100)
+    expected = nn.functional.cross_entropy((states @ weight.T)[1, :1], torch.tensor([6]))
+    torch.testing.assert_close(chunked_cross_entropy(states, weight, one), expected)
+    exact = states.double().requires_grad_()
+    losses = (
+        smoothed_cross_entropy(exact @ weight.double().T, labels, num_items_in_batch=7),
+        chunked_cross_entropy(exact, weight.double(), labels, num_items_in_batch=7),
+    )
+    torch.testing.assert_close(*(torch.autograd.grad(loss, exact)[0] for loss in losses), atol=1e-14, rtol=1e-12)
+
+
+def test_small_gradients_of_float16_are_scaled_before_they_are_rounded():
+    torch.manual_seed(6)
+    states, weight, labels = torch.randn(40, 8), torch.randn(30, 8), torch.randint(0, 30, (40,))
+    found = []
+    for loss_of in (
+        lambda x: smoothed_cross_entropy(x @ weight.T, labels, 0.0, 10**6),
+        lambda x: chunked_cross_entropy(x, weight, labels, None, 0.0, 10**6),
+    ):
+        given = states.clone().requires_grad_()
+        with torch.autocast("cpu", torch.float16, enabled=bool(found)):
+            loss = loss_of(given)
+        (loss * 2.0**20).backward()
+        found.append(given.grad)
+    torch.testing.assert_close(found[1], found[0], atol=0.01 * found[0].abs().max().item(), rtol=0.02)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -296,12 +296,14 @@ def test_recurrent_states_are_offloaded_and_fetched():
 
 
 def test_states_of_a_static_layer_stay_where_they_are():
-    layer, states = StaticRecurrentStateLayer(max_cache_len=9), torch.randn(2, 3, 2)
+    layer, states = StaticRecurrentAttentionLayer(max_cache_len=3), torch.randn(2, 3, 2)
+    layer.update(states[:, None], -states[:, None])
     layer.update_states(state=states[:, :1])
     address = layer.get_state().data_ptr()
     layer.update_states(state=states[:, 1:])
     layer.reorder_cache(torch.tensor([1, 1]))
     assert layer.get_state().data_ptr() == address and torch.equal(layer.get_state(), states[[1, 1], -1])
+    assert torch.equal(layer.keys, states[[1, 1], None]) and torch.equal(layer.values, -layer.keys)
 
 
 def test_a_cache_without_recurrent_layers_is_refused():
@@ -310,7 +312,10 @@ def test_a_cache_without_recurrent_layers_is_refused():
         with pytest.raises(UserError, match="This DynamicCache has no place for the decoder's recurrent state"):
             recurrent_layer(cache, layer_idx)
     fill_cache(cache, ["recnmt_recurrent"])
-    assert recurrent_layer(cache) is cache.layers[0] and recurrent_layer(None) is None
+    first = cache.layers[0]
+    fill_cache(cache, ["recnmt_recurrent", "recnmt_recurrent_attention"])
+    assert [recurrent_layer(cache, i) for i in (0, 1)] == cache.layers and cache.layers[0] is first
+    assert recurrent_layer(None) is None
     fill_cache(None, ["recnmt_recurrent"])
 
 
