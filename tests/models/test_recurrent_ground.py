@@ -315,7 +315,7 @@ def test_a_cache_without_recurrent_layers_is_refused():
     first = cache.layers[0]
     fill_cache(cache, ["recnmt_recurrent", "recnmt_recurrent_attention"])
     assert [recurrent_layer(cache, i) for i in (0, 1)] == cache.layers and cache.layers[0] is first
-    assert recurrent_layer(None) is None
+    assert recurrent_layer(None) is None and recurrent_layer(EncoderDecoderCache(cache, DynamicCache())) is first
     fill_cache(None, ["recnmt_recurrent"])
 
 
@@ -414,6 +414,9 @@ def test_what_layers_share_is_prepared_once_per_source():
     assert len(computed) == 2
     assert kept_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
     assert kept_mask(None, "encoder", compute) is computed[-1] and len(computed) == 4
+    foreign = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    foreign.cross_attention_cache.layers.append(StaticLayer(4))
+    assert kept_mask(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
 
 
 def test_source_memory_goes_with_selected_and_repeated_rows():
@@ -477,7 +480,14 @@ def test_memories_in_a_cache_are_read_once():
     first = read_source_memory("encoder", 0, lambda x: (x[:, None], -x[:, None]), states, None, cache, 4)
     assert cache.is_updated[0]
     again = read_source_memory("encoder", 0, None, states, None, cache, 4)
-    assert again[0] is first[0] and again[1] is first[1] and first[0].shape == (2, 1, 3, 4)
+    assert again[0] is first[0] and again[1] is first[1]
+    assert torch.equal(again[0], states[:, None]) and torch.equal(again[1], -states[:, None])
+    cache.reorder_cache(torch.tensor([2, 3, 1, 0]))
+    moved = read_source_memory("encoder", 0, None, states, None, cache, 4)
+    assert torch.equal(moved[0][:, 0], states[[1, 1, 0, 0]])
+    for nowhere in ((None, cache), (0, None), (0, DynamicCache())):
+        found = read_source_memory("encoder", nowhere[0], lambda x: (x, -x), states, None, nowhere[1], 4)
+        assert found[0] is states and torch.equal(found[1], -states)
 
 
 # -- memories and outputs ---
