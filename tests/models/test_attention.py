@@ -6,6 +6,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from recnmt_hf import NMTTransformerConfig
+from recnmt_hf.models import attention as module
 from recnmt_hf.models.attention import (
     MultiHeadAttention,
     causal_mask,
@@ -58,17 +59,17 @@ def test_where_keys_and_queries_stand():
 
 
 def test_what_a_query_sees():
-    module, scores = nn.Module(), torch.zeros(1, 1, 2, 3)
-    assert visible_positions(module, None, scores) is None
-    module.is_causal = True
-    assert visible_positions(module, None, scores).tolist() == [[True, True, False], [True] * 3]
-    assert visible_positions(module, None, scores, 0).tolist() == [[True, False, False], [True, True, False]]
-    assert visible_positions(module, None, scores[:, :, :1]) is None, "a single query is the last one"
+    layer, scores = nn.Module(), torch.zeros(1, 1, 2, 3)
+    assert visible_positions(layer, None, scores) is None
+    layer.is_causal = True
+    assert visible_positions(layer, None, scores).tolist() == [[True, True, False], [True] * 3]
+    assert visible_positions(layer, None, scores, 0).tolist() == [[True, False, False], [True, True, False]]
+    assert visible_positions(layer, None, scores[:, :, :1]) is None, "a single query is the last one"
     mask = torch.tensor([True, False])
-    assert visible_positions(module, mask, scores) is mask
+    assert visible_positions(layer, mask, scores) is mask
     least = torch.finfo(torch.float32).min
     additive = torch.tensor([0.0, -5.0, least, -torch.inf])
-    assert visible_positions(module, additive, scores).tolist() == [True, True, False, False]
+    assert visible_positions(layer, additive, scores).tolist() == [True, True, False, False]
 
 
 def test_weights_of_a_query_that_sees_nothing_are_zero():
@@ -112,19 +113,21 @@ def test_masks_of_memories_and_words():
 
 
 def test_dropout_of_weights_is_on_in_training_only():
-    module = nn.Module().eval()
+    plain = nn.Module().eval()
     query, key, value = (torch.randn(1, 2, 40, 3) for _ in range(3))
-    context, weights = eager_attention_forward(module, query, key, value, None, 0.5, dropout=0.5)
+    context, weights = eager_attention_forward(plain, query, key, value, None, 0.5, dropout=0.5)
     torch.testing.assert_close(weights, (query @ key.transpose(2, 3) * 0.5).softmax(-1))
     torch.testing.assert_close(context, (weights @ value).transpose(1, 2))
     assert context.is_contiguous()
-    _, dropped = eager_attention_forward(module.train(), query, key, value, None, 0.5, dropout=0.5)
+    _, dropped = eager_attention_forward(plain.train(), query, key, value, None, 0.5, dropout=0.5)
     assert 0.4 < (dropped == 0).float().mean() < 0.6
-    _, whole = eager_attention_forward(module, query, key, value, None, 0.5)
+    _, whole = eager_attention_forward(plain, query, key, value, None, 0.5)
     torch.testing.assert_close(whole, weights)
     layer, states = attention(0.5), torch.randn(1, 7, 6, dtype=torch.float64)
     assert torch.equal(layer(states)[0], layer(states)[0])
     assert not torch.equal(layer.train()(states)[0], layer(states)[0])
+    layer = attention()
+    torch.testing.assert_close(layer.train()(states), layer.eval()(states))
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -142,17 +145,22 @@ def test_self_attention_in_one_call_and_word_by_word(implementation):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
-def test_beams_attend_the_memory_of_their_source(implementation):
-    """Three rows for each of two sources, queries of another width; weights on request."""
+@pytest.mark.parametrize("sources", [1, 3])
+def test_beams_attend_the_memory_of_their_source(sources, implementation):
+    """Two rows for each source, queries of another width; projected once; weights on request."""
     layer = attention(query_dim=4, memory="encoder", layer_idx=0, implementation=implementation)
-    queries, memory = torch.randn(6, 2, 4, dtype=torch.float64), torch.randn(2, 3, 6, dtype=torch.float64)
-    visible = torch.tensor([[True, True, False], [True, True, True]])
+    queries, memory = (torch.randn(n, 2, d, dtype=torch.float64) for n, d in ((2 * sources, 4), (sources, 6)))
+    visible = torch.tensor([[True, False], [True, True], [True, True]])[:sources]
     mask = visible[:, None, None]
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     use_source_memory(cache, 1)
-    found, weights = layer(queries, memory, mask, cache, output_attentions=implementation == "sdpa")
-    expected = [by_hand(layer, queries[i], memory[i // 3], visible[i // 3]) for i in range(6)]
+    weights_asked = {"output_attentions": implementation == "sdpa"}
+    found, weights = layer(queries, memory, mask, cache, **weights_asked)
+    expected = [by_hand(layer, queries[i], memory[i // 2], visible[i // 2]) for i in range(2 * sources)]
     torch.testing.assert_close(found, torch.stack([output for output, _ in expected]))
+    kept = cache.cross_attention_cache.layers[0]
+    assert list(kept.memories) == ["encoder"] and kept.decoder_rows == 2 * sources
+    torch.testing.assert_close(layer(queries, None, mask, cache)[0], found)
     if implementation == "flex_attention":
         assert weights is None
         return
@@ -164,3 +172,16 @@ def test_beams_attend_the_memory_of_their_source(implementation):
     layer.config.output_attentions = True
     layer.config._attn_implementation = implementation
     torch.testing.assert_close(layer(queries, memory, mask)[1], weights)
+
+
+def test_plain_matmuls_take_the_place_of_sdpa_where_they_win(monkeypatch):
+    """They alone return weights, and know where queries stand among keys that nothing fills yet."""
+    layer = attention(is_causal=True).train()
+    query, key = torch.randn(1, 2, 2, 3, dtype=torch.float64), torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    asked = []
+    for wins in (False, True):
+        monkeypatch.setattr(module, "prefers_plain_matmuls", lambda *args, wins=wins: asked.append(args) or wins)
+        weights = layer.attend(query, key, key, None, query_offset=0)[1]
+        assert (weights is not None) == wins
+    assert asked[0][0] is query and asked[0][1] is key and asked[0][2] == 0.0
+    assert (weights[0, 0] > 0).tolist() == [[True, False, False], [True, True, False]]
