@@ -29,6 +29,7 @@ models/recurrent_layers.py      tests/models/test_recurrent_ground.py
 models/relation_pairs.py        tests/models/test_rnmt.py::test_pairs_pass_gradcheck_in_any_tiles
 models/relation_pairs.py        tests/models/test_rnmt.py::test_tiles_cover_each_pair_once_and_stay_small
 models/relative_attention.py    tests/models/test_nmt_transformer.py::test_equations
+models/relative_attention.py    tests/models/test_nmt_transformer.py::test_tables_of_relative_positions
 models/seq2seq_loss.py          tests/models/test_fast_paths.py
 models/seq2seq_outputs.py       tests/models/test_recurrent_ground.py
 models/source_memory.py         tests/models/test_recurrent_ground.py

@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+from recnmt_hf.models.initialization import Initialization
 from recnmt_hf.models.modeling_nmt_transformer import directional_mask
 from recnmt_hf.models.position_embeddings import (
     LearnedPositionEmbedding,
@@ -54,6 +55,18 @@ def test_equations(fields):
     for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
         expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
         torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_tables_of_relative_positions(per_head):
+    """One for each head or one for all, with 2 k + 1 rows; deviation of a head's width."""
+    torch.manual_seed(3)
+    config = TestNMTTransformer().config(self_attention_type="relative")
+    attention = RelativeMultiHeadAttention(config, 64, 4, max_relative_positions=50, relative_per_head=per_head)
+    attention.initialize(Initialization(64))
+    for table in (attention.relative_keys, attention.relative_values):
+        assert table.shape == (4 if per_head else 1, 101, 16)
+        assert abs(table.std() * 4 - 1) < 0.1
 
 
 def test_relative_attention_makes_no_pairwise_vectors():
@@ -139,6 +152,10 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
         rows = module.weight
     else:
         rows = sinusoid_table(6, 4, kind == "sinusoidal")
+        angles = torch.tensor([3.0, 0.03])  # of position 3: 10000^(2i / 4) is 1 and 100
+        order = [0, 2, 1, 3] if kind == "sinusoidal" else [0, 1, 2, 3]
+        torch.testing.assert_close(rows[3], torch.cat([angles.sin(), angles.cos()])[order])
+        assert torch.equal(build_position_embedding(kind, 6, 4)(6), rows)
         assert not module.state_dict(), "sinusoids are computed, not saved"
         torch.testing.assert_close(module.double()(6), sinusoid_table(6, 4, kind == "sinusoidal", torch.float64))
         module.float()
