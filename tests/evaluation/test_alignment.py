@@ -60,6 +60,11 @@ def test_error_rate_by_hand():
     assert str(score) == "AER 28.57 (precision 75.00, recall 66.67; 4 links, 3 sure, 4 possible)"
     with pytest.raises(ValueError, match="1 alignments and 2 gold alignments"):
         alignment_error_rate(found[:1], gold)
+    none_found, none_sure = (
+        alignment_error_rate([a], [parse_links(b)]) for a, b in ((set(), "0-0"), ({(0, 0)}, "0p0"))
+    )
+    assert (none_found.aer, none_found.precision, none_found.recall) == (1, 0, 0)
+    assert (none_sure.aer, none_sure.precision, none_sure.recall) == (0, 1, 0)
     with pytest.raises(ValueError, match="nothing to compare"):
         alignment_error_rate([set()], [parse_links("0p0")])
 
@@ -71,6 +76,11 @@ def test_metric_of_evaluate():
     assert result["aer"] == pytest.approx(2 / 7)
     metric.add_batch(predictions=["1-1"], references=["1-1"])
     assert metric.compute(one_based=True)["aer"] == 0
+    assert (result["precision"], result["recall"]) == pytest.approx((3 / 4, 2 / 3))
+    with pytest.raises(ValueError, match="reference 2: '0-1' has a position below 1"):
+        metric.compute(predictions=["1-1", "1-1"], references=["1-1", "0-1"], one_based=True)
+    with pytest.raises(ValueError, match="prediction 1: '1:1' is no link"):
+        metric.compute(predictions=["1:1"], references=["1-1"])
 
 
 @pytest.mark.parametrize(
