@@ -11,13 +11,28 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Module, and the tests that are to notice its changes. A module that is not named: the test file of its own name; one
-# of models/ without one: all tests of models.
+# Module, and the tests that are to notice its changes; a module may have several rows. A module that is not named: the
+# test file of its own name; one of models/ without one: all tests of models. The tests of the toys notice nothing: they
+# run copies of the models' files.
 table="
 data/files.py                   tests/data/test_files.py tests/data/test_text.py
-evaluation/attention_links.py   tests/evaluation/test_alignment.py
-evaluation/decoding.py          tests/evaluation/test_translator.py
+evaluation/forced_decoding.py   tests/evaluation/test_translator.py tests/evaluation/test_alignment.py
 evaluation/significance.py      tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
+models/attention.py             tests/models/test_fast_paths.py::test_attention_by_plain_matmuls
+models/attention.py             tests/models/test_attention.py
+models/initialization.py        tests/models/test_recurrent_ground.py
+models/initialization.py        tests/models/test_rnmt.py::test_initialisation_of_the_paper
+models/position_embeddings.py   tests/models/test_nmt_transformer.py::test_positions_from_an_offset_by_number_or_by_ids
+models/position_embeddings.py   tests/models/test_nmt_transformer.py::test_sequences_beyond_the_position_table_are_refused
+models/recurrent_cache.py       tests/models/test_recurrent_ground.py
+models/recurrent_layers.py      tests/models/test_recurrent_ground.py
+models/relation_pairs.py        tests/models/test_rnmt.py::test_pairs_pass_gradcheck_in_any_tiles
+models/relation_pairs.py        tests/models/test_rnmt.py::test_tiles_cover_each_pair_once_and_stay_small
+models/relative_attention.py    tests/models/test_nmt_transformer.py::test_equations
+models/relative_attention.py    tests/models/test_nmt_transformer.py::test_tables_of_relative_positions
+models/seq2seq_loss.py          tests/models/test_fast_paths.py
+models/seq2seq_outputs.py       tests/models/test_recurrent_ground.py
+models/source_memory.py         tests/models/test_recurrent_ground.py
 training/checkpoints.py         tests/training/test_checkpoints.py tests/training/test_checkpoint_folders.py
 "
 

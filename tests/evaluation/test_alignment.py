@@ -13,10 +13,8 @@ from recnmt_hf.data.text import read_lines
 from recnmt_hf.evaluation.alignment import (
     align_pairs,
     alignment_error_rate,
-    choose_attention,
     format_links,
     parse_links,
-    word_matrix,
     words_of_tokens,
 )
 
@@ -62,6 +60,11 @@ def test_error_rate_by_hand():
     assert str(score) == "AER 28.57 (precision 75.00, recall 66.67; 4 links, 3 sure, 4 possible)"
     with pytest.raises(ValueError, match="1 alignments and 2 gold alignments"):
         alignment_error_rate(found[:1], gold)
+    none_found, none_sure = (
+        alignment_error_rate([a], [parse_links(b)]) for a, b in ((set(), "0-0"), ({(0, 0)}, "0p0"))
+    )
+    assert (none_found.aer, none_found.precision, none_found.recall) == (1, 0, 0)
+    assert (none_sure.aer, none_sure.precision, none_sure.recall) == (0, 1, 0)
     with pytest.raises(ValueError, match="nothing to compare"):
         alignment_error_rate([set()], [parse_links("0p0")])
 
@@ -73,6 +76,11 @@ def test_metric_of_evaluate():
     assert result["aer"] == pytest.approx(2 / 7)
     metric.add_batch(predictions=["1-1"], references=["1-1"])
     assert metric.compute(one_based=True)["aer"] == 0
+    assert (result["precision"], result["recall"]) == pytest.approx((3 / 4, 2 / 3))
+    with pytest.raises(ValueError, match="reference 2: '0-1' has a position below 1"):
+        metric.compute(predictions=["1-1", "1-1"], references=["1-1", "0-1"], one_based=True)
+    with pytest.raises(ValueError, match="prediction 1: '1:1' is no link"):
+        metric.compute(predictions=["1:1"], references=["1-1"])
 
 
 @pytest.mark.parametrize(
@@ -129,26 +137,6 @@ def test_bytes_belong_to_the_word_of_their_character():
     assert len(ids) > 12 and words[-1] is None
     known = [word for word in words if word is not None]
     assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
-
-
-def test_matrix_of_words():
-    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
-    matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])
-    np.testing.assert_allclose(matrix, [[0.4, 0.2, 0.4], [0.0, 0.9, 0.1]])
-    wider = word_matrix(weights, [0, 0, 1, None], [0, 0, 2, None], 3, 4)
-    np.testing.assert_allclose(wider, [[0.4, 0.2, 0.0, 0.4], [0] * 4, [0.0, 0.9, 0.0, 0.1], [0] * 4])
-
-
-def test_choosing_layer_and_head():
-    attentions = [torch.rand(2, 4, 3, 5) for _ in range(3)]
-    torch.testing.assert_close(choose_attention(attentions), attentions[1].mean(1))
-    torch.testing.assert_close(choose_attention(attentions, 2, 3), attentions[2][:, 3])
-    torch.testing.assert_close(choose_attention(attentions, "mean"), torch.stack(attentions).mean((0, 2)))
-    torch.testing.assert_close(choose_attention(attentions[:1]), attentions[0].mean(1))
-    with pytest.raises(ValueError, match="no decoder layer 3; the model has layers 0 to 2"):
-        choose_attention(attentions, 3)
-    with pytest.raises(ValueError, match="no head 4; the layer has heads 0 to 3"):
-        choose_attention(attentions, 0, 4)
 
 
 def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
@@ -224,18 +212,11 @@ def test_pairs_that_cannot_be_aligned(tiny_folder, sources, targets, message):
         list(align_pairs(Translator.from_pretrained(tiny_folder, device="cpu"), sources, targets))
 
 
-def test_wrong_gold_links_layers_and_heads():
+def test_wrong_gold_links():
     from recnmt_hf.evaluation import GoldAlignment
 
     with pytest.raises(ValueError, match="The sure links 1-1 are not among the possible ones"):
         GoldAlignment({(0, 0), (1, 1)}, {(0, 0)})
-    attentions = [torch.rand(2, 4, 3, 5)]
-    for layer in (True, 1.0, -1, "all"):
-        with pytest.raises(ValueError, match=f"There is no decoder layer {layer!r}"):
-            choose_attention(attentions, layer)
-    for head in (1.0, "1", -1):
-        with pytest.raises(ValueError, match=f"There is no head {head!r}"):
-            choose_attention(attentions, 0, head)
 
 
 def test_words_of_which_nothing_is_left_get_no_link(folder):

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 import recnmt_hf
-from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator, VaswaniLengthPenalty
+from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator
+from recnmt_hf.evaluation.forced_decoding import UnknownTokens, batches_by_tokens
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +31,24 @@ def sentences(corpus):
     return [pair.en for pair in corpus["test"]][:12]
 
 
-def test_vaswani_penalty_is_a_number_for_generate():
-    penalty = VaswaniLengthPenalty(0.6)
-    assert 10**penalty == pytest.approx((15 / 6) ** 0.6)
-    assert 10.0**penalty == pytest.approx((15 / 6) ** 0.6)
-    assert penalty == 0.6 and 7 ** VaswaniLengthPenalty(0.0) == 1.0
+def test_batches_hold_similar_lengths_within_their_tokens():
+    assert list(batches_by_tokens([3, 9, 1, 3, 4], 9)) == [[1], [4, 0], [3, 2]]
+    assert list(batches_by_tokens([0, 0], 1)) == [[0], [1]] and list(batches_by_tokens([], 5)) == []
+    assert list(batches_by_tokens([7, 2], 5)) == [[0], [1]], "a sentence that is too long is a batch of its own"
+
+
+def test_unknown_tokens_are_counted(caplog):
+    tokenizer = type("Tokenizer", (), {"unk_token_id": 3})()
+    few, many = UnknownTokens(tokenizer), UnknownTokens(tokenizer)
+    for ids in ([3] + [4] * 49, [5] * 50):
+        few.count(ids)
+    few.warn()
+    UnknownTokens(tokenizer).warn()
+    assert not caplog.records
+    for ids in ([3, 3, 4], [3, 5, 6, 7, 8]):
+        many.count(ids)
+    many.warn()
+    assert [record.message[:34] for record in caplog.records] == ["37.5% of the source tokens are unk"]
 
 
 @pytest.mark.parametrize("kind", ["vaswani", "hf"])

@@ -6,7 +6,14 @@ from torch import nn
 
 from recnmt_hf.models import fast_paths
 from recnmt_hf.models.attention import eager_attention_forward
-from recnmt_hf.models.seq2seq_loss import ChunkedCrossEntropy, chunked_cross_entropy, smoothed_cross_entropy
+from recnmt_hf.models.seq2seq_loss import (
+    ChunkedCrossEntropy,
+    check_labels,
+    chunked_cross_entropy,
+    chunked_cross_entropy_of_layer,
+    smoothed_cross_entropy,
+)
+from recnmt_hf.models.user_errors import UserError
 
 
 @pytest.fixture(params=["fast", "slow"])
@@ -331,6 +338,122 @@ def test_chunked_loss_in_chunks_of_any_size(smoothing, bias, chunk):
     torch.testing.assert_close(loss, expected)
     for a, b in zip(*(torch.autograd.grad(3 * each, (states, weight)) for each in (loss, expected)), strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_loss_of_a_called_layer(smoothing, bias):
+    """An output layer with an adapter or a hook: called for each chunk, with the loss and gradients of all logits."""
+    layer, calls = nn.Linear(8, 11).double(), []
+    layer.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    states = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    fixed = torch.randn(11, dtype=torch.float64) if bias else None
+    labels = torch.randint(0, 11, (3, 5))
+    labels[0, 3:] = -100
+    logits = layer(states) if fixed is None else layer(states) + fixed
+    with torch.no_grad():
+        loss = chunked_cross_entropy_of_layer(layer, states, labels, fixed, smoothing)
+        assert calls.pop() == 15, "a small batch is one chunk"
+        torch.testing.assert_close(loss, smoothed_cross_entropy(logits, labels, smoothing))
+    calls.clear()
+    for count in (None, 7, torch.tensor(7), 0):
+        loss = chunked_cross_entropy_of_layer(layer, states, labels, fixed, smoothing, count, chunk_size=6)
+        expected = smoothed_cross_entropy(logits, labels, smoothing, count)
+        torch.testing.assert_close(loss, expected)
+        wanted = (states, layer.weight, layer.bias)
+        grads = [torch.autograd.grad(each, wanted, retain_graph=True) for each in (loss, expected)]
+        torch.testing.assert_close(*grads)
+    assert calls[:3] == [6, 6, 3]
+    labels[1, 1] = 11
+    with pytest.raises(UserError, match="The label 11 is no id from 0 to 10"):
+        chunked_cross_entropy_of_layer(layer, states, labels, fixed, smoothing)
+
+
+def test_the_divisor_of_a_loss():
+    """Real labels, or the number that the Trainer gives for all batches of a step."""
+    states, weight = torch.randn(2, 3, 4), torch.randn(7, 4)
+    labels = torch.tensor([[1, 2, -100], [6, -100, -100]])
+    total = nn.functional.cross_entropy((states @ weight.T).flatten(0, 1), labels.flatten(), reduction="sum")
+    for count, divisor in ((None, 3), (12, 12), (torch.tensor(12), 12), (0, 1), (torch.tensor(0), 1), (1, 1)):
+        for loss in (
+            smoothed_cross_entropy(states @ weight.T, labels, num_items_in_batch=count),
+            chunked_cross_entropy(states, weight, labels, num_items_in_batch=count),
+            chunked_cross_entropy_of_layer(lambda rows: rows @ weight.T, states, labels, num_items_in_batch=count),
+        ):
+            torch.testing.assert_close(loss, total / divisor)
+    one = labels.masked_fill(labels != 6, -100)
+    expected = nn.functional.cross_entropy((states @ weight.T)[1, :1], torch.tensor([6]))
+    torch.testing.assert_close(chunked_cross_entropy(states, weight, one), expected)
+    exact = states.double().requires_grad_()
+    losses = (
+        smoothed_cross_entropy(exact @ weight.double().T, labels, num_items_in_batch=7),
+        chunked_cross_entropy(exact, weight.double(), labels, num_items_in_batch=7),
+    )
+    torch.testing.assert_close(*(torch.autograd.grad(loss, exact)[0] for loss in losses), atol=1e-14, rtol=1e-12)
+
+
+def test_small_gradients_of_float16_are_scaled_before_they_are_rounded():
+    torch.manual_seed(6)
+    states, weight, labels = torch.randn(40, 8), torch.randn(30, 8), torch.randint(0, 30, (40,))
+    found = []
+    for loss_of in (
+        lambda x: smoothed_cross_entropy(x @ weight.T, labels, 0.0, 10**6),
+        lambda x: chunked_cross_entropy(x, weight, labels, None, 0.0, 10**6),
+    ):
+        given = states.clone().requires_grad_()
+        with torch.autocast("cpu", torch.float16, enabled=bool(found)):
+            loss = loss_of(given)
+        (loss * 2.0**20).backward()
+        found.append(given.grad)
+    torch.testing.assert_close(found[1], found[0], atol=0.01 * found[0].abs().max().item(), rtol=0.02)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_of_half_precision_are_summed_in_float32(smoothing):
+    """Sums over a large vocabulary would be wrong by percents in bfloat16; under autocast the states decide nothing."""
+    torch.manual_seed(6)
+    states, weight = torch.randn(40, 8), torch.randn(3000, 8)
+    labels = torch.randint(0, 3000, (40,))
+    half = states.bfloat16(), weight.bfloat16()
+    logits = half[0] @ half[1].T
+    expected = nn.functional.cross_entropy(logits.double(), labels, label_smoothing=smoothing).float()
+    found = smoothed_cross_entropy(logits, labels, smoothing)
+    torch.testing.assert_close(found, expected)
+    chunked = chunked_cross_entropy(*half, labels, None, smoothing, chunk_size=16)
+    torch.testing.assert_close(chunked, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(chunked_cross_entropy(states, weight, labels, None, smoothing), expected)
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        wide = chunked_cross_entropy(states, weight, labels, None, smoothing)
+    assert wide.dtype == torch.float32 and not torch.equal(wide, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_half_precision_have_the_types_of_their_tensors(dtype):
+    """In chunks, frozen or not; of a matrix summed in float32."""
+    torch.manual_seed(6)
+    states = torch.randn(40, 8).requires_grad_()
+    weight, bias, labels = torch.randn(30, 8).requires_grad_(), 2 * torch.randn(30), torch.randint(0, 30, (40,))
+    loss = 5 * smoothed_cross_entropy(states @ weight.T + bias, labels, 0.1)
+    expected = torch.autograd.grad(loss, (states, weight))
+    for types in ((torch.float32, torch.float32), (dtype, dtype)):
+        given = [each.detach().to(kind).requires_grad_() for each, kind in zip((states, weight), types, strict=True)]
+        with torch.autocast("cpu", dtype):
+            loss = 5 * chunked_cross_entropy(*given, labels, bias, 0.1, chunk_size=7)
+        found = torch.autograd.grad(loss, given)
+        assert tuple(each.dtype for each in found) == types
+        for each, exact in zip(found, expected, strict=True):
+            torch.testing.assert_close(each.float(), exact, atol=0.02 * exact.abs().max().item(), rtol=0.05)
+    for frozen, given in (((states, weight.detach()), states), ((states.detach(), weight), weight)):
+        (found,) = torch.autograd.grad(5 * chunked_cross_entropy(*frozen, labels, bias, 0.1), (given,))
+        torch.testing.assert_close(found, expected[given is weight])
+
+
+def test_labels_at_the_ends_of_the_vocabulary():
+    check_labels(torch.tensor([0, 6, -100]), 7)
+    for wrong in (7, -1, -101):
+        with pytest.raises(UserError, match=f"The label {wrong} is no id from 0 to 6"):
+            check_labels(torch.tensor([1, wrong]), 7)
 
 
 def test_chunked_loss_gradcheck():

@@ -8,7 +8,14 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+from recnmt_hf.models.initialization import Initialization
 from recnmt_hf.models.modeling_nmt_transformer import directional_mask
+from recnmt_hf.models.position_embeddings import (
+    LearnedPositionEmbedding,
+    build_position_embedding,
+    positions_from_mask,
+    sinusoid_table,
+)
 from recnmt_hf.models.relative_attention import RelativeMultiHeadAttention
 
 
@@ -48,6 +55,18 @@ def test_equations(fields):
     for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
         expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
         torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_tables_of_relative_positions(per_head):
+    """One for each head or one for all, with 2 k + 1 rows; deviation of a head's width."""
+    torch.manual_seed(3)
+    config = TestNMTTransformer().config(self_attention_type="relative")
+    attention = RelativeMultiHeadAttention(config, 64, 4, max_relative_positions=50, relative_per_head=per_head)
+    attention.initialize(Initialization(64))
+    for table in (attention.relative_keys, attention.relative_values):
+        assert table.shape == (4 if per_head else 1, 101, 16)
+        assert abs(table.std() * 4 - 1) < 0.1
 
 
 def test_relative_attention_makes_no_pairwise_vectors():
@@ -122,6 +141,33 @@ def test_relative_positions_replace_absolute_ones_by_default():
     both = NMTTransformerConfig(self_attention_type="relative", position_embedding_type="sinusoidal")
     assert both.position_embedding_type == "sinusoidal"
     assert NMTTransformerConfig().position_embedding_type == "sinusoidal"
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "marian", "learned"])
+def test_positions_from_an_offset_by_number_or_by_ids(kind):
+    module = build_position_embedding(kind, 6, 4)
+    if kind == "learned":
+        assert isinstance(module, LearnedPositionEmbedding)
+        torch.nn.init.normal_(module.weight)
+        rows = module.weight
+    else:
+        rows = sinusoid_table(6, 4, kind == "sinusoidal")
+        angles = torch.tensor([3.0, 0.03])  # of position 3: 10000^(2i / 4) is 1 and 100
+        order = [0, 2, 1, 3] if kind == "sinusoidal" else [0, 1, 2, 3]
+        torch.testing.assert_close(rows[3], torch.cat([angles.sin(), angles.cos()])[order])
+        assert torch.equal(build_position_embedding(kind, 6, 4)(6), rows)
+        assert not module.state_dict(), "sinusoids are computed, not saved"
+        torch.testing.assert_close(module.double()(6), sinusoid_table(6, 4, kind == "sinusoidal", torch.float64))
+        module.float()
+    assert torch.equal(module(6), rows) and torch.equal(module(2), rows[:2])
+    for offset in (3, torch.tensor(3)):
+        assert torch.equal(module(2, offset), rows[3:5])
+    places = torch.tensor([[0, 0, 5], [2, 1, 1]])
+    assert torch.equal(module(3, position_ids=places), rows[places])
+    with pytest.raises(recnmt_hf.UserError, match="A sequence of 7 tokens does not fit the position table of 6 rows"):
+        module(3, 4)
+    assert build_position_embedding("none", 6, 4) is None
+    assert positions_from_mask(torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
 
 
 def test_sequences_beyond_the_position_table_are_refused():

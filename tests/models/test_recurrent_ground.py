@@ -1,22 +1,45 @@
 """The ground that recurrent models stand on: masked recurrent layers, cache layers, memories and outputs by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import pytest
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
+from transformers.modeling_outputs import Seq2SeqModelOutput
 
+from recnmt_hf import UserError
+from recnmt_hf.models.initialization import Initialization
 from recnmt_hf.models.recurrent_cache import (
     RecurrentAttentionLayer,
     RecurrentStateLayer,
     StaticRecurrentAttentionLayer,
     StaticRecurrentStateLayer,
     fill_cache,
+    recurrent_layer,
 )
 from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, masked_mean
-from recnmt_hf.models.seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput, memory_mask, memory_states
-from recnmt_hf.models.source_memory import SourceMemoryLayer, one_row_per_source, spread_over_beams
+from recnmt_hf.models.seq2seq_outputs import (
+    Memories,
+    Memory,
+    Seq2SeqDecoderOutput,
+    Seq2SeqEncoderOutput,
+    joined_with_extras,
+    memory_mask,
+    memory_states,
+    with_extra_outputs,
+)
+from recnmt_hf.models.source_memory import (
+    BeamMoves,
+    SourceMemoryLayer,
+    keeps_source_memories,
+    kept_mask,
+    kept_vector,
+    one_row_per_source,
+    read_source_memory,
+    spread_over_beams,
+    use_source_memory,
+)
 
 
 # -- recurrent layers ---
@@ -118,6 +141,53 @@ def test_steps_of_a_layer_equal_its_kernel():
         torch.testing.assert_close(layer.steps(inputs, [start])[0], layer(inputs, start), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_parameters_start_gate_by_gate(cell):
+    """Orthogonal, Xavier-uniform, zero but for the forget gate; loaded ones and those of children stay as they are."""
+    torch.manual_seed(4)
+    layer, start = cell(6, 4), Initialization(d_model=4)
+    layer.child = nn.Linear(3, 3)
+    before = layer.child.weight.clone()
+    start.recurrent_(layer)
+    for gate in layer.weight_hh_l0.split(4):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(4))
+    bound = (6 / sum(layer.weight_ih_l0.shape)) ** 0.5
+    assert 0.9 * bound < layer.weight_ih_l0.abs().max() <= bound
+    forget_gate = torch.zeros_like(layer.bias_ih_l0)
+    if cell is nn.LSTM:
+        forget_gate[4:8] = 1.0
+    assert torch.equal(layer.bias_ih_l0, forget_gate) and (layer.bias_hh_l0 == 0).all()
+    assert torch.equal(layer.child.weight, before)
+    Initialization(d_model=4, uniform=0.01).recurrent_(layer)
+    for name, parameter in layer.named_parameters(recurse=False):
+        assert parameter.abs().max() <= 0.01 and (parameter.dim() == 1 or parameter.std() > 0.004), name
+        nn.init.constant_(parameter, 7.0)._is_hf_initialized = True
+    start.recurrent_(layer)
+    assert all((parameter == 7).all() for parameter in layer.parameters(recurse=False))
+
+
+def test_matrices_and_tables_start_from_the_models_distribution():
+    torch.manual_seed(4)
+
+    def drawn(method, start, *args):
+        tensor = torch.empty(300, 100)
+        getattr(start, method)(tensor, *args)
+        return tensor
+
+    given, xavier, uniform = Initialization(25, std=0.5), Initialization(25), Initialization(25, uniform=0.1)
+    for tensor, std in (
+        (drawn("matrix_", given), 0.5),
+        (drawn("table_", given, 3.0), 0.5),
+        (drawn("embedding_", given), 0.5),
+        (drawn("matrix_", xavier), (2 / 400) ** 0.5),
+        (drawn("table_", xavier, 3.0), 3.0),
+        (drawn("embedding_", xavier), 0.2),
+        (drawn("matrix_", uniform), 0.1 / 3**0.5),
+        (drawn("table_", uniform, 3.0), 0.1 / 3**0.5),
+    ):
+        assert abs(tensor.mean()) < 0.03 * std and abs(tensor.std() / std - 1) < 0.03
+
+
 def test_masked_mean_ignores_padding():
     states = torch.tensor([[[1.0], [3.0], [float("nan")]], [[5.0], [7.0], [9.0]]])
     mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
@@ -145,8 +215,10 @@ def test_recurrent_layer_rolls_back_what_it_recorded():
     assert layer.get_seq_length() == 3 and torch.equal(layer.get_state(), states[:, 2])
     layer.update_states(state=states[:, 3:4])
     assert torch.equal(layer.get_state(), states[:, 3])
+    with pytest.raises(ValueError, match=r"by 3 steps: their past was not recorded"):
+        layer.roll_back(3)  # one of them came before
     layer.reset()
-    assert layer.get_seq_length() == 0 and layer.get_state() is None
+    assert layer.get_seq_length() == 0 and layer.get_state() is None and layer.keys is None
 
 
 @pytest.mark.parametrize("layer_class", [RecurrentAttentionLayer, StaticRecurrentAttentionLayer])
@@ -184,6 +256,67 @@ def test_rolling_back_nothing_and_everything(layer_class):
     layer.update_states(state=states[:, :2])
     layer.roll_back(1)
     assert layer.get_seq_length() == 1 and torch.equal(layer.get_state(), states[:, 0])
+    layer.roll_back(1)
+    assert layer.get_seq_length() == 0
+
+
+def test_keys_and_states_are_cut_and_moved_together():
+    layer = RecurrentAttentionLayer()
+    layer.activate_past_recording()
+    states, keys = torch.randn(3, 6, 2), torch.randn(3, 1, 6, 2)
+
+    def check(rows, length):
+        assert layer.get_seq_length() == length
+        assert torch.equal(layer.keys, keys[rows, :, :length]) and torch.equal(layer.values, -layer.keys)
+        assert torch.equal(layer.get_state(), states[rows, length - 1])
+
+    layer.update(keys, -keys)
+    layer.update_states(state=states)
+    for tokens_to_remove, length in ((0, 6), (9, 6), (5, 5), (-1, 4)):  # a positive number is a length to keep
+        layer.crop(tokens_to_remove)
+        check([0, 1, 2], length)
+    layer.reorder_cache(torch.tensor([2, 0, 0]))
+    layer.batch_select_indices(torch.tensor([0, 1]))
+    layer.batch_repeat_interleave(2)
+    check([2, 2, 0, 0], 4)
+    layer.crop(1)  # what was recorded has moved too
+    check([2, 2, 0, 0], 1)
+
+
+def test_recurrent_states_are_offloaded_and_fetched():
+    layer = RecurrentStateLayer()
+    layer.offload()
+    layer.activate_past_recording()
+    layer.update_states(state=torch.ones(1, 3, 2))
+    layer.offload()
+    assert torch.equal(layer.get_state(), torch.ones(1, 2))
+    layer.device = torch.device("meta")
+    layer.prefetch()
+    assert layer.get_state().device.type == layer.history["state"].device.type == "meta"
+
+
+def test_states_of_a_static_layer_stay_where_they_are():
+    layer, states = StaticRecurrentAttentionLayer(max_cache_len=3), torch.randn(2, 3, 2)
+    layer.update(states[:, None], -states[:, None])
+    layer.update_states(state=states[:, :1])
+    address = layer.get_state().data_ptr()
+    layer.update_states(state=states[:, 1:])
+    layer.reorder_cache(torch.tensor([1, 1]))
+    assert layer.get_state().data_ptr() == address and torch.equal(layer.get_state(), states[[1, 1], -1])
+    assert torch.equal(layer.keys, states[[1, 1], None]) and torch.equal(layer.values, -layer.keys)
+
+
+def test_a_cache_without_recurrent_layers_is_refused():
+    cache = DynamicCache()
+    for layer_idx in (0, 1):
+        with pytest.raises(UserError, match="This DynamicCache has no place for the decoder's recurrent state"):
+            recurrent_layer(cache, layer_idx)
+    fill_cache(cache, ["recnmt_recurrent"])
+    first = cache.layers[0]
+    fill_cache(cache, ["recnmt_recurrent", "recnmt_recurrent_attention"])
+    assert [recurrent_layer(cache, i) for i in (0, 1)] == cache.layers and cache.layers[0] is first
+    assert recurrent_layer(None) is None and recurrent_layer(EncoderDecoderCache(cache, DynamicCache())) is first
+    fill_cache(None, ["recnmt_recurrent"])
 
 
 def test_recurrent_layer_moves_its_states():
@@ -219,6 +352,142 @@ def test_one_row_per_source_and_back():
     assert one_row_per_source(None, 2) is None and one_row_per_source(rows, 6) is rows
     assert spread_over_beams(rows[:2], 6)[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
     assert spread_over_beams(rows, 6) is rows
+    assert spread_over_beams(rows[:1], 2)[:, 0].tolist() == [0, 0]
+
+
+def test_an_answer_about_beams_is_never_older_than_a_reordering():
+    """Rows in another tensor, rows written into the same one, another number of beams: looked at again."""
+    moves, first, second = BeamMoves(), SourceMemoryLayer(), SourceMemoryLayer()
+    within, across = torch.tensor([1, 1, 0, 5, 3, 3]), torch.tensor([3, 1, 0, 5, 3, 3])
+    assert moves.stay_within_sources(first, within, 3) and moves.stay_within_sources(second, within, 3)
+    assert not moves.stay_within_sources(second, across, 3) and not moves.stay_within_sources(first, across, 3)
+    assert moves.stay_within_sources(first, within, 3) and not moves.stay_within_sources(second, within, 2)
+    rows = within.clone()
+    assert moves.stay_within_sources(first, rows, 3)
+    rows.copy_(across)
+    assert not moves.stay_within_sources(first, rows, 3) and not moves.stay_within_sources(second, rows, 3)
+
+
+def test_beams_are_looked_at_once_for_all_layers(monkeypatch):
+    cache, keys, looks = EncoderDecoderCache(DynamicCache(), DynamicCache()), torch.randn(2, 1, 3, 4), []
+    use_source_memory(cache, 3)
+    for layer in cache.cross_attention_cache.layers:
+        layer.store("encoder", keys, keys, decoder_rows=6)
+    equal = torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *args: looks.append(args) or equal(*args))
+    cache.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
+    assert len(looks) == 1 and all(layer.keys is keys for layer in cache.cross_attention_cache.layers)
+
+
+def test_growing_layers_become_source_memories_once():
+    """Layers that hold something and static ones stay; a filled cache stays as it is."""
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    layers, keys = cache.cross_attention_cache.layers, torch.randn(2, 1, 3, 4)
+    foreign, static = DynamicLayer(), StaticLayer(3)
+    foreign.update(keys, keys)
+    layers += [DynamicLayer(), foreign, static]
+    use_source_memory(cache, 4)
+    assert layers[1:3] == [foreign, static] and len(layers) == 4
+    assert layers[0].moves is layers[3].moves is not None
+    before = list(layers)
+    use_source_memory(cache, 6)
+    assert layers == before
+    filled = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    filled.cross_attention_cache.update(keys, keys, 0)
+    use_source_memory(filled, 2)
+    assert [type(layer) for layer in filled.cross_attention_cache.layers] == [DynamicLayer]
+    assert keeps_source_memories(cache, 3) and not keeps_source_memories(cache, 1)
+    assert not keeps_source_memories(cache, None) and not keeps_source_memories(DynamicCache(), 0)
+
+
+def test_what_layers_share_is_prepared_once_per_source():
+    cache, computed = EncoderDecoderCache(DynamicCache(), DynamicCache()), []
+    use_source_memory(cache, 1)
+
+    def compute():
+        computed.append(torch.tensor([[1.0], [2.0]]))
+        return computed[-1]
+
+    for _ in range(2):
+        assert kept_vector(cache, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
+        assert kept_mask(cache, "encoder", compute) is computed[1]
+    assert len(computed) == 2
+    assert kept_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
+    assert kept_mask(None, "encoder", compute) is computed[-1] and len(computed) == 4
+    foreign = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    foreign.cross_attention_cache.layers.append(StaticLayer(4))
+    assert kept_mask(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
+
+
+def test_source_memory_goes_with_selected_and_repeated_rows():
+    layer, keys = SourceMemoryLayer(), torch.randn(3, 1, 2, 4)
+    layer.update(keys, -keys)  # as transformers fills a layer: one row for each source
+    shared = torch.zeros(1, 1)
+    layer.masks = {"encoder": torch.tensor([[0], [1], [2]]), "other": None, "shared": shared}
+    assert layer.is_initialized and layer.decoder_rows == 3
+    layer.batch_select_indices(torch.tensor([2, 0]))
+    layer.batch_repeat_interleave(2)
+    layer.reorder_cache(torch.tensor([3, 0, 1, 2]))
+    expected = [0, 2, 2, 0]
+    assert torch.equal(layer.keys, keys[expected]) and torch.equal(layer.values, -keys[expected])
+    assert layer.masks["encoder"][:, 0].tolist() == expected
+    assert layer.masks["other"] is None and layer.masks["shared"] is shared
+    layer.reset()
+    assert layer.keys is None and layer.values is None and not layer.is_initialized
+
+
+def test_source_memory_is_offloaded_and_fetched_whole():
+    layer, keys = SourceMemoryLayer(), torch.randn(2, 1, 3, 4)
+    layer.offload()
+    layer.prefetch()  # nothing yet
+    layer.store("encoder", keys, keys + 1, decoder_rows=2)
+    layer.store("recurrence", keys + 2, keys + 3, decoder_rows=2)
+    layer.masks, layer.vectors = {"encoder": torch.ones(2, 3), "recurrence": None}, {"global": torch.ones(2, 1)}
+    layer.offload()
+    assert torch.equal(layer.keys, keys) and torch.equal(layer.memories["recurrence"][1], keys + 3)
+    layer.device = torch.device("meta")
+    layer.prefetch()
+    moved = [layer.keys, layer.values, *layer.memories["recurrence"], layer.masks["encoder"], layer.vectors["global"]]
+    assert all(tensor.device.type == "meta" for tensor in moved) and layer.masks["recurrence"] is None
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_memories_in_foreign_caches_have_a_row_for_each_beam(static):
+    """Projected once; a static layer is as long as the source; other memories than the encoder's are not cached."""
+    layer = StaticLayer(4) if static else DynamicLayer()
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    cache.cross_attention_cache.layers.append(layer)
+    states, mask, projected = torch.randn(2, 3, 4), torch.tensor([[True], [False]]), []
+
+    def project(states):
+        projected.append(states)
+        return states[:, None], -states[:, None]
+
+    for _ in range(2):
+        key, value, found = read_source_memory("encoder", 0, project, states, mask, cache, 4)
+        assert torch.equal(key, states[[0, 0, 1, 1], None]) and torch.equal(value, -key)
+        assert found[:, 0].tolist() == [True, True, False, False]
+    assert len(projected) == 1 and cache.is_updated[0]
+    for _ in range(2):
+        key, value, found = read_source_memory("recurrence", 0, project, states + 1, mask, cache, 4)
+        assert torch.equal(key, states[:, None] + 1) and torch.equal(value, -key) and found is mask
+    assert len(projected) == 3
+
+
+def test_memories_in_a_cache_are_read_once():
+    cache, states = EncoderDecoderCache(DynamicCache(), DynamicCache()), torch.randn(2, 3, 4)
+    use_source_memory(cache, 1)
+    first = read_source_memory("encoder", 0, lambda x: (x[:, None], -x[:, None]), states, None, cache, 4)
+    assert cache.is_updated[0]
+    again = read_source_memory("encoder", 0, None, states, None, cache, 4)
+    assert again[0] is first[0] and again[1] is first[1]
+    assert torch.equal(again[0], states[:, None]) and torch.equal(again[1], -states[:, None])
+    cache.reorder_cache(torch.tensor([2, 3, 1, 0]))
+    moved = read_source_memory("encoder", 0, None, states, None, cache, 4)
+    assert torch.equal(moved[0][:, 0], states[[1, 1, 0, 0]])
+    for nowhere in ((None, cache), (0, None), (0, DynamicCache())):
+        found = read_source_memory("encoder", nowhere[0], lambda x: (x, -x), states, None, nowhere[1], 4)
+        assert found[0] is states and torch.equal(found[1], -states)
 
 
 # -- memories and outputs ---
@@ -260,3 +529,44 @@ def test_encoder_output_is_rebuilt_with_all_its_memories():
         assert torch.equal(SummaryOutput.rebuild(values).summary_hidden_state, output.summary_hidden_state)
     assert SummaryOutput.rebuild((layers[0], layers)).hidden_states is layers
     assert SummaryOutput.rebuild(layers[:1]).summary_hidden_state is None
+
+
+def test_memories_are_found_in_the_declared_fields():
+    @dataclass
+    class ThreeOutput(Seq2SeqEncoderOutput):
+        words_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("words"))
+        topics_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("topics"))
+        topics_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("topics"))
+
+    ThreeOutput.find_memories()
+    given = [torch.full((2, 1), float(i)) for i in range(4)]
+    found = ThreeOutput(given[0], words_hidden_state=given[1], topics_hidden_state=given[2], topics_mask=given[3])
+    found = found.memories()
+    assert found == {"encoder": (given[0], None, None), "words": (given[1], None, None), "topics": (*given[2:], None)}
+    assert Memories.unflatten(tuple(found), found.flatten()) == found
+
+
+def test_extra_outputs_reach_the_joined_output():
+    """From whichever output has them; what was not recorded is None. A tensor's method of the same name is none."""
+
+    @dataclass
+    class NormOutput(Seq2SeqDecoderOutput):
+        norm: tuple[torch.Tensor, ...] | None = None
+
+    plain = (Seq2SeqEncoderOutput, Seq2SeqDecoderOutput)
+    assert with_extra_outputs(Seq2SeqModelOutput, plain, "ToyOutput", "toys") is Seq2SeqModelOutput
+    made = with_extra_outputs(Seq2SeqModelOutput, (*plain, SummaryOutput, NormOutput), "ToyOutput", "toys")
+    assert issubclass(made, Seq2SeqModelOutput) and (made.__module__, made.__qualname__) == ("toys", "ToyOutput")
+    assert made.__doc__.startswith("[`Seq2SeqModelOutput`]") and "[`SummaryOutput`] [`NormOutput`]" in made.__doc__
+    added = [each.name for each in fields(made)][len(fields(Seq2SeqModelOutput)) :]
+    assert added == ["summary_hidden_state", "summary_mask", "scores", "norm"]
+
+    def usual_fields(self, encoder, decoder, shift):
+        return {"last_hidden_state": self + decoder.last_hidden_state + shift}
+
+    joined = joined_with_extras(usual_fields, made, added)
+    one, layers = torch.ones(1), (torch.zeros(1),)
+    output = joined(2, SummaryOutput(one, summary_mask=one, scores=()), NormOutput(one, norm=layers), one)
+    assert isinstance(output, made) and output.last_hidden_state.item() == 4
+    assert output.summary_mask is one and output.norm is layers
+    assert output.summary_hidden_state is None and output.scores is None

@@ -31,7 +31,7 @@ def split_text(text: str, limit: int, length: Callable[[str], int], glue: str = 
     if length(text) <= limit or len(text) < 2:
         return [(glue, text)]
     for pattern in CUTS:
-        cuts = [found.end() for found in re.finditer(pattern, text) if 0 < found.end() < len(text)]
+        cuts = [found.end() for found in re.finditer(pattern, text) if found.end() < len(text)]
         if cuts:
             cut = min(cuts, key=lambda place: abs(place - len(text) / 2))
             left = split_text(text[:cut].strip(), limit, length, glue)

@@ -149,8 +149,7 @@ class Seq2SeqTranslationOutput(Seq2SeqLMOutput):
 
 def extra_fields(output_class: type) -> list[Any]:
     """The fields that an encoder's or decoder's output class adds to those of transformers."""
-    usual = {each.name for each in fields(BaseModelOutput)}
-    usual |= {each.name for each in fields(BaseModelOutputWithPastAndCrossAttentions)}
+    usual = {each.name for each in fields(BaseModelOutputWithPastAndCrossAttentions)}  # those of an encoder among them
     return [each for each in fields(output_class) if each.name not in usual]
 
 

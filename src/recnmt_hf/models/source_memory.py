@@ -242,7 +242,7 @@ def read_source_memory(
     if name != "encoder":
         return *project_memory(key_value_states), attention_mask
     # A static (or foreign) cache has one row for each row of the decoder.
-    if attention_mask is not None and attention_mask.shape[0] != decoder_rows:
+    if attention_mask is not None:
         attention_mask = spread_over_beams(attention_mask, decoder_rows)
     if past_key_values.is_updated.get(layer_idx):
         return layer.keys, layer.values, attention_mask  # type: ignore[union-attr, return-value]  # filled before

@@ -1,0 +1,187 @@
+"""Multi-head attention by itself: heads, masks, beams, caches, and when weights are returned."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+
+from recnmt_hf import NMTTransformerConfig
+from recnmt_hf.models import attention as module
+from recnmt_hf.models.attention import (
+    MultiHeadAttention,
+    causal_mask,
+    eager_attention_forward,
+    key_positions,
+    masked_softmax,
+    self_mask,
+    source_mask,
+    visible_positions,
+)
+from recnmt_hf.models.source_memory import use_source_memory
+
+
+def config(implementation="sdpa"):
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    made = NMTTransformerConfig(vocab_size=10, d_model=6, decoder_layers=1, **heads)
+    made._attn_implementation = implementation
+    return made
+
+
+def attention(*args, implementation="sdpa", **settings):
+    torch.manual_seed(3)
+    return MultiHeadAttention(config(implementation), 6, 2, *args, **settings).double().eval()
+
+
+def by_hand(layer, queries, memory, visible=None):
+    """One sentence, head by head."""
+    contexts, all_weights = [], []
+    for head in range(2):
+        part = slice(3 * head, 3 * head + 3)
+        query, key, value = (
+            states @ linear.weight[part].T + linear.bias[part]
+            for states, linear in ((queries, layer.q_proj), (memory, layer.k_proj), (memory, layer.v_proj))
+        )
+        scores = query @ key.T / 3**0.5
+        weights = (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
+        contexts.append(weights @ value)
+        all_weights.append(weights)
+    return layer.out_proj(torch.cat(contexts, -1)), torch.stack(all_weights)
+
+
+# -- masks ---
+
+
+def test_where_keys_and_queries_stand():
+    """The queries are the last of the keys, unless their place is given."""
+    for offset, expected in ((None, [[3], [4]]), (1, [[1], [2]]), (torch.tensor(1), [[1], [2]])):
+        keys, queries = key_positions(torch.zeros(1, 1, 2, 5), offset)
+        assert keys.tolist() == [0, 1, 2, 3, 4] and queries.tolist() == expected
+
+
+def test_what_a_query_sees():
+    layer, scores = nn.Module(), torch.zeros(1, 1, 2, 3)
+    assert visible_positions(layer, None, scores) is None
+    layer.is_causal = True
+    assert visible_positions(layer, None, scores).tolist() == [[True, True, False], [True] * 3]
+    assert visible_positions(layer, None, scores, 0).tolist() == [[True, False, False], [True, True, False]]
+    assert visible_positions(layer, None, scores[:, :, :1]) is None, "a single query is the last one"
+    mask = torch.tensor([True, False])
+    assert visible_positions(layer, mask, scores) is mask
+    least = torch.finfo(torch.float32).min
+    additive = torch.tensor([0.0, -5.0, least, -torch.inf])
+    assert visible_positions(layer, additive, scores).tolist() == [True, True, False, False]
+
+
+def test_weights_of_a_query_that_sees_nothing_are_zero():
+    scores = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    visible = torch.tensor([[True, True, False], [False] * 3])
+    weights = masked_softmax(scores, visible, torch.float64)
+    assert weights.dtype == torch.float64 and (weights[1] == 0).all() and weights[0, 2] == 0
+    torch.testing.assert_close(weights[0, :2].float(), scores[0, :2].softmax(0))
+    many = torch.randn(3000).bfloat16()
+    for kind in (torch.bfloat16, torch.float16):
+        half = masked_softmax(many.to(kind), None, kind)
+        assert half.dtype == kind and torch.equal(half, many.to(kind).float().softmax(0).to(kind))
+    exact = torch.randn(5, dtype=torch.float64)
+    assert torch.equal(masked_softmax(exact, None, torch.float64), exact.softmax(0))
+
+
+def test_masks_of_memories_and_words():
+    states, padded = torch.zeros(2, 3, 6), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    for implementation in ("sdpa", "eager", "flex_attention"):
+        given = config(implementation)
+        assert source_mask(given, states, None) is None
+        mask = source_mask(given, states, padded)
+        assert mask.shape == (2, 1, 1, 3)
+        assert visible_positions(None, mask, None)[:, 0, 0].tolist() == [[True, True, False], [True] * 3]
+        if implementation == "flex_attention":  # which would compile its own kind of mask for words
+            continue
+        assert torch.equal(self_mask(given, states, padded), mask)
+        seen = visible_positions(None, causal_mask(given, states, padded, None), None)[0, 0]
+        assert seen.tolist() == [[True, False, False], [True, True, False], [True, True, False]]
+    growing, static = DynamicCache(), StaticCache(config=config(), max_cache_len=5)
+    one = states[:, :1]
+    for cache in (None, growing, EncoderDecoderCache(growing, DynamicCache())):
+        assert causal_mask(config("eager"), one, None, cache) is None
+    static.update(torch.zeros(2, 2, 1, 3), torch.zeros(2, 2, 1, 3), 0)
+    mask = causal_mask(config("eager"), one, None, EncoderDecoderCache(static, DynamicCache()))
+    assert visible_positions(None, mask, None)[0, 0].tolist() == [[True, True, False, False, False]]
+    assert causal_mask(config("eager"), one, torch.ones(2, 1), None) is not None
+
+
+# -- attention ---
+
+
+def test_dropout_of_weights_is_on_in_training_only():
+    plain = nn.Module().eval()
+    query, key, value = (torch.randn(1, 2, 40, 3) for _ in range(3))
+    context, weights = eager_attention_forward(plain, query, key, value, None, 0.5, dropout=0.5)
+    torch.testing.assert_close(weights, (query @ key.transpose(2, 3) * 0.5).softmax(-1))
+    torch.testing.assert_close(context, (weights @ value).transpose(1, 2))
+    assert context.is_contiguous()
+    _, dropped = eager_attention_forward(plain.train(), query, key, value, None, 0.5, dropout=0.5)
+    assert 0.4 < (dropped == 0).float().mean() < 0.6
+    _, whole = eager_attention_forward(plain, query, key, value, None, 0.5)
+    torch.testing.assert_close(whole, weights)
+    layer, states = attention(0.5), torch.randn(1, 7, 6, dtype=torch.float64)
+    assert torch.equal(layer(states)[0], layer(states)[0])
+    assert not torch.equal(layer.train()(states)[0], layer(states)[0])
+    layer = attention()
+    torch.testing.assert_close(layer.train()(states), layer.eval()(states))
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_self_attention_in_one_call_and_word_by_word(implementation):
+    layer = attention(is_causal=True, layer_idx=0, implementation=implementation)
+    states = torch.randn(2, 5, 6, dtype=torch.float64)
+    expected = [by_hand(layer, row, row, torch.ones(5, 5).tril().bool())[0] for row in states]
+    torch.testing.assert_close(layer(states)[0], torch.stack(expected))
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    found = [layer(piece, past_key_values=cache)[0] for piece in states.split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(found, 1), torch.stack(expected))
+    assert cache.get_seq_length() == 5
+    bidirectional = attention(implementation=implementation)
+    torch.testing.assert_close(bidirectional(states)[0][0], by_hand(bidirectional, states[0], states[0])[0])
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("sources", [1, 3])
+def test_beams_attend_the_memory_of_their_source(sources, implementation):
+    """Two rows for each source, queries of another width; projected once; weights on request."""
+    layer = attention(query_dim=4, memory="encoder", layer_idx=0, implementation=implementation)
+    queries, memory = (torch.randn(n, 2, d, dtype=torch.float64) for n, d in ((2 * sources, 4), (sources, 6)))
+    visible = torch.tensor([[True, False], [True, True], [True, True]])[:sources]
+    mask = visible[:, None, None]
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    use_source_memory(cache, 1)
+    weights_asked = {"output_attentions": implementation == "sdpa"}
+    found, weights = layer(queries, memory, mask, cache, **weights_asked)
+    expected = [by_hand(layer, queries[i], memory[i // 2], visible[i // 2]) for i in range(2 * sources)]
+    torch.testing.assert_close(found, torch.stack([output for output, _ in expected]))
+    kept = cache.cross_attention_cache.layers[0]
+    assert list(kept.memories) == ["encoder"] and kept.decoder_rows == 2 * sources
+    torch.testing.assert_close(layer(queries, None, mask, cache)[0], found)
+    if implementation == "flex_attention":
+        assert weights is None
+        return
+    torch.testing.assert_close(weights, torch.stack([each for _, each in expected]))
+    without = layer(queries, memory, mask)
+    torch.testing.assert_close(without[0], found)
+    assert (without[1] is None) == (implementation == "sdpa")
+    layer.config._attn_implementation = "eager"
+    layer.config.output_attentions = True
+    layer.config._attn_implementation = implementation
+    torch.testing.assert_close(layer(queries, memory, mask)[1], weights)
+
+
+def test_plain_matmuls_take_the_place_of_sdpa_where_they_win(monkeypatch):
+    """They alone return weights, and know where queries stand among keys that nothing fills yet."""
+    layer = attention(is_causal=True).train()
+    query, key = torch.randn(1, 2, 2, 3, dtype=torch.float64), torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    asked = []
+    for wins in (False, True):
+        monkeypatch.setattr(module, "prefers_plain_matmuls", lambda *args, wins=wins: asked.append(args) or wins)
+        weights = layer.attend(query, key, key, None, query_offset=0)[1]
+        assert (weights is not None) == wins
+    assert asked[0][0] is query and asked[0][1] is key and asked[0][2] == 0.0
+    assert (weights[0, 0] > 0).tolist() == [[True, False, False], [True, True, False]]
