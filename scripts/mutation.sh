@@ -18,8 +18,10 @@ table="
 data/files.py                   tests/data/test_files.py tests/data/test_text.py
 evaluation/forced_decoding.py   tests/evaluation/test_translator.py tests/evaluation/test_alignment.py
 evaluation/significance.py      tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
-models/attention.py             tests/models/test_fast_paths.py::test_attention_by_plain_matmuls
 models/attention.py             tests/models/test_attention.py
+models/attention.py             tests/models/test_fast_paths.py::test_attention_by_plain_matmuls
+models/capsule_routing.py       tests/models/test_gret.py::test_routing_without_votes_equals_routing
+models/capsule_routing.py       tests/models/test_gret.py::test_squash_of_zero
 models/initialization.py        tests/models/test_recurrent_ground.py
 models/initialization.py        tests/models/test_rnmt.py::test_initialisation_of_the_paper
 models/position_embeddings.py   tests/models/test_nmt_transformer.py::test_positions_from_an_offset_by_number_or_by_ids

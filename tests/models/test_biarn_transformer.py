@@ -31,14 +31,11 @@ class TestBiARNTransformer(ModelContract):
             "recurrence_steps": None,
             "recurrence_encoder_layers": 2,
         },
-        "birnn-pre-norm": {
+        "recurrence-memory": {"decoder_memory": "recurrence", "recurrence_steps": 5},
+        "birnn-multi-column-pre-norm": {
             "recurrence_encoder_type": "birnn",
             "recurrence_encoder_layers": 2,
             "normalize_before": True,
-        },
-        "recurrence-memory": {"decoder_memory": "recurrence", "recurrence_steps": 5},
-        "multi-column": {
-            "recurrence_encoder_type": None,
             "encoder_type": "multi_column",
             "multi_column_rnn_layers": 2,
         },

@@ -45,7 +45,6 @@ class TestGRUToy(ModelContract):
 
 class TestGateToy(ModelContract):
     config_class, model_class = zoo("gate_toy", "GateToy")
-    variants = {"default": {}, "pre-norm": {"normalize_before": True}}
 
     def test_the_vector_is_projected_once_per_source(self, variant):
         model = self.model(variant)

@@ -109,8 +109,7 @@ def losses(output):
 @pytest.mark.parametrize(
     ("kind", "tied", "baseline_steps"),
     [
-        ("biarn_transformer", "true", "2"),
-        ("biarn_transformer", "false", "null"),
+        ("biarn_transformer", "false", "2"),
         ("rnmt", "true", "null"),
     ],
 )
@@ -157,8 +156,7 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, ba
             assert (found[name] - tensor).abs().max() < 1e-4, name
 
     check()
-    if tied == "true":
-        (tmp_path / f"sharded/checkpoint-{steps}/complete.json").unlink()
-        resumed = launch(repository, "fsdp_8.yaml", program, *arguments, "--resume", options=options)
-        assert "Resuming from" in resumed and f"checkpoint-{steps - 2}" in resumed
-        check()
+    (tmp_path / f"sharded/checkpoint-{steps}/complete.json").unlink()
+    resumed = launch(repository, "fsdp_8.yaml", program, *arguments, "--resume", options=options)
+    assert "Resuming from" in resumed and f"checkpoint-{steps - 2}" in resumed
+    check()
