@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import is_blank
 from .._values import check_value
 from ..evaluation.translator import Translator
 from ..models.user_errors import UserError
+from .token_names import token_names
 
 
 @dataclass
@@ -59,13 +59,6 @@ class GlobalState:
         return "\n".join(lines) + "\n"
 
 
-def names_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """What tokens are called: their text, or their name where they show nothing."""
-    names = tokenizer.convert_ids_to_tokens(ids)
-    texts = (str(tokenizer.decode([token])).strip() for token in ids)
-    return [text or str(name) for text, name in zip(texts, names, strict=True)]
-
-
 @torch.no_grad()
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
     """
@@ -109,8 +102,8 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
 
     gates = None if not found.global_gates else found.global_gates[0][0].float().mean(dim=-1).cpu().numpy()
     return GlobalState(
-        names_of(translator.tokenizer, source),
-        names_of(translator.target_tokenizer, target),
+        token_names(translator.tokenizer, source),
+        token_names(translator.target_tokenizer, target),
         stacked(found.routing_weights),
         stacked(found.pooling_weights),
         gates,

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .._plain_text import encode_plain, is_blank
 from .._values import check_value
 from ..models.user_errors import UserError
+from .token_names import token_names
 
 
 DIRECTIONS = ("forward", "backward")
@@ -92,9 +93,7 @@ def recurrence_attention(
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:
         return RecurrenceAttention([f"step {t}" for t in range(1, weights.shape[-1] + 1)], weights)
-    names = tokenizer.convert_ids_to_tokens(ids[0].tolist())
-    texts = (str(tokenizer.decode([token])).strip() for token in ids[0].tolist())
-    return RecurrenceAttention([text or name for text, name in zip(texts, names, strict=True)], weights)
+    return RecurrenceAttention(token_names(tokenizer, ids[0].tolist()), weights)
 
 
 def plot_recurrence_attention(

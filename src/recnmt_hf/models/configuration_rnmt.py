@@ -165,7 +165,7 @@ class RNMTConfig(Seq2SeqConfig):
 
     @num_attention_heads.setter
     def num_attention_heads(self, value: int) -> None:
-        raise NotImplementedError("Additive attention has one head, which no field changes.")
+        raise NotImplementedError("Additive attention has one head. Remedy: leave num_attention_heads out.")
 
     @property
     def compares_all_pairs(self) -> bool:

@@ -16,6 +16,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
+from .attention import softmax
 from .capsule_routing import couplings, route, saves_votes, squash
 from .configuration_gret import GRETConfig
 from .fast_paths import allowed, is_plain, project
@@ -176,8 +177,7 @@ class CapsulePooling(nn.Module):
             return self.output(capsules.flatten(1) if self.kind == "concat" else capsules.mean(dim=1)), None
         query = self.query(capsules.mean(dim=1))
         scores = torch.matmul(capsules, query[:, :, None])[:, :, 0]
-        wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores, dim=-1, dtype=wide)
+        weights = softmax(scores)
         return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
 
 
