@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .evaluation.metrics import TokenizedBleu as TokenizedBleu
     from .evaluation.options import DecodingOptions as DecodingOptions
     from .evaluation.pipeline import TranslationPipeline as TranslationPipeline
+    from .evaluation.rouge import Rouge as Rouge
     from .evaluation.significance import compare_systems as compare_systems
     from .evaluation.translator import Translator as Translator
     from .hub.marian import from_marian as from_marian

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 
@@ -49,6 +49,13 @@ def encode_plain(
     """
     given = {"text_target": text} if is_target else {"text": text}
     return tokenizer(**given, truncation=False, verbose=False, split_special_tokens=True, **kwargs)
+
+
+def truncated(ids: list[int], limit: int, ends: Collection[int | None]) -> list[int]:
+    """Token ids cut off to `limit`; a sentence that ended in an end token still does."""
+    if len(ids) <= limit:
+        return ids
+    return [*ids[: limit - 1], ids[-1]] if ids[-1] in ends else ids[:limit]
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -348,3 +349,73 @@ def test_python_tokenizers_are_told_apart_by_what_they_do():
     batch = {"source": ["a </s>"], "target": ["<pad>"]}
     row = tokenize_pairs(batch, first, first)
     assert row["source_length"] == [7] and row["target_length"] == [6]
+
+
+LCSTS = """<doc id=0>
+    <human_label>4</human_label>
+    <summary>
+        新桥开放
+    </summary>
+    <short_text>
+        昨天新桥
+        开放
+    </short_text>
+</doc>
+<doc id=1>
+  <summary>贵</summary><human_label>2</human_label>
+  <short_text>苹果贵</short_text>
+</doc>
+"""
+
+
+def test_lcsts_in_its_own_format(tmp_path):
+    path = write(tmp_path / "PART_II.txt.gz", LCSTS)
+    pairs = [SentencePair("昨天新桥开放", "新桥开放"), SentencePair("苹果贵", "贵")]
+    assert list(Corpus(lcsts=path).pairs("zh", "zh")) == pairs
+    assert list(Corpus(lcsts=path, min_score=3).pairs("zh", "zh")) == pairs[:1]
+    unlabelled = write(tmp_path / "PART_I.txt", re.sub("<human_label>.</human_label>", "", LCSTS))
+    assert list(Corpus(lcsts=unlabelled, min_score=3).pairs("zh", "zh")) == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no document"),
+        ("just text\n", "there is no document"),
+        (LCSTS[:60], "the document of line 1 does not end"),
+        (LCSTS.replace("</doc>\n", "", 1), "line 10: <doc id=1> where one is open still"),
+        ("</doc>\n", "line 1: </doc> where no document is open"),
+        (LCSTS.replace("summary", "title"), "line 1: the document has no <summary>"),
+        (LCSTS.replace("新桥开放\n", "\n", 1), "line 10: an empty sentence"),
+        (LCSTS.replace(">4<", ">four<"), "line 1: <human_label> is 'four', no number"),
+    ],
+)
+def test_damaged_lcsts_is_named(tmp_path, text, message):
+    path = write(tmp_path / "PART_I.txt", text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        list(Corpus(lcsts=path, min_score=1).pairs("zh", "zh"))
+
+
+def test_columns_of_json_lines(tmp_path):
+    path = write(tmp_path / "a.jsonl", json.dumps({"article": "Ein Text.", "title": "Text"}) + "\n")
+    corpus = Corpus(jsonl=path, source_column="article", target_column="title")
+    assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
+    with pytest.raises(ValueError, match=r"both de, and .* would be its own target"):
+        list(Corpus(jsonl=path).pairs("de", "de"))
+    with pytest.raises(ValueError, match="min_score=3 is for lcsts"):
+        Corpus(jsonl=path, min_score=3)
+
+
+def test_long_pairs_are_cut_off_on_demand(tmp_path):
+    write(tmp_path / "a.en", "a b c d e f\na b\n"), write(tmp_path / "a.de", "f e d c b a\nb a\n")
+    tokenizer = train_tokenizer(["a b c d e f"], "word", 20)
+    corpus = {"source": str(tmp_path / "a.en"), "target": str(tmp_path / "a.de")}
+    common = [corpus, "en", "de", tokenizer, tokenizer, tmp_path / "data", 4, 3]
+    assert len(prepare_dataset(*common)) == 1
+    data = prepare_dataset(*common, on_long="truncate", keep_text=True)
+    assert data["source_length"][:] == [4, 3] and data["target_length"][:] == [3, 3]
+    assert tokenizer.convert_ids_to_tokens(data[0]["input_ids"]) == ["▁a", "▁b", "▁c", "</s>"]
+    assert tokenizer.convert_ids_to_tokens(data[0]["labels"]) == ["▁f", "▁e", "</s>"]
+    assert data[0]["source"] == "a b c d e f"
+    with pytest.raises(ValueError, match='on_long="cut" is not allowed'):
+        prepare_dataset(*common, on_long="cut")

@@ -1,1 +1,1 @@
-"""What trained models do inside: what they do to single sentences, and plots of it."""
+"""What trained models do inside, what their states hold, comparisons of runs, and plots."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,80 @@ def map_and_bars(
         axis.set_ylabel(height_name, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+
+
+def grid_of_scores(
+    path: str | Path,
+    values: Sequence[Sequence[Sequence[float]]],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    name: str,
+) -> None:
+    """
+    Means of scores as a heat map with numbers, with their range where there are several.
+
+    Args:
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        values: For each row and column the scores, of several seeds perhaps; none leaves the cell empty.
+        columns, rows (sequences of `str`): Labels.
+        name (`str`): Of the score.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    means = np.array([[np.mean(cell) if cell else np.nan for cell in row] for row in values])
+    figure = Figure(figsize=(2.5 + 1.1 * len(columns), 1.5 + 0.5 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+    image = axis.imshow(means, cmap="Blues", aspect="auto")
+    middle = (np.nanmin(means) + np.nanmax(means)) / 2
+    for y, row in enumerate(values):
+        for x, cell in enumerate(row):
+            if cell:
+                spread = f"\n{min(cell):.2f} to {max(cell):.2f}" if len(cell) > 1 else ""
+                color = "white" if means[y, x] > middle else "black"
+                axis.text(x, y, f"{means[y, x]:.2f}{spread}", ha="center", va="center", color=color, fontsize=8)
+    axis.set_xticks(range(len(columns)), columns, fontsize=8, parse_math=False)
+    axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
+    figure.colorbar(image, ax=axis, label=name)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+
+
+def points_of_scores(path: str | Path, values: Mapping[str, Sequence[float]], axis_name: str, name: str) -> None:
+    """
+    Scores as points above what was varied, with a line through their means.
+
+    Args:
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        values (`dict`): For each value of what was varied the scores, of several seeds perhaps.
+        axis_name (`str`): What was varied.
+        name (`str`): Of the score.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    longest = max(map(len, values))
+    figure = Figure(figsize=(2.5 + 0.7 * len(values), 3.2 + 0.05 * longest), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+    axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color="steelblue")
+    for place, scores in enumerate(values.values()):
+        axis.scatter([place] * len(scores), scores, color="steelblue", s=18)
+    tilted: Any = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if longest > 4 else {}
+    axis.set_xticks(range(len(values)), list(values), fontsize=8, parse_math=False, **tilted)
+    axis.set_xlabel(axis_name, parse_math=False)
+    axis.set_ylabel(name, parse_math=False)
     with open_output(path, binary=True) as file:
         figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
 

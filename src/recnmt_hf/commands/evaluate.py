@@ -1,4 +1,4 @@
-"""`recnmt evaluate`: metrics with signatures, bins by source length, significance between systems."""
+"""`recnmt evaluate`: BLEU and its kin or ROUGE, with signatures, bins by source length, significance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--references", "-r", nargs="+", action="extend", required=True, help="one or several reference files"
     )
-    parser.add_argument("--source", "-s", help="source sentences; adds BLEU by source length")
+    parser.add_argument(
+        "--rouge",
+        choices=("words", "characters", "english"),
+        help="for summaries: F1 of ROUGE-1, ROUGE-2 and ROUGE-L on these units, in place of all other scores; english: "
+        "letters a to z with Porter's stemmer",
+    )
+    parser.add_argument("--source", "-s", help="source sentences; adds BLEU (ROUGE-L) by source length")
     parser.add_argument("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="default: 15 30 45")
     parser.add_argument("--tokenize", help="sacrebleu's tokenizer: 13a (default), zh, ja-mecab, intl, char, none, ...")
     parser.add_argument(
@@ -39,6 +45,9 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"{told_twice(twice)}. Remedy: name each system's translations once.")
     if args.length_edges != sorted(set(args.length_edges)):
         raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
+    given = [name for name in ("tokenize", "language") if args.rouge and getattr(args, name) is not None]
+    if given:
+        raise UserError(f"--{given[0]} is for BLEU, and --rouge leaves that out. Remedy: give one of them.")
     if args.language is not None and not re.fullmatch("[a-z]{2,3}", args.language):
         raise UserError(f"--language {args.language!r} is no code of a language. Remedy: e.g. de or en.")
 
@@ -59,33 +68,57 @@ def run(args: argparse.Namespace) -> None:
         show_examples(args.examples, source, systems, references)
         report: dict[str, Any] = {"systems": {}, "comparisons": {}}
         for path, hypotheses in systems.items():
-            scores = [
-                metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize),
-                metrics.sacrebleu_score(hypotheses, references, lowercase=True, tokenize=args.tokenize),
-                metrics.chrf_score(hypotheses, references),
-                *([] if args.no_ter else [metrics.ter_score(hypotheses, references)]),
-                metrics.tokenized_bleu_score(hypotheses, references, language=args.language),
-                metrics.tokenized_bleu_score(hypotheses, references, lowercase=True, language=args.language),
-            ]
+            scores, bins = measure(args, source, hypotheses, references)
             print(path)
             for score in scores:
                 print(f"  {score}")
-            entry = {"scores": [vars(score) for score in scores]}
+            name, kind = ("ROUGE-L F1", "rougeL") if args.rouge else ("BLEU", "bleu")
+            for words, count, score in bins:
+                units = "characters" if args.rouge == "characters" else "words"
+                print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
+            report["systems"][path] = {"scores": [vars(score) for score in scores]}
             if source is not None:
-                bins = metrics.scores_by_length(source, hypotheses, references, args.length_edges, args.tokenize)
-                for name, count, score in bins:
-                    print(f"  BLEU of sources with {name} words: {score.score:.2f} ({count} sentences)")
-                entry["by_length"] = [{"words": n, "sentences": c, "bleu": s.score} for n, c, s in bins]
-            report["systems"][path] = entry
+                report["systems"][path]["by_length"] = [
+                    {"words": words, "sentences": count, kind: score.score} for words, count, score in bins
+                ]
         if len(systems) > 1:
+            options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
             for method in METHODS if args.test == "both" else [args.test]:
-                found = compare_systems(systems, references, method, args.samples, tokenize=args.tokenize)
+                found = compare_systems(systems, references, method, args.samples, **options)
                 print(f"paired {method}, {args.samples} samples, against {args.hypotheses[0]}")
                 for each in found[1:]:
-                    print(f"  {each.system}: BLEU {each.score:.2f} ({each.difference:+.2f}), p = {each.p_value:.4f}")
+                    print(f"  {each.system}: {name} {each.score:.2f} ({each.difference:+.2f}), p = {each.p_value:.4f}")
                 report["comparisons"][method] = [vars(each) for each in found]
         if out is not None:
             json.dump(report, out, indent=2, ensure_ascii=False)
+
+
+def measure(
+    args: argparse.Namespace, source: list[str] | None, hypotheses: list[str], references: list[list[str]]
+) -> tuple[list[Any], list[Any]]:
+    """The scores of a system, and those of its bins by source length where there are sources."""
+    from ..evaluation import metrics
+    from ..evaluation.rouge import rouge_scores, units_of
+
+    if args.rouge:
+        scores = rouge_scores(hypotheses, references, args.rouge)
+        by_length: dict[str, Any] = {
+            "score": lambda texts, streams: rouge_scores(texts, streams, args.rouge)[-1],
+            "length": lambda text: len(units_of(args.rouge)(text)),
+        }
+    else:
+        scores = [
+            metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize),
+            metrics.sacrebleu_score(hypotheses, references, lowercase=True, tokenize=args.tokenize),
+            metrics.chrf_score(hypotheses, references),
+            *([] if args.no_ter else [metrics.ter_score(hypotheses, references)]),
+            metrics.tokenized_bleu_score(hypotheses, references, language=args.language),
+            metrics.tokenized_bleu_score(hypotheses, references, lowercase=True, language=args.language),
+        ]
+        by_length = {"tokenize": args.tokenize}
+    if source is None:
+        return scores, []
+    return scores, metrics.scores_by_length(source, hypotheses, references, args.length_edges, **by_length)
 
 
 def check_lines(

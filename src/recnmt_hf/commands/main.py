@@ -24,6 +24,7 @@ from .arguments import Parser, printable
 # subcommand -> (module, one line of help)
 COMMANDS = {
     "train": ("train", "train a model from a recipe"),
+    "sweep": ("sweep", "train a recipe several times with other fields or seeds, and compare"),
     "translate": ("translate", "translate a file or standard input"),
     "score": ("score", "give the model's log-probability of translations"),
     "evaluate": ("evaluate", "measure translations against references and each other"),
@@ -32,6 +33,7 @@ COMMANDS = {
     "tokenizer": ("tokenizer", "train a tokenizer"),
     "attention": ("attention", "show what the steps of a recurrence encoder read"),
     "global": ("global_state", "show what the capsules of a GRET read, and how far its gate opens"),
+    "probe-words": ("probe_words", "measure which words of the translation a vector of the source foretells"),
     "parameters": ("parameters", "count parameters of models, and what one adds to another"),
     "corpus": ("corpus", "write the generated English-German corpus"),
     "benchmark": ("benchmark", "measure speed ratios of two models in one run"),

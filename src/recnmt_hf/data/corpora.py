@@ -20,11 +20,11 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .._plain_text import encode_plain, is_blank
+from .._plain_text import encode_plain, is_blank, truncated
 from .._values import Range, check_value, documented, option, options_of
 from ..models.user_errors import UserError
 from .generated import Pair, generate_corpus
-from .text import SentencePair, check_empty_choice, read_jsonl, read_parallel, read_tsv
+from .text import SentencePair, check_empty_choice, read_jsonl, read_lcsts, read_parallel, read_tsv
 
 
 logger = logging.get_logger(__name__)
@@ -37,6 +37,8 @@ CONTENTS = "contents.json"
 UNKNOWN_SHARE = 0.01
 # A generated corpus beyond this size is a slip of the keyboard.
 MOST_SENTENCES = 10**7
+# What may happen to pairs that are too long.
+ON_LONG = ("skip", "truncate")
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -44,20 +46,27 @@ GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 @dataclass(frozen=True)
 class Corpus:
     """
-    Where sentence pairs come from; exactly one of `source` with `target`, `tsv`, `jsonl`, `dataset`, `generated`.
+    Where sentence pairs come from; exactly one of `source` with `target`, `tsv`, `jsonl`, `lcsts`, `dataset`,
+    `generated`. The target of a summary's text is the summary.
     """
 
     source: str | None = option(None, "source side of line-aligned text files, plain or gzipped")
     target: str | None = option(None, "target side of them")
     tsv: str | None = option(None, "a file of tab-separated pairs")
     jsonl: str | None = option(None, "a file of JSON lines")
+    lcsts: str | None = option(None, "a part of LCSTS, short Chinese texts and their summaries, in its own format")
+    min_score: Annotated[int | None, Range(least=1, most=5)] = option(
+        None, "summaries of LCSTS with a lower human label are left out; the papers use 3"
+    )
     dataset: str | None = option(
-        None, "a translation set for `datasets.load_dataset`: a name on the Hub, or a local folder"
+        None, "a set of pairs for `datasets.load_dataset`: a name on the Hub, or a local folder"
     )
     config: str | None = option(None, 'its configuration, e.g. "de-en"')
     split: str = option("train", 'its split; slices as in "train[:1000]" are allowed')
     revision: str | None = option(None, "its revision on the Hub")
-    source_column: str | None = option(None, "its column of source sentences, where it has no `translation` feature")
+    source_column: str | None = option(
+        None, "its column of source sentences, where it has no `translation` feature; of jsonl: the key"
+    )
     target_column: str | None = option(None, "its column of target sentences")
     generated: str | None = option(
         None, f"a split of the generated English-German corpus: {', '.join(GENERATED_SPLITS)}"
@@ -70,14 +79,19 @@ class Corpus:
             value = getattr(self, name)
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             object.__setattr__(self, name, each.check(value))
-        kinds = [name for name in ("source", "tsv", "jsonl", "dataset", "generated") if getattr(self, name)]
+        kinds = [name for name in ("source", "tsv", "jsonl", "lcsts", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(
-                f"A corpus needs exactly one of source (with target), tsv, jsonl, dataset and generated, but this one "
-                f"has {', '.join(kinds) or 'none'}. Remedy: split it into several list entries, or name its files."
+                "A corpus needs exactly one of source (with target), tsv, jsonl, lcsts, dataset and generated, but "
+                f"this one has {', '.join(kinds) or 'none'}. Remedy: split it into several list entries, or name its "
+                "files."
             )
         if (self.source is None) != (self.target is None):
             raise UserError("A corpus of text files needs both source and target. Remedy: name the missing file.")
+        if self.min_score is not None and self.lcsts is None:
+            raise UserError(
+                f"min_score={self.min_score} is for lcsts, and this corpus is another one. Remedy: leave it out."
+            )
         if self.generated is not None and self.generated not in GENERATED_SPLITS:
             raise UserError(
                 f"The generated corpus has no split {self.generated!r}. Remedy: choose one of "
@@ -98,12 +112,16 @@ class Corpus:
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """The sentence pairs, checked; see [`read_parallel`] for the errors."""
         check_empty_choice(on_empty)
+        self.check_languages(source_lang, target_lang)
         if self.source and self.target is not None:
             return read_parallel(self.source, self.target, on_empty)
         if self.tsv:
             return read_tsv(self.tsv, on_empty)
         if self.jsonl:
-            return read_jsonl(self.jsonl, source_lang, target_lang, on_empty)
+            left, right = self.source_column or source_lang, self.target_column or target_lang
+            return read_jsonl(self.jsonl, left, right, on_empty)
+        if self.lcsts:
+            return read_lcsts(self.lcsts, self.min_score, on_empty)
         if self.generated:
             return self._generated(self.generated, source_lang, target_lang)
         return self._from_datasets(source_lang, target_lang, on_empty)
@@ -115,13 +133,18 @@ class Corpus:
                 f"The generated corpus is English-German; {source_lang}-{target_lang} was asked for. Remedy: set "
                 "source_lang and target_lang to en and de (in either order), or name another corpus."
             )
+        named = self.source_column is not None and self.target_column is not None
+        if (self.jsonl or self.dataset) and source_lang == target_lang and not named:
+            raise UserError(
+                f"source_lang and target_lang are both {source_lang}, and {self.jsonl or self.dataset} would be its "
+                "own target. Remedy: name source_column and target_column."
+            )
 
     def local_files(self) -> list[str]:
         """The files that the corpus names itself."""
-        return [path for path in (self.source, self.target, self.tsv, self.jsonl) if path]
+        return [path for path in (self.source, self.target, self.tsv, self.jsonl, self.lcsts) if path]
 
     def _generated(self, split: str, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
-        self.check_languages(source_lang, target_lang)
         if self.size is None:
             splits = whole_corpus(self.seed)
         else:
@@ -213,10 +236,17 @@ def tokenize_pairs(
     batch: Mapping[str, list[str]],
     source_tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase,
+    most: tuple[int, int] | None = None,
 ) -> dict[str, list[Any]]:
-    """Token ids and lengths of a batch of `source` and `target` sentences; `</s>` and the like in them are text."""
+    """
+    Token ids and lengths of a batch of `source` and `target` sentences; `</s>` and the like in them are text. Those of
+    more than `most` tokens are cut off.
+    """
     sources = encode_plain(source_tokenizer, batch["source"])["input_ids"]
     targets = encode_plain(target_tokenizer, batch["target"], is_target=True)["input_ids"]
+    if most is not None:
+        sources = [truncated(ids, most[0], {source_tokenizer.eos_token_id}) for ids in sources]
+        targets = [truncated(ids, most[1], {target_tokenizer.eos_token_id}) for ids in targets]
     return {
         "input_ids": sources,
         "labels": targets,
@@ -250,6 +280,7 @@ def prepare_dataset(
     on_empty: str = "error",
     num_proc: int | None = None,
     keep_text: bool = False,
+    on_long: str = "skip",
 ) -> Dataset:
     """
     A tokenized dataset, made once and then read from `cache_dir`.
@@ -259,11 +290,13 @@ def prepare_dataset(
         source_lang, target_lang (`str`): Language codes.
         source_tokenizer, target_tokenizer (`PreTrainedTokenizerBase`): May be the same one.
         cache_dir (`str` or `Path`): The prepared data stands there under a name made from content and settings.
-        max_source_length, max_target_length (`int`): Pairs with more tokens, end token included, are left out.
+        max_source_length, max_target_length (`int`): Pairs with more tokens, end token included, are left out, or cut
+            off to so many.
         max_length_ratio (`float`, *optional*): Pairs whose lengths differ by more than this factor are left out.
         on_empty (`str`): `"error"` or `"skip"`.
         num_proc (`int`, *optional*): Processes that tokenize.
-        keep_text (`bool`): Keeps the columns `source` and `target`.
+        keep_text (`bool`): Keeps the columns `source` and `target`, whole.
+        on_long (`str`): `"skip"` or `"truncate"`: what happens to those.
 
     Returns:
         `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text).
@@ -273,6 +306,8 @@ def prepare_dataset(
     """
     check_settings(max_source_length, max_target_length, max_length_ratio, num_proc)
     check_empty_choice(on_empty)
+    if on_long not in ON_LONG:
+        raise UserError(f'on_long="{on_long}" is not allowed; it must be "skip" or "truncate".')
     given = [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora
     parts = [Corpus.from_any(each) for each in given]
     settings = [
@@ -280,6 +315,7 @@ def prepare_dataset(
         [part.fingerprint() for part in parts],
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
         [tokenizer_fingerprint(source_tokenizer), tokenizer_fingerprint(target_tokenizer)],
+        *([] if on_long == "skip" else [on_long]),
     ]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / key
@@ -296,7 +332,11 @@ def prepare_dataset(
             data = data.map(
                 tokenize_pairs,
                 batched=True,
-                fn_kwargs={"source_tokenizer": source_tokenizer, "target_tokenizer": target_tokenizer},
+                fn_kwargs={
+                    "source_tokenizer": source_tokenizer,
+                    "target_tokenizer": target_tokenizer,
+                    "most": (max_source_length, max_target_length) if on_long == "truncate" else None,
+                },
                 num_proc=num_proc if num_proc and num_proc > 1 else None,
                 remove_columns=None if keep_text else ["source", "target"],
                 desc=f"Tokenizing {total} pairs",

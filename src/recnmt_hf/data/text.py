@@ -1,4 +1,4 @@
-"""Reading sentence pairs: plain or gzipped text, TSV, JSON lines, and any translation set of `datasets`."""
+"""Reading sentence pairs: plain or gzipped text, TSV, JSON lines, and the files of LCSTS."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -211,6 +212,7 @@ def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair
 def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
     """
     Pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as `datasets` has them, or `{"en": .., "de": ..}`.
+    `source_lang` and `target_lang` are the keys; other names than those of languages will do.
 
     Raises:
         ValueError: A line is no JSON object or lacks a language; the message names file and line.
@@ -234,6 +236,72 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
             raise empty_line(path, count)
     if count == 0:
         raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence pair.")
+
+
+# A document of LCSTS, its parts, and where a text begins and ends.
+LCSTS_TAG = re.compile(r"<(/?)(doc|summary|short_text|human_label)\b[^>]*>")
+
+
+def read_lcsts(path: str | Path, min_score: int | None = None, on_empty: str = "error") -> Iterator[SentencePair]:
+    """
+    Short texts and their summaries from a part of LCSTS (Hu et al., 2015) in its own format: `<doc id=..>` with
+    `<summary>` and `<short_text>`, in parts II and III also `<human_label>`, from 1 (irrelevant) to 5 (relevant).
+
+    Args:
+        path (`str` or `Path`): `PART_I.txt`, `PART_II.txt` or `PART_III.txt`, plain or gzipped.
+        min_score (`int`, *optional*): Documents with a lower label are left out; those without a label stay.
+        on_empty (`str`, *optional*, defaults to `"error"`): As for [`read_parallel`].
+
+    Raises:
+        ValueError: A document lacks one of the texts or does not end, or there is none; the message names file and
+            line.
+    """
+    check_empty_choice(on_empty)
+    found: dict[str, str] = {}
+    place, count, start, number = "", 0, 0, 0
+    for number, line in enumerate(read_lines(path), start=1):
+        end = 0
+        for tag in (*LCSTS_TAG.finditer(line), None):
+            if place:
+                found[place] = found.get(place, "") + line[end : tag.start() if tag else None].strip()
+            if tag is None:
+                continue
+            end, closes, name = tag.end(), bool(tag[1]), tag[2]
+            place = "" if closes or name == "doc" else name
+            if name == "doc" and bool(start) is not closes:
+                raise UserError(
+                    f"{path}, line {number}: {tag[0]} where {'no document is open' if closes else 'one is open still'}."
+                    " Remedy: copy the file again."
+                )
+            if name == "doc" and not closes:
+                start = number
+            elif name == "doc":
+                count += 1
+                pair = lcsts_pair(found, min_score, f"{path}, line {start}")
+                found, start = {}, 0
+                if pair is None:
+                    continue
+                if not any(map(is_blank, pair)):
+                    yield pair
+                elif on_empty == "error":
+                    raise empty_line(path, number)
+    if start or not count:
+        what = f"the document of line {start} does not end" if start else "there is no document (<doc id=..>)"
+        raise UserError(f"{path}, line {number}: {what}. Remedy: give a part of LCSTS as it is distributed.")
+
+
+def lcsts_pair(found: Mapping[str, str], min_score: int | None, place: str) -> SentencePair | None:
+    """The texts of a document; `None` where its label is too low."""
+    missing_parts = [name for name in ("short_text", "summary") if name not in found]
+    if missing_parts:
+        raise UserError(f"{place}: the document has no <{missing_parts[0]}>. Remedy: copy the file again.")
+    label = found.get("human_label")
+    if min_score is not None and label is not None:
+        if not label.isdecimal():
+            raise UserError(f"{place}: <human_label> is {label[:20]!r}, no number. Remedy: copy the file again.")
+        if int(label) < min_score:
+            return None
+    return SentencePair(found["short_text"], found["summary"])
 
 
 def write_lines(path: str | Path, lines: Iterable[str], inputs: Iterable[str | Path | None] = ()) -> None:

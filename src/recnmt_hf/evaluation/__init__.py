@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from .options import DecodingOptions
     from .results import Hypothesis, SentenceScore, Translation
+    from .rouge import Rouge, rouge_scores
     from .significance import Comparison, compare_systems
     from .translator import Translator
 
@@ -47,6 +48,7 @@ __all__ = [
     "MaxLengthPerSentence",
     "MetricScore",
     "PrefixPerSentence",
+    "Rouge",
     "SentenceScore",
     "Ter",
     "TokenizedBleu",
@@ -61,6 +63,7 @@ __all__ = [
     "format_links",
     "length_penalty",
     "parse_links",
+    "rouge_scores",
     "sacrebleu_score",
     "scores_by_length",
     "stamp_tokenizers",

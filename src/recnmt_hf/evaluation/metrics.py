@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import datasets
@@ -173,15 +173,19 @@ def scores_by_length(
     references: References,
     edges: Sequence[int] = (15, 30, 45),
     tokenize: str | None = None,
+    score: Callable[[Sequence[str], Sequence[Sequence[str]]], MetricScore] | None = None,
+    length: Callable[[str], int] | None = None,
 ) -> list[tuple[str, int, MetricScore]]:
     """
-    Corpus BLEU in bins of the source's length in words.
+    Corpus BLEU, or another score, in bins of the source's length.
 
     Args:
         edges (sequence of `int`, *optional*, defaults to `(15, 30, 45)`): Upper edges, themselves included; a last bin
             takes the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
             (2018).
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+        score (callable, *optional*): Of translations and reference sets; `None`: BLEU.
+        length (callable, *optional*): Of a source; `None`: in words.
 
     Returns:
         Name, number of sentences and score of each bin that holds any sentence.
@@ -195,18 +199,33 @@ def scores_by_length(
     streams = reference_streams(references)
     check_lengths(hypotheses, streams)
     check_lengths(hypotheses, [sources])
-    lengths = [len(source.split()) for source in sources]
+    lengths = [len(source.split()) if length is None else length(source) for source in sources]
     bins = []
+    score = score or partial(sacrebleu_score, tokenize=tokenize)
     for low, high in zip([0, *edges], [*edges, None], strict=True):
-        chosen = [i for i, length in enumerate(lengths) if length > low and (high is None or length <= high)]
+        chosen = [i for i, count in enumerate(lengths) if count > low and (high is None or count <= high)]
         if chosen:
-            chosen_references = [[stream[i] for i in chosen] for stream in streams]
-            part = sacrebleu_score([hypotheses[i] for i in chosen], chosen_references, tokenize=tokenize)
+            part = score([hypotheses[i] for i in chosen], [[stream[i] for i in chosen] for stream in streams])
             bins.append((f"({low}, {'inf' if high is None else high}]", len(chosen), part))
     return bins
 
 
-class _TextMetric(evaluate.Metric):
+def sets_of(references: list[Any]) -> list[Any]:
+    """
+    Reference sets from the references of each sentence, as `evaluate` gives them.
+
+    Raises:
+        ValueError: Sentences have different numbers of references.
+    """
+    if not references or isinstance(references[0], str):
+        return references
+    counts = {len(each) for each in references}
+    if len(counts) != 1:
+        raise UserError(f"Every translation needs as many references, but there are {sorted(counts)}.")
+    return [list(stream) for stream in zip(*references, strict=True)]
+
+
+class TextMetric(evaluate.Metric):
     """A metric over translations and one or several references each, as in `evaluate`'s own sacrebleu."""
 
     name = ""
@@ -222,19 +241,14 @@ class _TextMetric(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[str], references: list[Any], **options: Any) -> dict[str, object]:
-        if references and not isinstance(references[0], str):
-            counts = {len(each) for each in references}
-            if len(counts) != 1:
-                raise UserError(f"Every translation needs as many references, but there are {sorted(counts)}.")
-            references = [list(stream) for stream in zip(*references, strict=True)]
-        result = self.score(predictions, references, **options)
+        result = self.score(predictions, sets_of(references), **options)
         return {"score": result.score, "signature": result.signature}
 
     def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
         raise NotImplementedError(f"{type(self).__name__} must say how it scores")
 
 
-class Bleu(_TextMetric):
+class Bleu(TextMetric):
     """
     BLEU of detokenised text; `Bleu().compute(predictions=[...], references=[...], lowercase=False, tokenize=None)`.
     """
@@ -245,7 +259,7 @@ class Bleu(_TextMetric):
         return sacrebleu_score(predictions, references, **options)
 
 
-class TokenizedBleu(_TextMetric):
+class TokenizedBleu(TextMetric):
     """
     BLEU of tokenised text, comparable with multi-bleu.perl; options `lowercase` and `language`.
     """
@@ -256,7 +270,7 @@ class TokenizedBleu(_TextMetric):
         return tokenized_bleu_score(predictions, references, **options)
 
 
-class ChrF(_TextMetric):
+class ChrF(TextMetric):
     """chrF2 of detokenised text."""
 
     citation = "Popović, 2015"
@@ -265,7 +279,7 @@ class ChrF(_TextMetric):
         return chrf_score(predictions, references, **options)
 
 
-class Ter(_TextMetric):
+class Ter(TextMetric):
     """TER of detokenised text; lower is better."""
 
     citation = "Snover et al., 2006"

@@ -72,8 +72,10 @@ class DecodingOptions:
     max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(1.0, "most new tokens for a source token")
     max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(50, "and that many more")
     max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(4096, "source tokens of a batch, times beams")
-    on_long: Literal["error", "split"] = option(
-        "error", "sources beyond the model's positions are refused, or split at punctuation, else between words"
+    on_long: Literal["error", "split", "truncate"] = option(
+        "error",
+        "sources beyond the model's positions are refused, split at punctuation, else between words, or cut off, as "
+        "is usual for summaries",
     )
     max_source_length: Annotated[int | None, Range(least=1, most=MOST_TOKENS)] = option(
         None, "sources of more tokens count as such too"

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.significance import PairedTest, Result
 
 from .._values import Range, check_value
 from ..models.user_errors import UserError
 from .metrics import bleu_metric, check_lengths, reference_streams
+from .rouge import ROUGE_TYPES, RougeF1
 
 
 METHODS = {"bootstrap": "bs", "randomization": "ar"}
@@ -25,11 +27,11 @@ class Comparison:
 
     Attributes:
         system (`str`): Its name.
-        score (`float`): BLEU.
-        difference (`float`): BLEU above the baseline's; 0 for the baseline itself.
+        score (`float`): BLEU, or the ROUGE asked for.
+        difference (`float`): What it is above the baseline's; 0 for the baseline itself.
         p_value (`float`, *optional*): Chance of a difference at least as large if both systems were equally good;
             `None` for the baseline.
-        interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of BLEU
+        interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of the score
             (bootstrap only).
         signature (`str`): sacrebleu's, with the test's settings.
     """
@@ -50,9 +52,11 @@ def compare_systems(
     seed: int = 12345,
     lowercase: bool = False,
     tokenize: str | None = None,
+    metric: str = "bleu",
+    units: str = "words",
 ) -> list[Comparison]:
     """
-    Paired tests of BLEU (sacrebleu's implementations).
+    Paired tests of BLEU or ROUGE (sacrebleu's implementations).
 
     Args:
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
@@ -63,15 +67,19 @@ def compare_systems(
         seed (`int`, *optional*, defaults to 12345): Of the resampling.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+        metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, `"rouge1"`, `"rouge2"` or `"rougeL"`.
+        units (`str`, *optional*, defaults to `"words"`): What ROUGE counts, as for [`units_of`].
 
     Raises:
-        ValueError: There are fewer than two systems, no such method or tokenizer, a number is not allowed, or lengths
-            differ.
+        ValueError: There are fewer than two systems, no such method, metric, units or tokenizer, a number is not
+            allowed, or lengths differ.
     """
     samples = check_value("samples", samples, int, Range(least=1))
     seed = check_value("seed", seed, int, Range(least=0, most=2**32 - 1))
     if method not in METHODS:
         raise UserError(f"There is no test {method!r}; choose one of {', '.join(METHODS)}.")
+    if metric not in ("bleu", *ROUGE_TYPES):
+        raise UserError(f"There is no test of {metric!r}; choose one of bleu, {', '.join(ROUGE_TYPES)}.")
     named = list(systems.items() if isinstance(systems, Mapping) else systems)
     systems = dict(named)
     if len(systems) < len(named):
@@ -82,27 +90,34 @@ def compare_systems(
     streams = reference_streams(references)
     for hypotheses in systems.values():
         check_lengths(hypotheses, streams)
+    measure: SacreMetric
+    if metric == "bleu":
+        measure = bleu_metric(lowercase, tokenize, streams)
+    else:
+        measure = RougeF1(metric, units, streams)
     with environment(SACREBLEU_SEED=str(seed)):
         test = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
-            {"BLEU": bleu_metric(lowercase, tokenize, streams)},
+            {metric: measure},
             references=None,
             test_type=METHODS[method],
             n_samples=samples,
         )
         signatures, scores = test()
-    results = cast("list[Result]", scores["BLEU"])  # only the column of names holds text
+    (name,) = signatures  # sacrebleu's own for the metric
+    results = cast("list[Result]", scores[name])  # only the column of names holds text
     base = results[0].score
     return [
         Comparison(
-            system=str(name),
+            system=str(system),
             score=result.score,
             difference=result.score - base,
-            p_value=result.p_value,
+            # Any difference is at least as large as none; sacrebleu's bootstrap counts larger ones alone.
+            p_value=1.0 if result.p_value is not None and result.score == base else result.p_value,
             interval=None if result.mean is None or result.ci is None else (result.mean, result.ci),
-            signature=str(signatures["BLEU"]),
+            signature=str(signatures[name]),
         )
-        for name, result in zip(scores["System"], results, strict=True)
+        for system, result in zip(scores["System"], results, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from .._loading_errors import looks_local
-from .._plain_text import is_blank
+from .._plain_text import is_blank, truncated
 from .._values import shown
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, load_target_tokenizer
 from ..models.user_errors import UserError
@@ -180,10 +180,13 @@ class Translator(ForcedDecoder):
         limit = min((each for each in (options.max_source_length, self.longest_source()) if each), default=None)
         if limit is None or len(ids) <= limit:
             return PreparedSentence(sentence, [ids], [""], forced)
+        if options.on_long == "truncate":
+            return PreparedSentence(sentence, [truncated(ids, limit, self.end_ids())], [""], forced)
         if options.on_long != "split":
             raise UserError(
                 f"{place} has {len(ids)} tokens, the model takes {limit}: {sentence[:60]!r}... "
-                'Remedy: shorten it, or have it split with on_long="split" (--on-long split).'
+                'Remedy: shorten it, or have it split with on_long="split" (--on-long split), or cut off with '
+                '"truncate".'
             )
         parts = [(glue, self.encode_source(text)) for glue, text in self.parts_within(sentence, limit)]
         parts = [(glue, part) for glue, part in parts if not self.is_empty(part)]

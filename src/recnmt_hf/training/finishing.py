@@ -14,9 +14,9 @@ import torch
 from ..data.corpora import load_pairs
 from ..data.files import open_output
 from ..evaluation.loading import load_model
-from ..evaluation.metrics import sacrebleu_score
 from ..evaluation.translator import DecodingOptions, Translator
 from .checkpoints import average_checkpoints, choose_checkpoints
+from .metrics import text_scores
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import say
 from .recipe import Recipe
@@ -90,8 +90,18 @@ def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArgume
             found = [each.text for each in translator.translate((pair.source for pair in pairs), options)]
         with open_output(Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}") as file:
             file.writelines(f"{text}\n" for text in found)
-        lowercase = bool(recipe.training.get("bleu_lowercase"))
-        score = sacrebleu_score(found, [pair.target for pair in pairs], lowercase=lowercase)
-        say(f"{name}: {score}")
-        results[name] = {"bleu": score.score, "signature": score.signature, "sentences": len(pairs)}
+        training = recipe.training
+        scores = text_scores(
+            found,
+            [pair.target for pair in pairs],
+            training.get("text_metric", "bleu"),
+            training.get("rouge_units", "words"),
+            bool(training.get("bleu_lowercase")),
+        )
+        say(f"{name}: {', '.join(map(str, scores.values()))}")
+        results[name] = {
+            **{kind: score.score for kind, score in scores.items()},
+            "signature": next(iter(scores.values())).signature,
+            "sentences": len(pairs),
+        }
     return results

@@ -1,14 +1,41 @@
-"""Names and directions of validation metrics."""
+"""Names and directions of validation metrics, and what measures generated text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..evaluation.metrics import MetricScore, sacrebleu_score
+from ..evaluation.rouge import ROUGE_TYPES, rouge_scores
 from ..models.user_errors import UserError
 
 
+# What measures generated text, and the names under which it does.
+TEXT_METRICS = {"bleu": ("bleu",), "rouge": ROUGE_TYPES}
 # What an evaluation during training gives.
-VALIDATION_METRICS = ("loss", "perplexity", "bleu")
+VALIDATION_METRICS = ("loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names))
 LOWER = frozenset({"loss", "perplexity", "ppl", "nll", "ter", "wer", "cer", "aer"})
 HIGHER = frozenset({"bleu", "chrf", "comet", "accuracy", "rouge1", "rouge2", "rougel", "rougelsum", "meteor", "f1"})
+
+
+def text_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    metric: str = "bleu",
+    rouge_units: str = "words",
+    lowercase: bool = False,
+) -> dict[str, MetricScore]:
+    """
+    The scores of generated text by their names.
+
+    Args:
+        hypotheses, references (sequences of `str`): One each for a sentence.
+        metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, or `"rouge"`: F1 of ROUGE-1, ROUGE-2 and ROUGE-L.
+        rouge_units (`str`, *optional*, defaults to `"words"`): What ROUGE counts.
+        lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
+    """
+    if metric == "rouge":
+        return dict(zip(ROUGE_TYPES, rouge_scores(hypotheses, references, rouge_units), strict=True))
+    return {"bleu": sacrebleu_score(hypotheses, references, lowercase=lowercase)}
 
 
 def without_prefix(metric: str) -> str:

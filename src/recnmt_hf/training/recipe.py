@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 from .._registration import MODEL_TYPES
 from .._values import Range, check_value, documented, is_plain, option, options_of, shown
-from ..data.corpora import Corpus
+from ..data.corpora import ON_LONG, Corpus
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
 from ..evaluation.translator import DecodingOptions
 from ..models.user_errors import UserError
-from .metrics import VALIDATION_METRICS, higher_is_better, without_prefix
+from .metrics import TEXT_METRICS, VALIDATION_METRICS, higher_is_better, without_prefix
 from .recipe_yaml import dump_yaml, load_yaml, read_text
 from .trainer import TranslationTrainingArguments, training_options
 
@@ -65,6 +65,11 @@ class DataSection:
         256, "longer training pairs (in tokens) are left out; validation pairs only beyond the model's positions"
     )
     max_target_length: Annotated[int, _LENGTH] = option(256, "likewise, of the target")
+    on_long: str = option(
+        "skip",
+        "truncate: longer sides are cut off in place of that, for summaries; sources of validation and tests too",
+        choices=ON_LONG,
+    )
     max_length_ratio: Annotated[float | None, Range(least=1)] = option(
         None, "training pairs with lengths further apart are left out"
     )
@@ -215,8 +220,15 @@ class Recipe:
         if self.training.get("num_train_epochs") is not None and "max_steps" not in given:
             self.training["max_steps"] = -1  # epochs decide
         if given.get("metric_for_best_model") is None:
-            self.training["metric_for_best_model"] = "bleu" if self.training.get("bleu_samples", 1) > 0 else "loss"
+            best = TEXT_METRICS[self.training.get("text_metric", "bleu")][-1]
+            self.training["metric_for_best_model"] = best if self.training.get("bleu_samples", 1) > 0 else "loss"
         self.decoding = mapping(self.decoding, "decoding")
+        if self.data.on_long == "truncate":
+            self.decoding = {
+                "on_long": "truncate",
+                "max_source_length": self.data.max_source_length,
+                **self.decoding,
+            }
         check_names(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
         # A recipe that extends another drops a test set of that one by null.
         tests = mapping(self.test, "test")
@@ -479,10 +491,17 @@ def check_plan(training: Mapping[str, Any], average: AverageSection) -> None:
     check_choice("training.metric_for_best_model", metric, VALIDATION_METRICS)
     higher_is_better(metric, training.get("greater_is_better"), "training.")
     evaluates, saves = str(training["eval_strategy"]), str(training["save_strategy"])
-    if metric == "bleu" and training.get("bleu_samples", 1) == 0:
+    generated = metric not in ("loss", "perplexity")
+    if generated and training.get("bleu_samples", 1) == 0:
         raise UserError(
-            "training.metric_for_best_model=bleu needs translations, but training.bleu_samples=0 switches them off. "
-            "Remedy: set bleu_samples to 100 or more, or metric_for_best_model to loss."
+            f"training.metric_for_best_model={metric} needs translations, but training.bleu_samples=0 switches them "
+            "off. Remedy: set bleu_samples to 100 or more, or metric_for_best_model to loss."
+        )
+    text_metric = training.get("text_metric", "bleu")
+    if generated and metric not in TEXT_METRICS[text_metric]:
+        raise UserError(
+            f"training.metric_for_best_model={metric} is not measured: training.text_metric is {text_metric}. Remedy: "
+            f"set one of {', '.join(TEXT_METRICS[text_metric])}, or the other text_metric."
         )
     needing = {
         "training.early_stopping_patience": training.get("early_stopping_patience"),

@@ -83,6 +83,8 @@ MEASURES = {
     "training.bleu_samples",
     "training.greater_is_better",
     "training.metric_for_best_model",
+    "training.rouge_units",
+    "training.text_metric",
 }
 # What the prepared data and an update are made of. Where the run has a record, what came of them is compared, which
 # says more than the recipe's words.
@@ -91,6 +93,7 @@ LOOKED_AT = {
     "data.max_source_length",
     "data.max_target_length",
     "data.on_empty",
+    "data.on_long",
     "data.source_lang",
     "data.target_lang",
     "data.train",

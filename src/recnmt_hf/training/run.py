@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -141,6 +142,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
                 baseline=stage.baseline,
                 last_step=stage.last_step,
+                validation_decoding=validation_decoding(recipe),
             )
             if stage.last_step is not None:  # a baseline's
                 check_planned_steps(stage.last_step, trainer.planned_steps())
@@ -150,6 +152,14 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
     return final
+
+
+def validation_decoding(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says of lengths, which holds for the text generated during training too."""
+    names = ("max_length_factor", "max_length_extra", "max_source_length", "on_long")
+    stated = {name: recipe.decoding[name] for name in names if name in recipe.decoding}
+    # A validation sentence that is too long ends no training.
+    return {**stated, "on_long": "split"} if stated.get("on_long") == "error" else stated
 
 
 def point_of_return(recipe: Recipe, output_dir: Path) -> Path | None:
@@ -194,6 +204,7 @@ def prepare(
     data, training = recipe.data, split == "train"
     # Validation keeps its long sentences, as far as the model has positions for them.
     room = recipe.model.fields.get("max_position_embeddings", 1024) - 1
+    whole = not training and data.on_long == "skip"
     return prepare_dataset(
         data.train if training else data.validation,
         data.source_lang,
@@ -201,10 +212,11 @@ def prepare(
         tokenizers.source,
         tokenizers.target,
         cache_dir,
-        max_source_length=data.max_source_length if training else max(room, data.max_source_length),
-        max_target_length=data.max_target_length if training else max(room, data.max_target_length),
+        max_source_length=max(room, data.max_source_length) if whole else data.max_source_length,
+        max_target_length=max(room, data.max_target_length) if whole else data.max_target_length,
         max_length_ratio=data.max_length_ratio if training else None,
         on_empty=data.on_empty,
         num_proc=data.num_proc,
         keep_text=not training,
+        on_long=data.on_long,
     )

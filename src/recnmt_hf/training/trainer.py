@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -32,12 +32,13 @@ from transformers.trainer_utils import EvalLoopOutput
 from .._values import Option, Range, option, options_of
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_pair import TokenizerPair
-from ..evaluation.metrics import sacrebleu_score
+from ..evaluation.metrics import MetricScore
+from ..evaluation.rouge import ROUGE_UNITS
 from ..evaluation.translator import DecodingOptions, Translator
 from ..models.seq2seq_loading import read_safetensors
 from ..models.user_errors import UserError
 from .checkpoints import checkpoints_in, discard, mark_complete, rotate, steps_of
-from .metrics import higher_is_better
+from .metrics import TEXT_METRICS, higher_is_better, text_scores
 
 
 # Of a model that compares all pairs: a batch's pairs for each token of its budget.
@@ -95,8 +96,17 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of what optim names")
     adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
     adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "added under Adadelta's roots")
+    text_metric: str = option(
+        "bleu",
+        "what measures the text generated for validation and test sets; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L, for "
+        "summaries",
+        choices=tuple(TEXT_METRICS),
+    )
+    rouge_units: str = option(
+        "words", "what ROUGE counts; english: letters a to z with Porter's stemmer", choices=ROUGE_UNITS
+    )
     bleu_samples: Annotated[int, Range(least=0)] = option(
-        500, "validation sentences translated for BLEU; 0 switches it off"
+        500, "validation sentences translated for BLEU or ROUGE; 0 switches it off"
     )
     bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of that translation")
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, of the test sets too")
@@ -105,7 +115,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self) -> None:
         for name, each in training_options().items():
-            if each.allowed is not None and not (name == "max_steps" and self.max_steps == -1):  # -1: epochs decide
+            is_stated = each.allowed is not None or each.choices is not None
+            if is_stated and not (name == "max_steps" and self.max_steps == -1):  # -1: epochs decide
                 setattr(self, name, each.check(getattr(self, name)))
         if self.metric_for_best_model is not None:
             self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
@@ -123,18 +134,22 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         return Path(self.output_dir)
 
 
+# Those that transformers does not have.
+OWN_ARGUMENTS = tuple(TranslationTrainingArguments.__annotations__)
+
+
 @cache
 def training_options() -> dict[str, Option]:
     """What is stated of each of [`TranslationTrainingArguments`], with the ranges of those of transformers."""
     return {
-        # Its choices leave out null, which is the default of some.
-        name: replace(each, allowed=each.allowed or TRANSFORMERS_RANGES.get(name), choices=None)
+        # The choices of transformers leave out null, which is the default of some.
+        name: replace(
+            each,
+            allowed=each.allowed or TRANSFORMERS_RANGES.get(name),
+            choices=each.choices if name in OWN_ARGUMENTS else None,
+        )
         for name, each in options_of(TranslationTrainingArguments).items()
     }
-
-
-# Those that transformers does not have.
-OWN_ARGUMENTS = tuple(TranslationTrainingArguments.__annotations__)
 
 
 class NonFiniteLossError(ValueError):
@@ -212,6 +227,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             rate, the place in the data and the random numbers, and neither weights nor optimizer. Since the optimizer
             starts fresh, the learning rate rises to its schedule again: over as many steps as the warm-up has, at most
             `2 / (1 - adam_beta2)` (Ma and Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
+        validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.evaluation.DecodingOptions`], but for the
+            beams: how the text that BLEU or ROUGE measures is generated. By default at most 20 tokens more than the
+            source has, which is split where it is too long.
         **kwargs: As for `Seq2SeqTrainer`.
     """
 
@@ -230,10 +248,14 @@ class TranslationTrainer(Seq2SeqTrainer):
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         last_step: int | None = None,
         baseline: str | Path | None = None,
+        validation_decoding: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         self.last_step = last_step
         self.baseline = None if baseline is None else Path(baseline)
+        self.validation_options = DecodingOptions(
+            **{"max_length_extra": 20, "on_long": "split", **(validation_decoding or {}), "beams": args.bleu_beams}
+        )
         self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
@@ -386,7 +408,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             f"{metric_key_prefix}_perplexity": math.exp(min(loss, 50.0)),
         }
         if self.args.bleu_samples > 0 and "target" in dataset.column_names:
-            metrics[f"{metric_key_prefix}_bleu"] = self.sample_bleu(dataset)
+            scores = self.sample_scores(dataset).items()
+            metrics |= {f"{metric_key_prefix}_{name}": score.score for name, score in scores}
         predictions: Any = None  # as transformers' own loop has it where none are asked for, against its type
         return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
 
@@ -418,22 +441,24 @@ class TranslationTrainer(Seq2SeqTrainer):
         total = self.accelerator.reduce(total, reduction="sum")
         return (total[0] / total[1]).item()
 
-    def sample_bleu(self, dataset: Dataset) -> float:
-        """BLEU of the first `bleu_samples` sentences, shared out among the processes."""
+    def sample_scores(self, dataset: Dataset) -> dict[str, MetricScore]:
+        """BLEU or ROUGE of the first `bleu_samples` sentences, shared out among the processes."""
         sample = dataset.select(range(min(self.args.bleu_samples, len(dataset))))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         own = list(range(rank, len(sample), world))
         # The weights are training's own, and watched by it.
         model = self.accelerator.unwrap_model(self.model)
         translator = Translator(model, self.tokenizers.source, self.tokenizers.target, check=False)
-        options = DecodingOptions(beams=self.args.bleu_beams, max_length_extra=20, on_long="split")
+        options = self.validation_options
         sources, references = sample["source"][:], sample["target"][:]
         pairs = [
             (i, translation.text)
             for i, translation in zip(own, translator.translate((sources[i] for i in own), options), strict=True)
         ]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
-        return sacrebleu_score([text for _, text in pairs], references, lowercase=self.args.bleu_lowercase).score
+        texts = [text for _, text in pairs]
+        args = self.args
+        return text_scores(texts, references, args.text_metric, args.rouge_units, args.bleu_lowercase)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,70 @@
+"""`recnmt sweep`: runs of one recipe that differ in some fields, their table and their plot."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..models.user_errors import UserError
+from .arguments import SEED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a YAML file, e.g. one of scripts/recipes")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="SECTION.FIELD=VALUE",
+        help="changes for all runs; {seed} in a value is the run's seed",
+    )
+    parser.add_argument("--output", "-o", help="gets a folder for each run (default: outputs/NAME-OF-RECIPE_sweep)")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE,VALUE,...",
+        help="values of a field; given several times, all combinations are trained",
+    )
+    parser.add_argument(
+        "--rows", metavar="FILE", help="YAML: names of rows and what each changes, e.g. one of scripts/recipes/rows"
+    )
+    parser.add_argument("--seeds", type=SEED, nargs="+", default=[], help="trains each with each of these seeds")
+    parser.add_argument("--score", help="the column that is plotted and summed up (default: the first test set's)")
+    parser.add_argument("--plot", help=".png, .svg or .pdf: a line for one varied field, a grid for two")
+    parser.add_argument("--list", action="store_true", help="show the runs and their changes, and stop")
+
+
+def check(args: argparse.Namespace) -> None:
+    if len(set(args.seeds)) < len(args.seeds):
+        raise UserError("A seed is given twice. Remedy: give each seed once.")
+    if not (args.vary or args.rows or args.seeds):
+        raise UserError("There is nothing to vary. Remedy: give --vary, --rows or --seeds.")
+
+
+def run(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from ..analysis.plots import check_picture
+    from ..analysis.sweep import cells_of, grouped, main_score, plot_sweep, read_axis, read_rows, sweep, table_of
+
+    if args.plot is not None:
+        check_picture(args.plot)
+    rows = {} if args.rows is None else read_rows(args.rows)
+    cells = cells_of(rows, [read_axis(text) for text in args.vary], args.seeds)
+    if args.list:
+        for cell in cells:
+            print(cell.name, *cell.overrides, sep="\t")
+        return
+    output = Path(args.output or Path("outputs") / f"{Path(args.recipe).stem}_sweep")
+    results = sweep(args.recipe, cells, output, args.overrides, args.score)
+    for line in table_of(results):
+        print("\t".join(line))
+    score = args.score or main_score(results)
+    groups = grouped(results, score)
+    if args.seeds:
+        print(f"{score}: mean (from, to) over seeds")
+        for key, values in groups.items():
+            mean = sum(values) / len(values)
+            print(f"  {', '.join(key) or 'all'}: {mean:.2f} ({min(values):.2f}, {max(values):.2f})")
+    if args.plot is not None:
+        plot_sweep(results, args.plot, score)
+        print(f"{args.plot}: {score} of {len(groups)} settings")

@@ -1,0 +1,112 @@
+"""Summarization: the recipes run on a slice in their data's format, ROUGE decides, long texts are cut off."""
+
+import json
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from recnmt_hf import DecodingOptions, Recipe, TranslationTrainingArguments, Translator, UserError
+from recnmt_hf.commands.main import main
+from recnmt_hf.evaluation import rouge_scores
+
+
+SMALL = [
+    "data.num_proc=1",
+    "training.bf16=false",
+    "training.use_cpu=true",
+    "training.baseline_steps=1",
+    "training.max_steps=2",
+    "training.max_tokens=2048",
+    "training.eval_steps=1",
+    "training.save_steps=1",
+    "training.bleu_samples=3",
+    "average.count=1",
+    "model.fields.num_capsules=4",
+    *(f"model.fields.{name}=32" for name in ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")),
+    *(f"model.fields.{name}=1" for name in ("encoder_layers", "decoder_layers")),
+    *(f"model.fields.{name}=2" for name in ("encoder_attention_heads", "decoder_attention_heads")),
+]
+TEXTS = [
+    "昨天下午三只狗在公园里跑来跑去" * 12,
+    "这座城市的新桥明天将要开放",
+    "今年的苹果比去年贵得多",
+    "图书馆买了一本旧书",
+]
+SUMMARIES = ["狗在公园", "新桥明天开放", "苹果涨价", "图书馆买书"]
+
+
+def lcsts(pairs, labels=None):
+    """A file of LCSTS, laid out as it is distributed."""
+    text = ""
+    for number, (short_text, summary) in enumerate(pairs):
+        label = f"    <human_label>{labels[number]}</human_label>\n" if labels else ""
+        text += f"<doc id={number}>\n{label}    <summary>\n        {summary}\n    </summary>\n"
+        text += f"    <short_text>\n        {short_text}\n    </short_text>\n</doc>\n"
+    return text
+
+
+@pytest.mark.slow
+def test_lcsts(repository, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/lcsts").mkdir(parents=True)
+    pairs = list(zip(TEXTS, SUMMARIES, strict=True))
+    (tmp_path / "data/lcsts/PART_I.txt").write_text(lcsts(pairs * 5), encoding="utf-8")
+    for part in ("II", "III"):
+        (tmp_path / f"data/lcsts/PART_{part}.txt").write_text(lcsts(pairs, [5, 2, 4, 3]), encoding="utf-8")
+    recipe = str(repository / "scripts/recipes/lcsts_base_gret.yaml")
+    assert main(["train", recipe, *SMALL]) == 0
+    said = capsys.readouterr().err
+    assert "20 training pairs, 3 validation pairs" in said  # the longest text is cut off, not left out; 2 is too low
+    output = tmp_path / "outputs/lcsts_base_gret"
+    results = json.loads((output / "results.json").read_text())
+    made = (output / "model-part_3.zh").read_text(encoding="utf-8").splitlines()
+    scores = rouge_scores(made, [SUMMARIES[0], *SUMMARIES[2:]], "characters")
+    assert [results["part_3"][kind] for kind in ("rouge1", "rouge2", "rougeL")] == [each.score for each in scores]
+    assert "units:characters" in results["part_3"]["signature"] and results["part_3"]["sentences"] == 3
+    assert results["decoding"]["on_long"] == "truncate" and results["decoding"]["max_source_length"] == 160
+    state = json.loads((output / "checkpoint-2/trainer_state.json").read_text())
+    assert {"eval_rouge1", "eval_rouge2", "eval_rougeL"} <= set(state["log_history"][-1])
+    (tmp_path / "in.zh").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
+    translate = ["translate", str(output / "model"), "--input", "in.zh", "--output", "out.zh"]
+    lengths = ["--max-source-length", "160", "--max-length-factor", "0", "--max-length-extra", "50"]
+    assert main([*translate, "--on-long", "truncate", *lengths]) == 0
+    assert (tmp_path / "out.zh").read_text(encoding="utf-8").splitlines()[0] == made[0]
+
+
+@pytest.mark.slow
+def test_summaries_of_a_set_of_datasets(repository, tmp_path, monkeypatch, corpus):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "abisee/cnn_dailymail/3.0.0"
+    folder.mkdir(parents=True)
+    rows = {"article": [f"{pair.en} " * 60 for pair in corpus["train"][:8]], "id": [str(i) for i in range(8)]}
+    rows["highlights"] = [f"{pair.en}\n{pair.en}" for pair in corpus["train"][:8]]
+    for split in ("train", "validation", "test"):
+        Dataset.from_dict(rows).to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+    files = "".join(f"  - split: {split}\n    path: 3.0.0/{split}-*\n" for split in ("train", "validation", "test"))
+    card = f"---\nconfigs:\n- config_name: 3.0.0\n  data_files:\n{files}---\n"
+    (folder.parent / "README.md").write_text(card)
+    recipe = str(repository / "scripts/recipes/cnn_dailymail_base_gret.yaml")
+    small = [*SMALL, "tokenizer.vocab_size=400", "decoding.max_length_extra=5"]
+    assert main(["train", recipe, *small, "--output", "out"]) == 0
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert "units:english" in results["test"]["signature"]
+    model = Translator.from_pretrained("out/model")
+    ids = AutoTokenizer.from_pretrained("out/model")(rows["article"][0])["input_ids"]
+    prepared = model.prepare(rows["article"][0], DecodingOptions(**results["decoding"]))
+    assert len(ids) > 400 and prepared.pieces == [[*ids[:399], model.tokenizer.eos_token_id]]
+
+
+def test_what_measures_is_checked():
+    recipe = Recipe(training={"text_metric": "rouge"})
+    assert recipe.training["metric_for_best_model"] == "rougeL"
+    assert Recipe().training["metric_for_best_model"] == "bleu"
+    with pytest.raises(UserError, match=r"metric_for_best_model=bleu is not measured: .* is rouge"):
+        Recipe(training={"text_metric": "rouge", "metric_for_best_model": "bleu"})
+    with pytest.raises(UserError, match=r"metric_for_best_model=rouge1 is not measured: .* is bleu"):
+        Recipe(training={"metric_for_best_model": "rouge1"})
+    with pytest.raises(UserError, match="text_metric='meteor' is not allowed"):
+        TranslationTrainingArguments(output_dir="unused", text_metric="meteor")
+    recipe = Recipe(data={"on_long": "truncate", "max_source_length": 77})
+    assert recipe.decoding["on_long"] == "truncate" and recipe.decoding["max_source_length"] == 77
+    assert Recipe(data={"on_long": "truncate"}, decoding={"on_long": "split"}).decoding["on_long"] == "split"
