@@ -49,7 +49,7 @@ class SourceMemoryLayer(DynamicLayer):
     beams move only within their source, reordering them touches nothing here.
 
     The first layer of a cache also keeps what all layers share: the memories' prepared masks in `masks`, and vectors of
-    a source that are needed at every step in `vectors` ([`kept_mask`], [`kept_vector`]).
+    a source that are needed at every step in `vectors` ([`kept_mask`], [`kept_vector`]), in `spread` for each row.
 
     Args:
         moves ([`BeamMoves`], *optional*): Shared by the layers of a cache.
@@ -61,6 +61,7 @@ class SourceMemoryLayer(DynamicLayer):
         self.memories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.masks: dict[str, torch.Tensor | None] = {}
         self.vectors: dict[str, torch.Tensor] = {}
+        self.spread: dict[str, torch.Tensor] = {}
         self.decoder_rows = 0
 
     def store(self, name: str, keys: torch.Tensor, values: torch.Tensor, decoder_rows: int) -> None:
@@ -83,7 +84,7 @@ class SourceMemoryLayer(DynamicLayer):
         # Dropped, not zeroed (as releases before 5.20 do with growing layers): the next source has its own length.
         self.keys = self.values = None
         self.is_initialized = False
-        self.memories, self.masks, self.vectors, self.decoder_rows = {}, {}, {}, 0
+        self.memories, self.masks, self.vectors, self.spread, self.decoder_rows = {}, {}, {}, {}, 0
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.keys is not None:
@@ -113,6 +114,7 @@ class SourceMemoryLayer(DynamicLayer):
                 self.masks[name] = mask.index_select(0, source_of_row)
         for name, vector in self.vectors.items():
             self.vectors[name] = vector.index_select(0, source_of_row)
+        self.spread = {}
         self.keys, self.values = self.memories["encoder"]
         self.decoder_rows = rows.shape[0]
 
@@ -128,6 +130,7 @@ class SourceMemoryLayer(DynamicLayer):
             self.memories = {name: (k.to(device), v.to(device)) for name, (k, v) in self.memories.items()}
             self.masks = {name: None if m is None else m.to(device) for name, m in self.masks.items()}
             self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
+            self.spread = {}
             self.keys, self.values = self.memories["encoder"]
 
 
@@ -205,7 +208,10 @@ def kept_vector(
         return spread_over_beams(compute(), decoder_rows)
     if name not in layer.vectors:
         layer.vectors[name] = compute()
-    return spread_over_beams(layer.vectors[name], decoder_rows)
+    # Rows of a source have the same vector, so that moves of beams within it change nothing.
+    if name not in layer.spread or layer.spread[name].shape[0] != decoder_rows:
+        layer.spread[name] = spread_over_beams(layer.vectors[name], decoder_rows)
+    return layer.spread[name]
 
 
 def read_source_memory(
