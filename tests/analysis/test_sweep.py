@@ -97,6 +97,21 @@ def test_finished_runs_are_kept(tmp_path, monkeypatch, capsys):
     assert "global_gate=true,seed=3: model.fields: GRETConfig: num_capsules=0 is not allowed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_run_that_fails_keeps_no_other_from_being_trained(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "small.yaml", "training.max_grad_norm=0", "training.warmup_steps=0", "test.unseen=null"]
+    rates = ["--vary", "training.learning_rate=1e6,1e-3", "--output", "out"]
+    assert main([*words, *rates, "training.optim=sgd"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "1 of 2 runs failed: learning_rate=1000000.0 (The loss became NaN or infinite" in said and "fault" not in said
+    )
+    table = (tmp_path / "out/sweep.tsv").read_text().splitlines()
+    assert len(table) == 2 and table[1].startswith("0.001\t")
+
+
 def results_of_a_grid():
     return [
         CellResult(

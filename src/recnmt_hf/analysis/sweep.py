@@ -170,7 +170,8 @@ def sweep(
 ) -> list[CellResult]:
     """
     Trains each cell in a folder of its own, one after the other, and collects the results in `sweep.json` and
-    `sweep.tsv`. Runs that are done are not repeated, one that was killed goes on.
+    `sweep.tsv`. Runs that are done are not repeated, one that was killed goes on, and one that fails does not keep the
+    others from being trained.
 
     Args:
         recipe (`str` or `Path`): The recipe that all share.
@@ -184,7 +185,7 @@ def sweep(
 
     Raises:
         ValueError, FileNotFoundError: A recipe is not allowed, or there will be no such score, before anything is
-            trained; or as [`train`] does.
+            trained; or some runs failed, after the others were trained.
     """
     from ..training.run import train
 
@@ -200,16 +201,27 @@ def sweep(
         if score is not None:
             check_score(score, scores_of(recipes[-1]))
     results: list[CellResult] = []
+    failed = []
     for number, (cell, own) in enumerate(zip(cells, recipes, strict=True), start=1):
         folder = output / cell.name
         if is_done(folder, own):
             say(f"{cell.name} ({number} of {len(cells)}) is done.")
         else:
             say(f"{cell.name} ({number} of {len(cells)})")
-            train(own, folder, resume=True)
+            try:
+                train(own, folder, resume=True)
+            except UserError as error:
+                say(f"{cell.name} failed: {error}")
+                failed.append(f"{cell.name} ({error})")
+                continue
         results.append(result_of(cell, folder))
         compare(results, own, output)
         write_results(results, output)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(cells)} runs failed: {'; '.join(failed)}. {output}/sweep.tsv has the others. "
+            "Remedy: correct the cause, and start the sweep again, which keeps what is done."
+        )
     return results
 
 

@@ -152,7 +152,7 @@ def training_options() -> dict[str, Option]:
     }
 
 
-class NonFiniteLossError(ValueError):
+class NonFiniteLossError(UserError):
     """The loss became NaN or infinite; nothing was saved since."""
 
 
