@@ -105,9 +105,7 @@ def test_a_run_that_fails_keeps_no_other_from_being_trained(tmp_path, monkeypatc
     rates = ["--vary", "training.learning_rate=1e6,1e-3", "--output", "out"]
     assert main([*words, *rates, "training.optim=sgd"]) == 2
     said = capsys.readouterr().err
-    assert (
-        "1 of 2 runs failed: learning_rate=1000000.0 (The loss became NaN or infinite" in said and "fault" not in said
-    )
+    assert "1 of 2 runs failed: learning_rate=1000000.0 (The loss became NaN" in said and "fault" not in said
     table = (tmp_path / "out/sweep.tsv").read_text().splitlines()
     assert len(table) == 2 and table[1].startswith("0.001\t")
 
