@@ -5,6 +5,10 @@
 #   bash scripts/mutation.sh data/batching.py                       # with the tests of the table below
 #   bash scripts/mutation.sh training/trainer.py tests/training/test_training.py tests/training/test_resuming.py
 #
+# A large module has many hundreds of changes. MUTATION_SAMPLE=N tries N of them, spread evenly over the module;
+# MUTATION_ONLY="x_squash__mutmut_3 x_route__mutmut_5" tries those of the given names, as when a test has been added for
+# what was printed.
+#
 # Tests that are marked slow are left out. The changes are made in a copy, which is deleted at the end
 # (MUTATION_FOLDER=/path keeps it there). Functions with decorators other than classmethod and staticmethod, and the
 # wording of raised errors, are left alone.
@@ -91,11 +95,35 @@ cd "$folder"
     printf "    %s\n" $tests
 } > setup.cfg
 
+# The changes to be tried, by name.
+python - "src/recnmt_hf/$module" > changes.log <<'PYTHON'
+import os
+import pathlib
+import sys
+
+from mutmut.__main__ import get_mutant_name
+from mutmut.mutation.file_mutation import mutate_file_contents
+
+path = pathlib.Path(sys.argv[1])
+every = mutate_file_contents(str(path), path.read_text(encoding="utf-8")).mutant_names
+chosen = os.environ.get("MUTATION_ONLY", "").split() or every
+count = min(int(os.environ.get("MUTATION_SAMPLE") or len(chosen)), len(chosen))
+if count < 1 or not set(chosen) <= set(every):
+    message = "MUTATION_SAMPLE must be at least 1, and MUTATION_ONLY must name changes of this module. Not among them:"
+    sys.exit(f"{message} {sorted(set(chosen) - set(every))}.")
+for i in range(count):
+    print(get_mutant_name(path, chosen[i * len(chosen) // count]))
+print(f"{count} of {len(every)} changes", file=sys.stderr)
+PYTHON
+
 # Subprocesses of the tests are to see the changed module too.
 mkdir -p mutants/src
 export PYTHONPATH="$folder/mutants/src" OMP_NUM_THREADS=1
-mutmut run --max-children "${RECNMT_TEST_WORKERS:-2}" 2>&1 | tr '\r' '\n' > run.log || { tail -n 40 run.log; exit 1; }
-mutmut results --all true > results.log
+mutmut run --max-children "${RECNMT_TEST_WORKERS:-2}" $(cat changes.log) 2>&1 | tr '\r' '\n' > run.log || {
+    tail -n 40 run.log
+    exit 1
+}
+mutmut results --all true | grep -v ": not checked$" > results.log || true
 echo
 echo "$module with$(printf ' %s' $tests):"
 sed 's/.*: //' results.log | sort | uniq -c

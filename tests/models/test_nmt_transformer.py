@@ -1,9 +1,12 @@
 """The base Transformer: the contract, and its own equations against a slow reference."""
 
+import json
+
 import pytest
 import torch
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters
-from slow_transformer import SlowTransformer
+from safetensors.torch import load_file, save_file
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 from torch.nn.attention.flex_attention import flex_attention
 
 import recnmt_hf
@@ -31,6 +34,10 @@ class TestNMTTransformer(ModelContract):
     }
 
 
+def name_fields(fields):
+    return "-".join(f"{value}" for value in fields.values()) or "default"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -42,12 +49,27 @@ class TestNMTTransformer(ModelContract):
         {"self_attention_type": "relative", "max_relative_positions": 2, "relative_per_head": False},
         {"self_attention_type": "directional"},
         {"self_attention_type": "directional", "directional_include_self": True},
+        {"scale_embedding": False, "encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 2},
+        {"encoder_ffn_dim": 40, "decoder_ffn_dim": 56, "encoder_attention_heads": 8},
     ],
-    ids=lambda fields: "-".join(f"{value}" for value in fields.values()) or "default",
+    ids=name_fields,
 )
 def test_equations(fields):
     """Every sentence of a padded batch against the equations, to 1e-10."""
-    model = TestNMTTransformer().model(fields)
+    check_equations(TestNMTTransformer().model({"layer_norm_eps": 0.1, **fields}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"self_attention_type": "relative", "normalize_before": True}], ids=name_fields)
+def test_dropout_stands_where_the_equations_have_it(fields, monkeypatch):
+    """After the embeddings, each sub-layer, the activation and the softmax (Vaswani et al., 2017, section 5.4)."""
+    multiply_instead_of_dropping(monkeypatch)
+    fields = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5, **fields}
+    model = TestNMTTransformer().model(fields).train()
+    model.set_attn_implementation("eager")
+    check_equations(model)
+
+
+def check_equations(model):
     slow = SlowTransformer(model)
     batch = ragged_batch()
     target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
@@ -208,3 +230,70 @@ def test_flex_attention_equals_sdpa(prefix, monkeypatch):
             found.append((model(**batch).logits, *tokens))
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+
+
+# -- loading and resizing ----------------------------------------------------------------------------------------------
+
+
+def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):
+    """From a folder, and from a model id of the Hub."""
+    baseline = TestNMTTransformer().model({"encoder_layers": 1, "decoder_layers": 1}, torch.float32)
+    baseline.save_pretrained(tmp_path)
+    files = {("somebody/something", "model.safetensors"): tmp_path / "model.safetensors"}
+    monkeypatch.setattr("transformers.utils.cached_file", lambda *names: files[names])
+    fields = {"encoder_layers": 1, "decoder_layers": 1, "position_embedding_type": "learned"}
+    for source in (tmp_path, "somebody/something"):
+        model = TestNMTTransformer().model(fields, torch.float32)
+        report = model.init_from_baseline(source)
+        assert torch.equal(model.model.shared.weight, baseline.model.shared.weight)
+        fresh = [f"model.{side}.embed_input.embed_positions.weight" for side in ("encoder", "decoder")]
+        assert report.fresh == fresh and report.unused == []
+        assert str(report) == f"copied {len(report.copied)} parameters, left 2 fresh ({', '.join(fresh)})"
+    report = baseline.init_from_baseline(model)
+    assert set(report.unused) == set(fresh)
+    unused = f"did not use 2 ({', '.join(report.unused)})"
+    assert str(report) == f"copied {len(report.copied)} parameters, left 0 fresh, {unused}"
+
+
+def test_a_checkpoint_may_hold_a_shared_matrix_under_any_of_its_names(tmp_path):
+    model = TestNMTTransformer().model({}, torch.float32)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert not set(model._tied_weights_keys) & set(tensors) and model._keys_to_ignore_on_save
+    matrix = tensors.pop("model.shared.weight")
+    for name in model._tied_weights_keys:
+        save_file({**tensors, name: matrix}, tmp_path / "model.safetensors", {"format": "pt"})
+        loaded, report = NMTTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+        assert not report["missing_keys"] and torch.equal(loaded.model.shared.weight, matrix), name
+
+
+def test_a_saved_folder_keeps_the_code_that_its_configuration_names(tmp_path):
+    model = TestNMTTransformer().model({}, torch.float32)
+    own = {"AutoTokenizer": ["tokenization.OwnTokenizer", None]}
+    model.config.auto_map = dict(own)
+    model.model.save_pretrained(tmp_path)
+    names = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert names.items() >= own.items()
+    assert names["AutoModelForSeq2SeqLM"] == "modeling_nmt_transformer.NMTTransformerForConditionalGeneration"
+    assert names["AutoModel"] == "modeling_nmt_transformer.NMTTransformerModel"
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_new_rows_follow_the_arguments_of_resizing(share):
+    """Padded to a multiple; drawn around the mean of the old rows, or as a new model's."""
+    spread = {}
+    for mean_resizing in (True, False):
+        model = TestNMTTransformer().model({"share_encoder_decoder_embeddings": share}, torch.float32).model
+        resized = model.resize_token_embeddings(VOCABULARY + 2, pad_to_multiple_of=16, mean_resizing=mean_resizing)
+        assert resized.num_embeddings == model.config.vocab_size == 48
+        spread[mean_resizing] = float(resized.weight[VOCABULARY:].detach().std(dim=0).mean())
+    assert spread[True] < 0.01 < 0.1 < spread[False]
+
+
+def test_classes_that_are_sharded_whole_are_those_that_a_model_has():
+    for fields in ({}, {"encoder_layers": 1}):
+        model = TestNMTTransformer().model(fields)
+        assert set(model._no_split_modules) == {"TransformerEncoderLayer", "TransformerDecoderLayer"}
+    config = recnmt_hf.BiARNTransformerConfig(**TINY, recurrence_encoder_type=None)
+    model = recnmt_hf.BiARNTransformerForConditionalGeneration(config)
+    assert set(model._no_split_modules) == {"TransformerEncoderLayer", "TransformerDecoderLayer"}
