@@ -369,6 +369,16 @@ def test_memories_are_absorbed_where_that_is_less_work():
     assert not absorbing_attention.few_positions(9, 8, 512, None)
 
 
+def test_memories_that_are_kept_serve_any_number_of_queries(monkeypatch):
+    asked = []
+    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: asked.append(sizes))
+    model = TestBiARNTransformer().model()
+    words, states = torch.randn(6, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
+    for cache in (None, model.model.decoder.prepare_cache(None, True)):
+        model.model.decoder.layers[-1].recurrence_attn(words, states, past_key_values=cache)
+    assert asked == [(8, 4, 32, 9), (8, 4, 32, None)]
+
+
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_have_right_gradients(few, monkeypatch):
     monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: few)

@@ -20,6 +20,7 @@ from recnmt_hf.models.position_embeddings import (
     sinusoid_table,
 )
 from recnmt_hf.models.relative_attention import RelativeMultiHeadAttention
+from recnmt_hf.models.seq2seq_stacks import chosen_hidden_states
 
 
 class TestNMTTransformer(ModelContract):
@@ -230,6 +231,24 @@ def test_flex_attention_equals_sdpa(prefix, monkeypatch):
             found.append((model(**batch).logits, *tokens))
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+
+
+def test_hidden_states_may_be_chosen_by_their_places():
+    states, last = [torch.full((1,), float(i)) for i in range(3)], torch.full((1,), 9.0)
+    for wanted, expected in (
+        (None, None),
+        (False, None),
+        (True, (0, 1, 9)),
+        (1, (None, 1, None)),
+        ([0, -1], (0, None, 9)),
+    ):
+        found = chosen_hidden_states(states, last, wanted)
+        assert (found and tuple(state if state is None else int(state) for state in found)) == expected
+
+
+def test_memory_is_traded_for_time_on_request_only():
+    model = TestNMTTransformer().model({})
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 # -- loading and resizing ----------------------------------------------------------------------------------------------

@@ -240,6 +240,8 @@ def check_equations(model):
     outputs = model(**batch, output_attentions=True)
     logits = model(**batch).logits
     torch.testing.assert_close(outputs.logits, logits, atol=1e-12, rtol=0)
+    alone = model(batch["input_ids"][:1], decoder_input_ids=target[:1]).logits
+    torch.testing.assert_close(alone, logits[:1], atol=1e-10, rtol=0)
     for row, (length, steps) in enumerate(zip(LENGTHS, TARGETS, strict=True)):
         expected, attention = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
         torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
@@ -516,6 +518,7 @@ def test_half_precision_weights():
 def test_additive_attention_keeps_the_type_of_the_annotations():
     """In half precision, and under autocast, which scores in half precision what it reads in float32."""
     attention = AdditiveAttention(3, 5, 4)
+    assert sum(parameter.numel() for parameter in attention.parameters()) == 3 * 4 + 5 * 4 + 4 + 4
     state, annotations = torch.randn(2, 3), torch.randn(2, 6, 5)
     context, weights = attention(state, annotations, None)
     with torch.autocast("cpu", torch.bfloat16):
