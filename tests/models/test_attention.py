@@ -5,7 +5,7 @@ import torch
 from model_contract import TINY, ragged_batch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import recnmt_hf
@@ -200,7 +200,7 @@ def test_arguments_of_a_users_own_kernel_reach_every_attention(family, monkeypat
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "own", kernel)
-    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "own", sdpa_mask)
+    AttentionMaskInterface.register("own", sdpa_mask)
     model = getattr(recnmt_hf, f"{family}ForConditionalGeneration")(getattr(recnmt_hf, f"{family}Config")(**TINY))
     batch = ragged_batch()
     expected = model.eval()(**batch).logits
