@@ -274,6 +274,12 @@ def test_projection_calls_what_is_not_a_plain_linear():
         linear.register_forward_hook(lambda *args: seen.append(args))
         fast_paths.project(linear, states)
     assert len(seen) == 1
+    plain = nn.Linear(8, 8)
+    assert fast_paths.is_plain(plain, nn.Linear) and not fast_paths.is_plain(plain, nn.Bilinear)
+    for observe in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"):
+        hook = getattr(plain, observe)(lambda *args: None)
+        assert not fast_paths.is_plain(plain, nn.Linear), observe
+        hook.remove()
 
 
 @pytest.mark.parametrize("causal", [False, True])

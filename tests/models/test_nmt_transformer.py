@@ -209,6 +209,88 @@ def test_attention_kernels_that_do_not_fit_are_refused():
         config = TestNMTTransformer().config(self_attention_type=kind)
         with pytest.raises(ValueError, match=f"self_attention_type='{kind}' cannot be computed"):
             NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
+        NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="eager")
+    config = TestNMTTransformer().config()
+    NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
+
+
+@pytest.mark.parametrize(("per_head", "tables"), [(True, 4), (False, 1)])
+def test_tables_of_a_models_relative_positions(per_head, tables):
+    fields = {"self_attention_type": "relative", "max_relative_positions": 3, "relative_per_head": per_head}
+    layers = [*(model := TestNMTTransformer().model(fields)).model.encoder.layers, *model.model.decoder.layers]
+    assert {layer.self_attn.relative_keys.shape for layer in layers} == {(tables, 7, 8)}
+
+
+# -- loss and output layer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["read", "called"])
+def test_losses_agree_with_a_bias_of_the_logits_and_a_given_divisor(called):
+    """With logits and without; where the output layer's matrix is read, and where the layer has to be called."""
+    model = TestNMTTransformer().model({"final_logits_bias": True})
+    assert not model.final_logits_bias.any()
+    batch = ragged_batch()
+    plain = model(**batch).logits
+    model.final_logits_bias.normal_(std=2)
+    if called:
+        model.lm_head.register_forward_hook(lambda module, args, output: output.clone())
+    for smoothing in (0.0, 0.1):
+        settings = {"smoothing": smoothing, "num_items_in_batch": 17}
+        outputs = model(**batch, **settings)
+        torch.testing.assert_close(outputs.logits, plain + model.final_logits_bias)
+        without = model(**batch, **settings, return_logits=False)
+        assert without.logits is None
+        torch.testing.assert_close(without.loss, outputs.loss)
+        torch.testing.assert_close(outputs.loss * 17 / 10, model(**batch, smoothing=smoothing).loss)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_the_bias_of_the_logits_is_resized(share):
+    model = TestNMTTransformer().model({"final_logits_bias": True, "share_encoder_decoder_embeddings": share})
+    resize = model.resize_token_embeddings if share else model.resize_decoder_token_embeddings
+    model.final_logits_bias.normal_()
+    kept = model.final_logits_bias.clone()
+    for size in (VOCABULARY + 3, VOCABULARY - 2):
+        resize(size)
+        assert model.final_logits_bias.shape == (1, size)
+        assert torch.equal(model.final_logits_bias[:, : VOCABULARY - 2], kept[:, : VOCABULARY - 2])
+        assert not model.final_logits_bias[:, VOCABULARY:].any()
+        ids = torch.full((1, 2), 5)
+        assert model(ids, decoder_input_ids=ids).logits.shape == (1, 2, size)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_padding_starts_at_zero_and_is_not_trained(share):
+    fields = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": False}
+    model = TestNMTTransformer().model(fields, torch.float32, scattered=False)
+    batch = ragged_batch()
+    batch["input_ids"] = batch["input_ids"] * batch["attention_mask"]
+    model(input_ids=batch["input_ids"], labels=batch["labels"]).loss.backward()
+    for side in (model.model.encoder, model.model.decoder):
+        weight = side.embed_tokens.weight
+        assert not weight[0].any() and not weight.grad[0].any() and weight.grad[4:].any()
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id"])
+def test_labels_are_shifted_only_where_the_special_tokens_are_known(name):
+    model = TestNMTTransformer().model({})
+    setattr(model.config, name, None)
+    message = f"The configuration has {name}=None. Remedy: set it to the tokenizer's, or pass decoder_input_ids."
+    with pytest.raises(recnmt_hf.UserError, match=message):
+        model(**ragged_batch())
+
+
+def test_predictions_of_the_trainer_are_the_logits():
+    """All that an output holds beside loss and logits is named for it."""
+    for model in (
+        TestNMTTransformer().model({}),
+        recnmt_hf.GRETForConditionalGeneration(recnmt_hf.GRETConfig(**TINY)),
+        recnmt_hf.BiARNTransformerForConditionalGeneration(recnmt_hf.BiARNTransformerConfig(**TINY)),
+    ):
+        source = torch.full((1, 3), 5)
+        outputs = model(source, decoder_input_ids=source, use_cache=True)
+        assert set(outputs) - {"logits"} <= set(model.config.keys_to_ignore_at_inference)
+        assert "auxiliary_loss" in model.config.keys_to_ignore_at_inference
 
 
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer"])
@@ -297,12 +379,14 @@ def test_a_saved_folder_keeps_the_code_that_its_configuration_names(tmp_path):
     assert names["AutoModel"] == "modeling_nmt_transformer.NMTTransformerModel"
 
 
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with-output"])
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
-def test_new_rows_follow_the_arguments_of_resizing(share):
+def test_new_rows_follow_the_arguments_of_resizing(share, bare):
     """Padded to a multiple; drawn around the mean of the old rows, or as a new model's."""
     spread = {}
     for mean_resizing in (True, False):
-        model = TestNMTTransformer().model({"share_encoder_decoder_embeddings": share}, torch.float32).model
+        model = TestNMTTransformer().model({"share_encoder_decoder_embeddings": share}, torch.float32)
+        model = model.model if bare else model
         resized = model.resize_token_embeddings(VOCABULARY + 2, pad_to_multiple_of=16, mean_resizing=mean_resizing)
         assert resized.num_embeddings == model.config.vocab_size == 48
         spread[mean_resizing] = float(resized.weight[VOCABULARY:].detach().std(dim=0).mean())
