@@ -230,6 +230,22 @@ def test_bare_model_is_gated_too():
     assert isinstance(model.model, GRETModel)
 
 
+def test_gates_are_as_wide_as_their_kind_says():
+    source = torch.full((2, 3), 5)
+    for kind, width in (("vector", 32), ("scalar", 1), ("sum", 32)):
+        model = TestGRET().model({"num_capsules": 2, "global_gate_type": kind})
+        outputs = model(source, decoder_input_ids=source, output_attentions=True)
+        assert [gate.shape for gate in outputs.global_gates] == [(2, 3, width)]
+
+
+def test_masks_of_another_shape_are_refused():
+    """Capsules take words: a mask of queries and keys does not say which are real; without capsules it will do."""
+    source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 1, 3, 3\)"):
+        TestGRET().model({"num_capsules": 2}).get_encoder()(source, mask)
+    TestGRET().model({"use_global_state": False}).get_encoder()(source, mask)
+
+
 def test_a_shared_projection_makes_all_capsules_equal():
     """Whatever the softmax's axis: K has no effect then."""
     for axis in ("positions", "capsules"):

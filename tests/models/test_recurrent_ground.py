@@ -143,6 +143,16 @@ def test_steps_of_a_layer_equal_its_kernel():
         torch.testing.assert_close(layer.steps(inputs, [start])[0], layer(inputs, start), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_layers_run_under_autocast(cell):
+    """On what a layer below made in half precision, too."""
+    layer, inputs = RecurrentLayer(cell, 3, 4), torch.randn(2, 5, 3)
+    expected = layer(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (inputs, inputs.bfloat16()):
+            torch.testing.assert_close(layer(given).float(), expected, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
 def test_recurrent_parameters_start_gate_by_gate(cell):
     """Orthogonal, Xavier-uniform, zero but for the forget gate; loaded ones and those of children stay as they are."""
