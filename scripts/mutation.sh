@@ -230,6 +230,8 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 
 path = pathlib.Path(sys.argv[1])
 every = mutate_file_contents(str(path), path.read_text(encoding="utf-8")).mutant_names
+if not every:
+    sys.exit(f"There is nothing to change in {path}.")
 chosen = os.environ.get("MUTATION_ONLY", "").split() or every
 count = min(int(os.environ.get("MUTATION_SAMPLE") or len(chosen)), len(chosen))
 if count < 1 or not set(chosen) <= set(every):

@@ -230,6 +230,31 @@ def test_bare_model_is_gated_too():
     assert isinstance(model.model, GRETModel)
 
 
+def test_a_family_of_ones_own_names_its_outputs():
+    """Classes made of an encoder and a decoder declare what both of these put out, by name and in order."""
+
+    class OwnModel(GRETModel):
+        encoder_class, decoder_class = modeling.GRETEncoder, modeling.GRETDecoder
+
+    class OwnForConditionalGeneration(GRETForConditionalGeneration):
+        model_class = OwnModel
+
+    class Derived(OwnForConditionalGeneration):
+        pass
+
+    assert OwnModel.extra_outputs == GRETModel.extra_outputs
+    assert (OwnModel.output_class.__name__, OwnModel.output_class.__module__) == ("OwnModelOutput", __name__)
+    output_class = OwnForConditionalGeneration.output_class
+    assert (output_class.__name__, output_class.__module__) == ("OwnLMOutput", __name__)
+    assert Derived.output_class is output_class is not GRETForConditionalGeneration.output_class
+    source = torch.full((2, 3), 5)
+    model = Derived(TestGRET().config(num_capsules=2)).eval()
+    for made, kind in ((model, output_class), (model.model, OwnModel.output_class)):
+        outputs = made(source, decoder_input_ids=source, output_attentions=True)
+        assert type(outputs) is kind
+        assert outputs.global_hidden_state.shape == (2, 32) and len(outputs.global_gates) == 1
+
+
 def test_gates_are_as_wide_as_their_kind_says():
     source = torch.full((2, 3), 5)
     for kind, width in (("vector", 32), ("scalar", 1), ("sum", 32)):

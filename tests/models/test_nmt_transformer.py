@@ -228,7 +228,7 @@ def test_tables_of_a_models_relative_positions(per_head, tables):
 def test_losses_agree_with_a_bias_of_the_logits_and_a_given_divisor(called):
     """With logits and without; where the output layer's matrix is read, and where the layer has to be called."""
     model = TestNMTTransformer().model({"final_logits_bias": True})
-    assert not model.final_logits_bias.any()
+    assert not model.final_logits_bias.any() and TestNMTTransformer().model({}).final_logits_bias is None
     batch = ragged_batch()
     plain = model(**batch).logits
     model.final_logits_bias.normal_(std=2)
