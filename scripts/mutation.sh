@@ -20,7 +20,22 @@ cd "$(dirname "$0")/.."
 # run copies of the models' files.
 table="
 data/files.py                             tests/data/test_files.py tests/data/test_text.py
-evaluation/forced_decoding.py             tests/evaluation/test_translator.py tests/evaluation/test_alignment.py
+evaluation/forced_decoding.py             tests/evaluation/test_alignment.py
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_row_ends_with_its_end_token_or_before_its_padding
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_length_limit_holds_for_each_sentence
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_messages_name_the_place_of_a_pair
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_only_tables_of_positions_limit_a_sentence
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_by_one_sentence_at_a_time
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_equal_translations
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_cannot_be_scored_is_named
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_shows_nothing_translates_to_nothing
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_works_for_other_models_of_transformers
+evaluation/options.py                     tests/evaluation/test_decoding.py
+evaluation/options.py                     tests/evaluation/test_options.py::test_a_complaint_of_transformers_is_cut_to_its_reason
+evaluation/options.py                     tests/evaluation/test_options.py::test_contradictions
+evaluation/options.py                     tests/evaluation/test_options.py::test_names_of_transformers_stand_for_options
+evaluation/options.py                     tests/evaluation/test_options.py::test_settings_of_generate_that_cannot_be
+evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
 evaluation/significance.py                tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
 models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_absorbed_attention_has_dropout_in_training_only
 models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_absorbed_projections_equal_plain_ones

@@ -197,6 +197,9 @@ def test_contradictions():
     with pytest.raises(UserError, match="num_hypotheses=5 is more than beams=4"):
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
     assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
+    assert DecodingOptions(beams=2, generate={"early_stopping": True}).beams == 2
+    with pytest.raises(UserError, match=r"generate={'early_stopping': True} is not allowed"):
+        DecodingOptions(beams=1, generate={"early_stopping": True})
     assert {"do_sample", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"} <= names_of_generate()
 
 
