@@ -5,6 +5,10 @@
 #   bash scripts/mutation.sh data/batching.py                       # with the tests of the table below
 #   bash scripts/mutation.sh training/trainer.py tests/training/test_training.py tests/training/test_resuming.py
 #
+# A large module has many hundreds of changes. MUTATION_SAMPLE=N tries N of them, spread evenly over the module;
+# MUTATION_ONLY="x_squash__mutmut_3 x_route__mutmut_5" tries those of the given names, as when a test has been added for
+# what was printed.
+#
 # Tests that are marked slow are left out. The changes are made in a copy, which is deleted at the end
 # (MUTATION_FOLDER=/path keeps it there). Functions with decorators other than classmethod and staticmethod, and the
 # wording of raised errors, are left alone.
@@ -15,27 +19,166 @@ cd "$(dirname "$0")/.."
 # test file of its own name; one of models/ without one: all tests of models. The tests of the toys notice nothing: they
 # run copies of the models' files.
 table="
-data/files.py                   tests/data/test_files.py tests/data/test_text.py
-evaluation/forced_decoding.py   tests/evaluation/test_translator.py tests/evaluation/test_alignment.py
-evaluation/significance.py      tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
-models/attention.py             tests/models/test_attention.py
-models/attention.py             tests/models/test_fast_paths.py::test_attention_by_plain_matmuls
-models/capsule_routing.py       tests/models/test_gret.py::test_routing_without_votes_equals_routing
-models/capsule_routing.py       tests/models/test_gret.py::test_squash_of_zero
-models/initialization.py        tests/models/test_recurrent_ground.py
-models/initialization.py        tests/models/test_rnmt.py::test_initialisation_of_the_paper
-models/position_embeddings.py   tests/models/test_nmt_transformer.py::test_positions_from_an_offset_by_number_or_by_ids
-models/position_embeddings.py   tests/models/test_nmt_transformer.py::test_sequences_beyond_the_position_table_are_refused
-models/recurrent_cache.py       tests/models/test_recurrent_ground.py
-models/recurrent_layers.py      tests/models/test_recurrent_ground.py
-models/relation_pairs.py        tests/models/test_rnmt.py::test_pairs_pass_gradcheck_in_any_tiles
-models/relation_pairs.py        tests/models/test_rnmt.py::test_tiles_cover_each_pair_once_and_stay_small
-models/relative_attention.py    tests/models/test_nmt_transformer.py::test_equations
-models/relative_attention.py    tests/models/test_nmt_transformer.py::test_tables_of_relative_positions
-models/seq2seq_loss.py          tests/models/test_fast_paths.py
-models/seq2seq_outputs.py       tests/models/test_recurrent_ground.py
-models/source_memory.py         tests/models/test_recurrent_ground.py
-training/checkpoints.py         tests/training/test_checkpoints.py tests/training/test_checkpoint_folders.py
+data/files.py                             tests/data/test_files.py tests/data/test_text.py
+evaluation/forced_decoding.py             tests/evaluation/test_alignment.py
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_row_ends_with_its_end_token_or_before_its_padding
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_length_limit_holds_for_each_sentence
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_messages_name_the_place_of_a_pair
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_only_tables_of_positions_limit_a_sentence
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_by_one_sentence_at_a_time
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_equal_translations
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_cannot_be_scored_is_named
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_shows_nothing_translates_to_nothing
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_works_for_other_models_of_transformers
+evaluation/options.py                     tests/evaluation/test_decoding.py
+evaluation/options.py                     tests/evaluation/test_options.py::test_a_complaint_of_transformers_is_cut_to_its_reason
+evaluation/options.py                     tests/evaluation/test_options.py::test_contradictions
+evaluation/options.py                     tests/evaluation/test_options.py::test_names_of_transformers_stand_for_options
+evaluation/options.py                     tests/evaluation/test_options.py::test_settings_of_generate_that_cannot_be
+evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
+evaluation/significance.py                tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
+models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_absorbed_attention_has_dropout_in_training_only
+models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_absorbed_projections_equal_plain_ones
+models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_generation_with_absorbed_projections
+models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_memories_are_absorbed_where_that_is_less_work
+models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_memories_that_are_kept_serve_any_number_of_queries
+models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_wrapped_projections_are_not_absorbed
+models/additive_attention.py              tests/models/test_rnmt.py::test_additive_attention_keeps_the_type_of_the_annotations
+models/additive_attention.py              tests/models/test_rnmt.py::test_equations
+models/attention.py                       tests/models/test_attention.py
+models/attention.py                       tests/models/test_fast_paths.py::test_attention_by_plain_matmuls
+models/attentional_steps.py               tests/models/test_rnmt.py::test_fast_paths_equal_plain_ones
+models/attentional_steps.py               tests/models/test_rnmt.py::test_frozen_parameters_get_no_gradient_and_change_no_other
+models/attentional_steps.py               tests/models/test_rnmt.py::test_gradients_do_not_depend_on_where_autocast_ends
+models/attentional_steps.py               tests/models/test_rnmt.py::test_half_precision_weights
+models/attentional_steps.py               tests/models/test_rnmt.py::test_steps_pass_gradcheck
+models/attentive_steps.py                 tests/models/test_biarn_transformer.py::TestBiARNTransformer::test_bfloat16_trains
+models/attentive_steps.py                 tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/attentive_steps.py                 tests/models/test_biarn_transformer.py::test_fast_steps_equal_reference
+models/attentive_steps.py                 tests/models/test_biarn_transformer.py::test_shapes_without_data
+models/attentive_steps.py                 tests/models/test_biarn_transformer.py::test_steps_are_not_differentiated_twice
+models/attentive_steps.py                 tests/models/test_biarn_transformer.py::test_words_are_read_without_projection_where_that_is_less_work
+models/capsule_routing.py                 tests/models/test_gret.py::test_equations
+models/capsule_routing.py                 tests/models/test_gret.py::test_routing_counts_in_float32
+models/capsule_routing.py                 tests/models/test_gret.py::test_routing_without_votes_equals_routing
+models/capsule_routing.py                 tests/models/test_gret.py::test_squash_of_zero
+models/capsule_routing.py                 tests/models/test_gret.py::test_votes_are_saved_where_that_multiplies_less
+models/configuration_biarn_transformer.py tests/models/test_biarn_transformer.py::test_wrong_values_are_refused_with_the_remedy
+models/configuration_biarn_transformer.py tests/models/test_configurations.py
+models/configuration_gret.py              tests/models/test_configurations.py
+models/configuration_gret.py              tests/models/test_gret.py::test_parameters_added_at_base_size
+models/configuration_nmt_transformer.py   tests/models/test_configurations.py
+models/configuration_rnmt.py              tests/models/test_configurations.py
+models/configuration_rnmt.py              tests/models/test_rnmt.py::test_every_row_of_the_tables_is_a_config
+models/configuration_rnmt.py              tests/models/test_rnmt.py::test_what_is_not_said_follows_from_what_is
+models/configuration_seq2seq.py           tests/models/test_configurations.py
+models/configuration_seq2seq.py           tests/models/test_nmt_transformer.py::test_unknown_preset
+models/configuration_transformer.py       tests/models/test_configurations.py
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_a_path_is_taken_where_it_wins_clearly
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_an_output_layer_is_measured_for_itself
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_attention_by_plain_matmuls
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_choice_of_plain_matmuls
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_dropout_follows_the_seed
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_dropout_has_its_rate_and_scale
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_few_elements_are_dropped_by_torch
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_measuring_leaves_random_numbers_alone
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_projection_calls_what_is_not_a_plain_linear
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_projection_of_few_rows
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_the_switch
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_the_winning_matmul_is_taken
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_training_and_small_models_measure_nothing
+models/fast_paths.py                      tests/models/test_fast_paths.py::test_values_of_the_setting_measure_nothing
+models/initialization.py                  tests/models/test_recurrent_ground.py
+models/initialization.py                  tests/models/test_rnmt.py::test_initialisation_of_the_paper
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::TestBiARNTransformer::test_memories_are_projected_once_per_source
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_equations
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_evidence
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_masks_of_another_shape_are_refused
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_memory_dropout_leaves_the_recurrence_out_for_whole_sentences
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_step_attentions_are_those_of_the_equations
+models/modeling_gret.py                   tests/models/test_gret.py::test_an_encoder_output_without_the_vector_is_refused
+models/modeling_gret.py                   tests/models/test_gret.py::test_bare_model_is_gated_too
+models/modeling_gret.py                   tests/models/test_gret.py::test_dropout_stands_where_the_equations_have_it
+models/modeling_gret.py                   tests/models/test_gret.py::test_equations
+models/modeling_gret.py                   tests/models/test_gret.py::test_parameters_added_at_base_size
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::TestNMTTransformer::test_every_cache_gives_the_same_logits[default-1-greedy]
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::TestNMTTransformer::test_ragged_batch_equals_single_sentences
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_attention_kernels_that_do_not_fit_are_refused
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_directional_mask_of_a_head_without_keys_gives_zero
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_equations
+models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_tables_of_a_models_relative_positions
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_batch_norm_in_training_sees_real_tokens_only
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_caches_without_a_place_for_the_state_are_refused
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_dropout_stands_behind_inputs_layers_and_readout
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_equations
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_hidden_states_are_what_they_are_called
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_norms_are_saved
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_relation_scores_are_lengths_of_relations
+models/multi_column.py                    tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/multi_column.py                    tests/models/test_biarn_transformer.py::test_equations
+models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_positions_from_an_offset_by_number_or_by_ids
+models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_sequences_beyond_the_position_table_are_refused
+models/recurrent_cache.py                 tests/models/test_recurrent_ground.py
+models/recurrent_layers.py                tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/recurrent_layers.py                tests/models/test_biarn_transformer.py::test_equations
+models/recurrent_layers.py                tests/models/test_recurrent_ground.py
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_equations
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_gradients_of_many_tiles_are_summed_in_float32
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_nothing_of_all_pairs_or_all_steps_is_made_at_once
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_pass_gradcheck_in_any_tiles
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_tiles_cover_each_pair_once_and_stay_small
+models/relative_attention.py              tests/models/test_nmt_transformer.py::test_equations
+models/relative_attention.py              tests/models/test_nmt_transformer.py::test_tables_of_relative_positions
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::TestNMTTransformer::test_attentions_come_on_request
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::TestNMTTransformer::test_beams_of_a_batch_equal_beams_of_single_sentences
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::TestNMTTransformer::test_embeddings_replace_ids
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::TestNMTTransformer::test_encoder_outputs_may_be_given_in_any_form
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::TestNMTTransformer::test_padded_prompts_give_the_same_logits_with_every_cache[default-3]
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::TestNMTTransformer::test_tied_embeddings
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::test_labels_are_shifted_only_where_the_special_tokens_are_known
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::test_losses_agree_with_a_bias_of_the_logits_and_a_given_divisor
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::test_new_rows_follow_the_arguments_of_resizing
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::test_padding_starts_at_zero_and_is_not_trained
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::test_predictions_of_the_trainer_are_the_logits
+models/seq2seq_base.py                    tests/models/test_nmt_transformer.py::test_the_bias_of_the_logits_is_resized
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::TestNMTTransformer::test_a_missing_embedding_is_reported_and_initialised
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::TestNMTTransformer::test_a_subclass_is_saved_with_code_that_loads
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::TestNMTTransformer::test_an_output_matrix_that_came_apart_is_saved
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::TestNMTTransformer::test_loading_initialises_nothing_anew
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::TestNMTTransformer::test_tied_embeddings[default-tied-separate]
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::test_a_checkpoint_may_hold_a_shared_matrix_under_any_of_its_names
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::test_a_saved_folder_keeps_the_code_that_its_configuration_names
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::test_a_warm_start_reports_what_it_did
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::test_classes_that_are_sharded_whole_are_those_that_a_model_has
+models/seq2seq_loading.py                 tests/models/test_nmt_transformer.py::test_new_rows_follow_the_arguments_of_resizing
+models/seq2seq_loading.py                 tests/models/test_rnmt.py::test_initialisation_of_the_paper
+models/seq2seq_loss.py                    tests/models/test_fast_paths.py
+models/seq2seq_outputs.py                 tests/models/test_recurrent_ground.py
+models/seq2seq_stacks.py                  tests/models/test_attention.py::test_arguments_of_a_users_own_kernel_reach_every_attention
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::TestNMTTransformer::test_embeddings_replace_ids
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::TestNMTTransformer::test_ids_out_of_range_are_named
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::TestNMTTransformer::test_padding_changes_nothing
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::TestNMTTransformer::test_steps_equal_teacher_forcing
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::test_equations
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::test_hidden_states_may_be_chosen_by_their_places
+models/seq2seq_stacks.py                  tests/models/test_nmt_transformer.py::test_memory_is_traded_for_time_on_request_only
+models/seq2seq_stacks.py                  tests/models/test_rnmt.py::test_hidden_states_are_what_they_are_called
+models/source_memory.py                   tests/models/test_recurrent_ground.py
+models/step_matmuls.py                    tests/models/test_biarn_transformer.py::test_fast_steps_equal_reference
+models/step_matmuls.py                    tests/models/test_fast_paths.py::test_matmuls_of_a_step_have_the_precision_of_autocast
+models/step_matmuls.py                    tests/models/test_rnmt.py::test_fast_paths_equal_plain_ones
+models/transformer_layers.py              tests/models/test_attention.py::test_arguments_of_a_users_own_kernel_reach_every_attention
+models/transformer_layers.py              tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/transformer_layers.py              tests/models/test_nmt_transformer.py::TestNMTTransformer::test_padding_changes_nothing
+models/transformer_layers.py              tests/models/test_nmt_transformer.py::test_dropout_stands_where_the_equations_have_it
+models/transformer_layers.py              tests/models/test_nmt_transformer.py::test_equations
+models/transformer_stacks.py              tests/models/test_gret.py::test_equations
+models/transformer_stacks.py              tests/models/test_nmt_transformer.py::TestNMTTransformer::test_padded_prompts_give_the_same_logits_with_every_cache[default-1]
+models/transformer_stacks.py              tests/models/test_nmt_transformer.py::test_equations
+training/checkpoints.py                   tests/training/test_checkpoints.py tests/training/test_checkpoint_folders.py
 "
 
 if [ $# -eq 0 ]; then
@@ -91,11 +234,37 @@ cd "$folder"
     printf "    %s\n" $tests
 } > setup.cfg
 
+# The changes to be tried, by name.
+python - "src/recnmt_hf/$module" > changes.log <<'PYTHON'
+import os
+import pathlib
+import sys
+
+from mutmut.__main__ import get_mutant_name
+from mutmut.mutation.file_mutation import mutate_file_contents
+
+path = pathlib.Path(sys.argv[1])
+every = mutate_file_contents(str(path), path.read_text(encoding="utf-8")).mutant_names
+if not every:
+    sys.exit(f"There is nothing to change in {path}.")
+chosen = os.environ.get("MUTATION_ONLY", "").split() or every
+count = min(int(os.environ.get("MUTATION_SAMPLE") or len(chosen)), len(chosen))
+if count < 1 or not set(chosen) <= set(every):
+    message = "MUTATION_SAMPLE must be at least 1, and MUTATION_ONLY must name changes of this module. Not among them:"
+    sys.exit(f"{message} {sorted(set(chosen) - set(every))}.")
+for i in range(count):
+    print(get_mutant_name(path, chosen[i * len(chosen) // count]))
+print(f"{count} of {len(every)} changes", file=sys.stderr)
+PYTHON
+
 # Subprocesses of the tests are to see the changed module too.
 mkdir -p mutants/src
 export PYTHONPATH="$folder/mutants/src" OMP_NUM_THREADS=1
-mutmut run --max-children "${RECNMT_TEST_WORKERS:-2}" 2>&1 | tr '\r' '\n' > run.log || { tail -n 40 run.log; exit 1; }
-mutmut results --all true > results.log
+mutmut run --max-children "${RECNMT_TEST_WORKERS:-2}" $(cat changes.log) 2>&1 | tr '\r' '\n' > run.log || {
+    tail -n 40 run.log
+    exit 1
+}
+mutmut results --all true | grep -v ": not checked$" > results.log || true
 echo
 echo "$module with$(printf ' %s' $tests):"
 sed 's/.*: //' results.log | sort | uniq -c

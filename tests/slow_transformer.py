@@ -1,8 +1,20 @@
 """An independent slow reference of the base Transformer, for the tests of equations."""
 
 import math
+import sys
 
 import torch
+
+from recnmt_hf.models import fast_paths
+
+
+def multiply_instead_of_dropping(monkeypatch):
+    """Dropout of probability p multiplies by 1 + p in training: the results then show exactly where it stands."""
+    real = fast_paths.dropout
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(vars(module).items()) if name.startswith("recnmt_hf.models.") else ():
+            if value is real:
+                monkeypatch.setattr(module, attribute, lambda x, p, training: x * (1 + p) if training else x)
 
 
 def softmax_rows(scores, allowed):
@@ -18,11 +30,17 @@ def softmax_rows(scores, allowed):
 
 
 class SlowTransformer:
-    """The equations of Vaswani et al. (2017) for one sentence at a time, head by head, in float64."""
+    """
+    The equations of Vaswani et al. (2017) for one sentence at a time, head by head, in float64; of a model in training
+    with `multiply_instead_of_dropping`.
+    """
 
     def __init__(self, model):
-        self.config = model.config
+        self.config, self.training = model.config, model.training
         self.weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
+
+    def factor(self, dropout):
+        return 1 + getattr(self.config, dropout) if self.training else 1
 
     def linear(self, name, x):
         return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
@@ -52,6 +70,7 @@ class SlowTransformer:
                         key = key + table[min(max(j - i, -clip), clip) + clip]
                     scores[i, j] = (qh[i] @ key) / width**0.5
             weights = softmax_rows(scores, allowed[head] if isinstance(allowed, tuple) else allowed)
+            weights = weights * self.factor("attention_dropout")
             rows = []
             for i in range(len(x)):
                 row = torch.zeros(width, dtype=torch.float64)
@@ -67,12 +86,17 @@ class SlowTransformer:
         return self.linear(f"{name}.out_proj", torch.cat(contexts, -1))
 
     def sublayer(self, name, x, function):
+        factor = self.factor("dropout")
         if self.config.normalize_before:
-            return x + function(self.norm(name, x))
-        return self.norm(name, x + function(x))
+            return x + factor * function(self.norm(name, x))
+        return self.norm(name, x + factor * function(x))
 
-    def feed_forward(self, name, x):
-        return self.linear(f"{name}.fc2", torch.relu(self.linear(f"{name}.fc1", x)))
+    def feed_forward(self, name, x, factor=1):
+        return self.linear(f"{name}.fc2", factor * torch.relu(self.linear(f"{name}.fc1", x)))
+
+    def feed_forward_sublayer(self, name, x):
+        factor = self.factor("activation_dropout")
+        return self.sublayer(f"{name}.final_layer_norm", x, lambda y: self.feed_forward(name, y, factor))
 
     def fuse(self, layer, own, attended):
         """What a variant does between attention to the encoder and the feed-forward block."""
@@ -84,7 +108,8 @@ class SlowTransformer:
 
     def input(self, side, ids):
         config = self.config
-        x = self.weights[f"model.{side}.embed_tokens.weight"][ids] * config.d_model**0.5
+        x = self.weights[f"model.{side}.embed_tokens.weight"][ids]
+        x = x * config.d_model**0.5 if config.scale_embedding else x.clone()
         kind = config.position_embedding_type if getattr(config, f"{side}_position_embeddings") else "none"
         for position in range(len(ids)):
             for i in range(config.d_model // 2):
@@ -94,7 +119,7 @@ class SlowTransformer:
                 if places:
                     x[position, places[0]] += sine
                     x[position, places[1]] += cosine
-        return x
+        return x * self.factor("dropout")
 
     def logits(self, source, target):
         return self.decode(target, self.encode(source))
@@ -122,7 +147,7 @@ class SlowTransformer:
                 x,
                 lambda y, n=name, h=heads: self.attention(f"{n}.self_attn", y, y, allowed, h, relative),
             )
-            x = self.sublayer(f"{name}.final_layer_norm", x, lambda y, n=name: self.feed_forward(n, y))
+            x = self.feed_forward_sublayer(name, x)
             self.layer_states.append(x)
         if config.normalize_before:
             self.layer_states[-1] = self.norm("model.encoder.layer_norm", x)
@@ -151,7 +176,7 @@ class SlowTransformer:
                 lambda z, n=name, h=heads: self.attention(f"{n}.encoder_attn", z, memory, over_source, h),
             )
             y = self.fuse(layer, own, y)
-            y = self.sublayer(f"{name}.final_layer_norm", y, lambda z, n=name: self.feed_forward(n, z))
+            y = self.feed_forward_sublayer(name, y)
         if config.normalize_before:
             y = self.norm("model.decoder.layer_norm", y)
         y = self.finish(y)

@@ -93,9 +93,11 @@ def test_table_of_mutation_testing(repository):
     table = re.search(r'^table="\n(.*?)^"', (repository / "scripts" / "mutation.sh").read_text(), flags=re.M | re.S)
     rows = [line.split() for line in table.group(1).splitlines()]
     assert rows == sorted(rows)
+    contract = (repository / "tests" / "model_contract.py").read_text()
     for module, *tests in rows:
         assert (repository / "src" / "recnmt_hf" / module).is_file(), module
         assert tests, module
         for test in tests:
-            file, _, name = test.partition("::")
-            assert f"def {name}" in (repository / file).read_text(), test
+            file, *names = test.partition("[")[0].split("::")
+            text = (repository / file).read_text() + contract
+            assert all(re.search(rf"^ *(def|class) {name}\(", text, flags=re.M) for name in names), test

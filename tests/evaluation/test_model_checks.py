@@ -11,10 +11,23 @@ from safetensors.torch import load_file, save_file
 
 import recnmt_hf
 from recnmt_hf.evaluation import Translator
-from recnmt_hf.evaluation.model_checks import check_loading, check_tokenizers, check_weights, stamp, stamp_tokenizers
+from recnmt_hf.evaluation.model_checks import (
+    check_loading,
+    check_tokenizers,
+    check_weights,
+    named,
+    stamp,
+    stamp_tokenizers,
+)
 
 
 WEIGHT = "model.encoder.layers.0.fc1.weight"
+
+
+def test_the_first_of_many_names_are_given():
+    assert named(["a"]) == "a is" and named(["a"], "has", "have") == "a has"
+    assert named(["a", "b", "c"]) == "a, b, c are"
+    assert named(["a", "b", "c", "d", "e"], "has", "have") == "a, b, c and 2 more have"
 
 
 def text(corpus):

@@ -6,7 +6,7 @@ import torch
 from recnmt_hf import UserError
 from recnmt_hf._values import option_table
 from recnmt_hf.evaluation import DecodingOptions, PrefixPerSentence, Translator
-from recnmt_hf.evaluation.options import names_of_generate
+from recnmt_hf.evaluation.options import decoding_options, names_of_generate, own_names, reason
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,60 @@ def test_contradictions():
     with pytest.raises(UserError, match="num_hypotheses=5 is more than beams=4"):
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
     assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
+    assert DecodingOptions(beams=2, generate={"early_stopping": True}).beams == 2
+    with pytest.raises(UserError, match=r"generate={'early_stopping': True} is not allowed"):
+        DecodingOptions(beams=1, generate={"early_stopping": True})
     assert {"do_sample", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"} <= names_of_generate()
+
+
+def test_names_of_transformers_stand_for_options():
+    given = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 7, "alignments": True}
+    passed = {"do_sample": True, "top_k": 5, "logits_processor": [], "generate": {"top_p": 0.5}}
+    assert own_names({**given, **passed}) == {
+        **{"beams": 3, "num_hypotheses": 2, "max_length_factor": 0.0, "max_length_extra": 7, "alignments": True},
+        "generate": {"top_p": 0.5, "do_sample": True, "top_k": 5, "logits_processor": []},
+    }
+    assert own_names({"top_k": 5}) == {"generate": {"top_k": 5}}
+    options = decoding_options(DecodingOptions(beams=3, buffer=9), {"num_return_sequences": 2})
+    assert options == DecodingOptions(beams=3, buffer=9, num_hypotheses=2)
+    assert decoding_options(None, {"num_beams": 2}) == DecodingOptions(beams=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beams": 2, "num_beams": 2}, "num_beams and beams state the same. Remedy: give one of them."),
+        ({"max_length_extra": 2, "max_new_tokens": 2}, "max_new_tokens and max_length_extra state the same. Remedy: "),
+        ({"buffe": 2}, "There is no option 'buffe' of decoding; did you mean buffer?"),
+        ({"num_beam": 2}, "There is no option 'num_beam' of decoding; did you mean num_beams?"),
+        ({"top_kk": 2}, "There is no option 'top_kk' of decoding; did you mean top_k?"),
+        ({"qqqq": 2}, "There is no option 'qqqq' of decoding; there are alignment_layer, alignments, beams, buffer, g"),
+        (
+            {"beams": 2, "num_hypotheses": 3},
+            "num_hypotheses=3 is more than beams=2. Remedy: use as many beams as hypotheses, or more.",
+        ),
+        (
+            {"max_length_factor": 0, "max_length_extra": 0},
+            "max_length_factor=0 and max_length_extra=0 are not allowed: they leave no token. Remedy: set one above 0.",
+        ),
+        ({"alignments": True, "on_long": "split"}, 'alignments=True and on_long="split" exclude each other: the parts'),
+        ({"generate": {"zzzz": 1}}, "generate has no setting 'zzzz'; they are the fields of its GenerationConfig."),
+    ],
+)
+def test_wrong_names_and_contradictions_are_named(changes, message):
+    with pytest.raises(UserError) as error:
+        decoding_options(None, changes)
+    assert str(error.value).startswith(message)
+
+
+def test_a_complaint_of_transformers_is_cut_to_its_reason():
+    for complaint, expected in (
+        ("GenerationConfig is invalid:\n- `top_k` is wrong\n- `top_p` too", "`top_k` is wrong"),
+        ("\n- `top_k` is wrong\nsee there", "`top_k` is wrong"),
+        ("something:", "something:"),
+        ("", "no reason is given"),
+    ):
+        assert reason(ValueError(complaint)) == expected
 
 
 def test_recipes_take_them_too(tmp_path):

@@ -5,6 +5,7 @@ import transformers
 
 from recnmt_hf import UserError
 from recnmt_hf.evaluation import Translator
+from recnmt_hf.evaluation.pipeline import TranslationPipeline
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,12 @@ def test_gives_the_same_as_the_translator(pipe, translator, sentences, batch_siz
     found = pipe(sentences, beams=2, max_length_extra=5, **({"batch_size": batch_size} if batch_size else {}))
     assert texts(found) == [each.text for each in expected]
     assert [each[0]["score"] for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
+
+
+def test_model_and_tokenizer_by_position(translator, sentences):
+    pipe = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    expected = [each.text for each in translator(sentences[:2], beams=1)]
+    assert texts(pipe(sentences[:2], beams=1)) == expected
 
 
 def test_every_way_to_give_sentences(pipe, sentences):

@@ -281,6 +281,33 @@ def test_what_cannot_be_scored_is_named(translator, sentences):
 
 
 @pytest.mark.parametrize(
+    ("pair", "places", "message"),
+    [
+        ((" ", "b"), None, "Source 2 is empty and has no probability"),
+        (("b", [400]), None, "Translation 2: 400 is no token id of 0 to 399"),
+        (("b", ["5"]), None, "Translation 2: '5' is no token id of 0 to 399"),
+        (("b", 1.5), None, "Translation 2: 1.5 is no token id of 0 to 399"),
+        (("b", [7] * 200), None, "Pair 2 has 200 target tokens, the model takes 128"),
+        ((" ", "b"), ["one", "two"], "two: the source is empty and has no probability"),
+        (("b", "\ud800"), ["one", "two"], r"two: the translation holds half a character \('\\ud800'\)"),
+        (("b", [7] * 200), ["one", "two"], "two: the pair has 200 target tokens, the model takes 128"),
+    ],
+)
+def test_messages_name_the_place_of_a_pair(translator, pair, places, message):
+    with pytest.raises(ValueError, match=f"^{message}.*Remedy"):
+        translator.score(["a", pair[0]], [[0, 399], pair[1]], places=places)
+
+
+def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeypatch):
+    end, padding = translator.model.config.eos_token_id, translator.pad_id()
+    assert translator.strip([7, 8, end, padding, 9]) == [7, 8, end] and translator.strip([end, 7]) == [end]
+    assert translator.strip([7, padding, 8, padding, padding]) == [7, padding, 8]
+    assert translator.strip([padding]) == []
+    monkeypatch.setattr(translator.model.generation_config, "eos_token_id", [8, 9])
+    assert translator.strip([7, end, 9, 8]) == [7, end, 9]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"length_penalty": float("nan")}, "length_penalty=nan is not allowed; it must be a number"),

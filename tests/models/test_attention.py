@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from model_contract import TINY, ragged_batch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import recnmt_hf
 from recnmt_hf import NMTTransformerConfig
 from recnmt_hf.models import attention as module
 from recnmt_hf.models.attention import (
@@ -84,6 +88,17 @@ def test_weights_of_a_query_that_sees_nothing_are_zero():
         assert half.dtype == kind and torch.equal(half, many.to(kind).float().softmax(0).to(kind))
     exact = torch.randn(5, dtype=torch.float64)
     assert torch.equal(masked_softmax(exact, None, torch.float64), exact.softmax(0))
+
+
+def test_softmax_of_half_precision_is_summed_in_float32():
+    for dtype, wide in (
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        scores = torch.randn(2, 500).to(dtype)
+        weights = module.softmax(scores)
+        assert weights.dtype == wide and torch.equal(weights, torch.softmax(scores.to(wide), -1))
 
 
 def test_masks_of_memories_and_words():
@@ -185,3 +200,21 @@ def test_plain_matmuls_take_the_place_of_sdpa_where_they_win(monkeypatch):
         assert (weights is not None) == wins
     assert asked[0][0] is query and asked[0][1] is key and asked[0][2] == 0.0
     assert (weights[0, 0] > 0).tolist() == [[True, False, False], [True, True, False]]
+
+
+@pytest.mark.parametrize("family", ["NMTTransformer", "BiARNTransformer", "GRET"])
+def test_arguments_of_a_users_own_kernel_reach_every_attention(family, monkeypatch):
+    calls = []
+
+    def kernel(module, query, key, value, attention_mask, *, own_argument, **kwargs):
+        calls.append((type(module).__name__, own_argument))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "own", kernel)
+    AttentionMaskInterface.register("own", sdpa_mask)
+    model = getattr(recnmt_hf, f"{family}ForConditionalGeneration")(getattr(recnmt_hf, f"{family}Config")(**TINY))
+    batch = ragged_batch()
+    expected = model.eval()(**batch).logits
+    model.set_attn_implementation("own")
+    torch.testing.assert_close(model(**batch, own_argument=7).logits, expected, atol=1e-5, rtol=1e-5)
+    assert [argument for _, argument in calls] == [7] * (7 if family == "BiARNTransformer" else 6)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch
-from slow_transformer import SlowTransformer, softmax_rows
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping, softmax_rows
 
 from recnmt_hf import (
     BiARNTransformerConfig,
@@ -80,6 +80,7 @@ class SlowBiARN(SlowTransformer):
         self.evidence = []
         prefix = "model.encoder"
         words = self.weights[f"{prefix}.embed_tokens.weight"][source] * config.d_model**0.5
+        words = words * self.factor("dropout")
         if config.recurrence_position_embeddings:
             words = self.input("encoder", source)
         encoded = None
@@ -105,9 +106,10 @@ class SlowBiARN(SlowTransformer):
             norm = f"{name}.recurrence_layer_norm"
             x = self.norm(norm, states) if config.normalize_before else states
             found = self.rec(f"{name}.recurrence", x, len(source))
+            found = found * self.factor("dropout")
             found = found + states if i else found
             found = found if config.normalize_before else self.norm(norm, found)
-            states = self.sublayer(f"{name}.final_layer_norm", found, lambda y, n=name: self.feed_forward(n, y))
+            states = self.feed_forward_sublayer(name, found)
         if config.normalize_before:
             states = self.norm(f"{prefix}.recurrence_encoder.layer_norm", states)
         self.recurrence = states
@@ -233,8 +235,21 @@ EQUATIONS = [
 ]
 
 
+# Of those, what has dropout in places of its own.
+DROPPED = [
+    {"normalize_before": True, "recurrence_encoder_layers": 2, "fusion_type": "gated_sum"},
+    {"encoder_type": "multi_column", "recurrence_encoder_type": "arn", "recurrence_position_embeddings": True},
+]
+
+
 def name_fields(fields):
     return "-".join(f"{value}" for value in fields.values()) or "default"
+
+
+def choose_path(path, monkeypatch):
+    monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: path == "fast")
+    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: path == "fast")
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0" if path == "reference" else "1")
 
 
 @pytest.mark.parametrize("path", ["fast", "projected", "reference"])
@@ -243,10 +258,25 @@ def test_equations(fields, path, monkeypatch):
     """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
     if path != "fast" and fields.get("recurrence_encoder_type", "biarn") not in ("arn", "biarn"):
         pytest.skip("only an ARN has several paths")
-    monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: path == "fast")
-    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: path == "fast")
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0" if path == "reference" else "1")
-    model = TestBiARNTransformer().model(fields)
+    choose_path(path, monkeypatch)
+    check_equations(TestBiARNTransformer().model({"layer_norm_eps": 0.1, **fields}))
+
+
+@pytest.mark.parametrize(
+    "path, fields",
+    [("fast", {}), ("projected", {}), ("reference", DROPPED[0]), ("fast", DROPPED[1])],
+    ids=["fast", "projected", "reference", "multi-column"],
+)
+def test_dropout_stands_where_the_equations_have_it(path, fields, monkeypatch):
+    multiply_instead_of_dropping(monkeypatch)
+    choose_path(path, monkeypatch)
+    fields = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5, **fields}
+    model = TestBiARNTransformer().model(fields).train()
+    model.set_attn_implementation("eager")
+    check_equations(model)
+
+
+def check_equations(model):
     slow = SlowBiARN(model)
     batch = ragged_batch()
     target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
@@ -322,16 +352,31 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
 
 def test_words_are_read_without_projection_where_that_is_less_work():
     """Few steps for the length; and on the CPU so many words that matmuls, not reading weights, take the time."""
-    for batch_size, length, steps, expected in ((16, 27, 8, True), (1, 27, 8, False), (16, 4, 8, False)):
+    for batch_size, length, steps, expected in (
+        (16, 27, 8, True),
+        (1, 27, 8, False),
+        (16, 4, 8, False),
+        (13, 30, 21, False),
+    ):
         assert attentive_steps.few_steps(steps, 8, torch.empty(batch_size, length, 512)) is expected
     assert attentive_steps.few_steps(8, 8, torch.empty(1, 27, 512, device="meta"))
 
 
 def test_memories_are_absorbed_where_that_is_less_work():
     """Short memories: always when they are kept for more steps, otherwise for many queries."""
-    for queries, expected in ((None, True), (64, True), (27, False)):
+    for queries, expected in ((None, True), (64, True), (40, True), (39, False)):
         assert absorbing_attention.few_positions(8, 8, 512, queries) is expected
     assert not absorbing_attention.few_positions(9, 8, 512, None)
+
+
+def test_memories_that_are_kept_serve_any_number_of_queries(monkeypatch):
+    asked = []
+    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: asked.append(sizes))
+    model = TestBiARNTransformer().model()
+    words, states = torch.randn(6, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
+    for cache in (None, model.model.decoder.prepare_cache(None, True)):
+        model.model.decoder.layers[-1].recurrence_attn(words, states, past_key_values=cache)
+    assert asked == [(8, 4, 32, 9), (8, 4, 32, None)]
 
 
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])

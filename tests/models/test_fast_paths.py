@@ -13,6 +13,7 @@ from recnmt_hf.models.seq2seq_loss import (
     chunked_cross_entropy_of_layer,
     smoothed_cross_entropy,
 )
+from recnmt_hf.models.step_matmuls import StepMatmuls
 from recnmt_hf.models.user_errors import UserError
 
 
@@ -273,6 +274,12 @@ def test_projection_calls_what_is_not_a_plain_linear():
         linear.register_forward_hook(lambda *args: seen.append(args))
         fast_paths.project(linear, states)
     assert len(seen) == 1
+    plain = nn.Linear(8, 8)
+    assert fast_paths.is_plain(plain, nn.Linear) and not fast_paths.is_plain(plain, nn.Bilinear)
+    for observe in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"):
+        hook = getattr(plain, observe)(lambda *args: None)
+        assert not fast_paths.is_plain(plain, nn.Linear), observe
+        hook.remove()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -318,6 +325,27 @@ def test_choice_of_plain_matmuls(amd, monkeypatch):
     assert fast_paths.prefers_plain_matmuls(query, key, 0.1)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     assert not fast_paths.prefers_plain_matmuls(query, key, 0.1)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_matmuls_of_a_step_have_the_precision_of_autocast(autocast, with_bias):
+    """Products are rounded as autocast rounds them; the bias is added, and all results given, in the weights' type."""
+    weight, states, gradient = torch.randn(6, 3), torch.randn(4, 3), torch.randn(4, 6)
+    bias = torch.randn(6) if with_bias else None
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        product = StepMatmuls(weight, bias)
+
+    def rounded(tensor):
+        return tensor.bfloat16() if autocast else tensor
+
+    expected = (rounded(states) @ rounded(weight).t()).float() + (bias if with_bias else 0)
+    torch.testing.assert_close(product(states), expected, atol=1e-6, rtol=0)
+    expected = (rounded(gradient) @ rounded(weight)).float()
+    torch.testing.assert_close(product.backward(gradient), expected, atol=1e-6, rtol=0)
+    expected = (rounded(gradient).t() @ rounded(states)).float()
+    found = product.weight_gradient(gradient[None], states[None])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 # -- loss --------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from model_contract import ModelContract, ragged_batch
-from slow_transformer import SlowTransformer
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 
 from recnmt_hf import (
     GRETConfig,
@@ -185,7 +185,18 @@ def test_equations(fields, path, side, monkeypatch):
     """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
     monkeypatch.setattr(modeling, "saves_votes", lambda *sizes: True)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
-    model = TestGRET().model({"num_capsules": 4, **fields})
+    check_equations(TestGRET().model({"num_capsules": 4, "layer_norm_eps": 0.1, **fields}), side)
+
+
+def test_dropout_stands_where_the_equations_have_it(monkeypatch):
+    multiply_instead_of_dropping(monkeypatch)
+    fields = {"num_capsules": 4, "dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5}
+    model = TestGRET().model(fields).train()
+    model.set_attn_implementation("eager")
+    check_equations(model, "right")
+
+
+def check_equations(model, side):
     slow = SlowGRET(model)
     batch = ragged_batch()
     lengths = batch["attention_mask"].sum(1).tolist()
@@ -217,6 +228,47 @@ def test_bare_model_is_gated_too():
     torch.testing.assert_close(states.last_hidden_state @ model.lm_head.weight.T, model(**batch).logits)
     assert states.global_hidden_state.shape == (3, 32)
     assert isinstance(model.model, GRETModel)
+
+
+def test_a_family_of_ones_own_names_its_outputs():
+    """Classes made of an encoder and a decoder declare what both of these put out, by name and in order."""
+
+    class OwnModel(GRETModel):
+        encoder_class, decoder_class = modeling.GRETEncoder, modeling.GRETDecoder
+
+    class OwnForConditionalGeneration(GRETForConditionalGeneration):
+        model_class = OwnModel
+
+    class Derived(OwnForConditionalGeneration):
+        pass
+
+    assert OwnModel.extra_outputs == GRETModel.extra_outputs
+    assert (OwnModel.output_class.__name__, OwnModel.output_class.__module__) == ("OwnModelOutput", __name__)
+    output_class = OwnForConditionalGeneration.output_class
+    assert (output_class.__name__, output_class.__module__) == ("OwnLMOutput", __name__)
+    assert Derived.output_class is output_class is not GRETForConditionalGeneration.output_class
+    source = torch.full((2, 3), 5)
+    model = Derived(TestGRET().config(num_capsules=2)).eval()
+    for made, kind in ((model, output_class), (model.model, OwnModel.output_class)):
+        outputs = made(source, decoder_input_ids=source, output_attentions=True)
+        assert type(outputs) is kind
+        assert outputs.global_hidden_state.shape == (2, 32) and len(outputs.global_gates) == 1
+
+
+def test_gates_are_as_wide_as_their_kind_says():
+    source = torch.full((2, 3), 5)
+    for kind, width in (("vector", 32), ("scalar", 1), ("sum", 32)):
+        model = TestGRET().model({"num_capsules": 2, "global_gate_type": kind})
+        outputs = model(source, decoder_input_ids=source, output_attentions=True)
+        assert [gate.shape for gate in outputs.global_gates] == [(2, 3, width)]
+
+
+def test_masks_of_another_shape_are_refused():
+    """Capsules take words: a mask of queries and keys does not say which are real; without capsules it will do."""
+    source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 1, 3, 3\)"):
+        TestGRET().model({"num_capsules": 2}).get_encoder()(source, mask)
+    TestGRET().model({"use_global_state": False}).get_encoder()(source, mask)
 
 
 def test_a_shared_projection_makes_all_capsules_equal():
@@ -314,6 +366,24 @@ def test_routing_counts_in_float32():
     assert capsules.dtype == coupling.dtype == torch.float32
     exact, _ = capsule_routing.route(states.bfloat16().float(), weight.bfloat16().float(), None, 3, "positions")
     torch.testing.assert_close(capsules, exact, atol=0.05, rtol=0.05)
+    _, first = capsule_routing.route(states.bfloat16(), weight.bfloat16(), None, 1, "positions")
+    assert torch.equal(first, torch.full((2, 4, 9), 1 / 9))
+
+
+def test_votes_are_saved_where_that_multiplies_less():
+    """Multiplications counted iteration by iteration; with as many of them, votes are made."""
+    for capsules, size, width, iterations in ((4, 16, 64, 3), (1, 4, 6, 2), (6, 3, 10, 1), (2, 8, 16, 5)):
+        for length in range(1, 12):
+            with_votes = length * capsules * size * width
+            without = 0
+            for iteration in range(iterations):
+                with_votes += length * capsules * size  # the sum
+                without += capsules * size * width  # the capsules
+                if iteration:
+                    with_votes += length * capsules * size  # the logits
+                    without += capsules * size * width + 2 * capsules * length * width  # both ways, and the sum
+            found = capsule_routing.saves_votes(length, capsules, size, width, iterations)
+            assert found is (without < with_votes)
 
 
 def test_votes_are_made_for_the_shortest_sentences_alone(monkeypatch):

@@ -1,9 +1,12 @@
 """The base Transformer: the contract, and its own equations against a slow reference."""
 
+import json
+
 import pytest
 import torch
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters
-from slow_transformer import SlowTransformer
+from safetensors.torch import load_file, save_file
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 from torch.nn.attention.flex_attention import flex_attention
 
 import recnmt_hf
@@ -17,6 +20,7 @@ from recnmt_hf.models.position_embeddings import (
     sinusoid_table,
 )
 from recnmt_hf.models.relative_attention import RelativeMultiHeadAttention
+from recnmt_hf.models.seq2seq_stacks import chosen_hidden_states
 
 
 class TestNMTTransformer(ModelContract):
@@ -31,6 +35,10 @@ class TestNMTTransformer(ModelContract):
     }
 
 
+def name_fields(fields):
+    return "-".join(f"{value}" for value in fields.values()) or "default"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -42,12 +50,27 @@ class TestNMTTransformer(ModelContract):
         {"self_attention_type": "relative", "max_relative_positions": 2, "relative_per_head": False},
         {"self_attention_type": "directional"},
         {"self_attention_type": "directional", "directional_include_self": True},
+        {"scale_embedding": False, "encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 2},
+        {"encoder_ffn_dim": 40, "decoder_ffn_dim": 56, "encoder_attention_heads": 8},
     ],
-    ids=lambda fields: "-".join(f"{value}" for value in fields.values()) or "default",
+    ids=name_fields,
 )
 def test_equations(fields):
     """Every sentence of a padded batch against the equations, to 1e-10."""
-    model = TestNMTTransformer().model(fields)
+    check_equations(TestNMTTransformer().model({"layer_norm_eps": 0.1, **fields}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"self_attention_type": "relative", "normalize_before": True}], ids=name_fields)
+def test_dropout_stands_where_the_equations_have_it(fields, monkeypatch):
+    """After the embeddings, each sub-layer, the activation and the softmax (Vaswani et al., 2017, section 5.4)."""
+    multiply_instead_of_dropping(monkeypatch)
+    fields = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5, **fields}
+    model = TestNMTTransformer().model(fields).train()
+    model.set_attn_implementation("eager")
+    check_equations(model)
+
+
+def check_equations(model):
     slow = SlowTransformer(model)
     batch = ragged_batch()
     target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
@@ -186,6 +209,88 @@ def test_attention_kernels_that_do_not_fit_are_refused():
         config = TestNMTTransformer().config(self_attention_type=kind)
         with pytest.raises(ValueError, match=f"self_attention_type='{kind}' cannot be computed"):
             NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
+        NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="eager")
+    config = TestNMTTransformer().config()
+    NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
+
+
+@pytest.mark.parametrize(("per_head", "tables"), [(True, 4), (False, 1)])
+def test_tables_of_a_models_relative_positions(per_head, tables):
+    fields = {"self_attention_type": "relative", "max_relative_positions": 3, "relative_per_head": per_head}
+    layers = [*(model := TestNMTTransformer().model(fields)).model.encoder.layers, *model.model.decoder.layers]
+    assert {layer.self_attn.relative_keys.shape for layer in layers} == {(tables, 7, 8)}
+
+
+# -- loss and output layer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["read", "called"])
+def test_losses_agree_with_a_bias_of_the_logits_and_a_given_divisor(called):
+    """With logits and without; where the output layer's matrix is read, and where the layer has to be called."""
+    model = TestNMTTransformer().model({"final_logits_bias": True})
+    assert not model.final_logits_bias.any() and TestNMTTransformer().model({}).final_logits_bias is None
+    batch = ragged_batch()
+    plain = model(**batch).logits
+    model.final_logits_bias.normal_(std=2)
+    if called:
+        model.lm_head.register_forward_hook(lambda module, args, output: output.clone())
+    for smoothing in (0.0, 0.1):
+        settings = {"smoothing": smoothing, "num_items_in_batch": 17}
+        outputs = model(**batch, **settings)
+        torch.testing.assert_close(outputs.logits, plain + model.final_logits_bias)
+        without = model(**batch, **settings, return_logits=False)
+        assert without.logits is None
+        torch.testing.assert_close(without.loss, outputs.loss)
+        torch.testing.assert_close(outputs.loss * 17 / 10, model(**batch, smoothing=smoothing).loss)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_the_bias_of_the_logits_is_resized(share):
+    model = TestNMTTransformer().model({"final_logits_bias": True, "share_encoder_decoder_embeddings": share})
+    resize = model.resize_token_embeddings if share else model.resize_decoder_token_embeddings
+    model.final_logits_bias.normal_()
+    kept = model.final_logits_bias.clone()
+    for size in (VOCABULARY + 3, VOCABULARY - 2):
+        resize(size)
+        assert model.final_logits_bias.shape == (1, size)
+        assert torch.equal(model.final_logits_bias[:, : VOCABULARY - 2], kept[:, : VOCABULARY - 2])
+        assert not model.final_logits_bias[:, VOCABULARY:].any()
+        ids = torch.full((1, 2), 5)
+        assert model(ids, decoder_input_ids=ids).logits.shape == (1, 2, size)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_padding_starts_at_zero_and_is_not_trained(share):
+    fields = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": False}
+    model = TestNMTTransformer().model(fields, torch.float32, scattered=False)
+    batch = ragged_batch()
+    batch["input_ids"] = batch["input_ids"] * batch["attention_mask"]
+    model(input_ids=batch["input_ids"], labels=batch["labels"]).loss.backward()
+    for side in (model.model.encoder, model.model.decoder):
+        weight = side.embed_tokens.weight
+        assert not weight[0].any() and not weight.grad[0].any() and weight.grad[4:].any()
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id"])
+def test_labels_are_shifted_only_where_the_special_tokens_are_known(name):
+    model = TestNMTTransformer().model({})
+    setattr(model.config, name, None)
+    message = f"The configuration has {name}=None. Remedy: set it to the tokenizer's, or pass decoder_input_ids."
+    with pytest.raises(recnmt_hf.UserError, match=message):
+        model(**ragged_batch())
+
+
+def test_predictions_of_the_trainer_are_the_logits():
+    """All that an output holds beside loss and logits is named for it."""
+    for model in (
+        TestNMTTransformer().model({}),
+        recnmt_hf.GRETForConditionalGeneration(recnmt_hf.GRETConfig(**TINY)),
+        recnmt_hf.BiARNTransformerForConditionalGeneration(recnmt_hf.BiARNTransformerConfig(**TINY)),
+    ):
+        source = torch.full((1, 3), 5)
+        outputs = model(source, decoder_input_ids=source, use_cache=True)
+        assert set(outputs) - {"logits"} <= set(model.config.keys_to_ignore_at_inference)
+        assert "auxiliary_loss" in model.config.keys_to_ignore_at_inference
 
 
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer"])
@@ -208,3 +313,90 @@ def test_flex_attention_equals_sdpa(prefix, monkeypatch):
             found.append((model(**batch).logits, *tokens))
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+
+
+def test_hidden_states_may_be_chosen_by_their_places():
+    states, last = [torch.full((1,), float(i)) for i in range(3)], torch.full((1,), 9.0)
+    for wanted, expected in (
+        (None, None),
+        (False, None),
+        (True, (0, 1, 9)),
+        (1, (None, 1, None)),
+        ([0, -1], (0, None, 9)),
+    ):
+        found = chosen_hidden_states(states, last, wanted)
+        assert (found and tuple(state if state is None else int(state) for state in found)) == expected
+
+
+def test_memory_is_traded_for_time_on_request_only():
+    model = TestNMTTransformer().model({})
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+# -- loading and resizing ----------------------------------------------------------------------------------------------
+
+
+def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):
+    """From a folder, and from a model id of the Hub."""
+    baseline = TestNMTTransformer().model({"encoder_layers": 1, "decoder_layers": 1}, torch.float32)
+    baseline.save_pretrained(tmp_path)
+    files = {("somebody/something", "model.safetensors"): tmp_path / "model.safetensors"}
+    monkeypatch.setattr("transformers.utils.cached_file", lambda *names: files[names])
+    fields = {"encoder_layers": 1, "decoder_layers": 1, "position_embedding_type": "learned"}
+    for source in (tmp_path, "somebody/something"):
+        model = TestNMTTransformer().model(fields, torch.float32)
+        report = model.init_from_baseline(source)
+        assert torch.equal(model.model.shared.weight, baseline.model.shared.weight)
+        fresh = [f"model.{side}.embed_input.embed_positions.weight" for side in ("encoder", "decoder")]
+        assert report.fresh == fresh and report.unused == []
+        assert str(report) == f"copied {len(report.copied)} parameters, left 2 fresh ({', '.join(fresh)})"
+    report = baseline.init_from_baseline(model)
+    assert set(report.unused) == set(fresh)
+    unused = f"did not use 2 ({', '.join(report.unused)})"
+    assert str(report) == f"copied {len(report.copied)} parameters, left 0 fresh, {unused}"
+
+
+def test_a_checkpoint_may_hold_a_shared_matrix_under_any_of_its_names(tmp_path):
+    model = TestNMTTransformer().model({}, torch.float32)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert not set(model._tied_weights_keys) & set(tensors) and model._keys_to_ignore_on_save
+    matrix = tensors.pop("model.shared.weight")
+    for name in model._tied_weights_keys:
+        save_file({**tensors, name: matrix}, tmp_path / "model.safetensors", {"format": "pt"})
+        loaded, report = NMTTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+        assert not report["missing_keys"] and torch.equal(loaded.model.shared.weight, matrix), name
+
+
+def test_a_saved_folder_keeps_the_code_that_its_configuration_names(tmp_path):
+    model = TestNMTTransformer().model({}, torch.float32)
+    own = {"AutoTokenizer": ["tokenization.OwnTokenizer", None]}
+    model.config.auto_map = dict(own)
+    model.model.save_pretrained(tmp_path)
+    names = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert names.items() >= own.items()
+    assert names["AutoModelForSeq2SeqLM"] == "modeling_nmt_transformer.NMTTransformerForConditionalGeneration"
+    assert names["AutoModel"] == "modeling_nmt_transformer.NMTTransformerModel"
+
+
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with-output"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+def test_new_rows_follow_the_arguments_of_resizing(share, bare):
+    """Padded to a multiple; drawn around the mean of the old rows, or as a new model's."""
+    spread = {}
+    for mean_resizing in (True, False):
+        model = TestNMTTransformer().model({"share_encoder_decoder_embeddings": share}, torch.float32)
+        model = model.model if bare else model
+        resized = model.resize_token_embeddings(VOCABULARY + 2, pad_to_multiple_of=16, mean_resizing=mean_resizing)
+        assert resized.num_embeddings == model.config.vocab_size == 48
+        spread[mean_resizing] = float(resized.weight[VOCABULARY:].detach().std(dim=0).mean())
+    assert spread[True] < 0.01 < 0.1 < spread[False]
+
+
+def test_classes_that_are_sharded_whole_are_those_that_a_model_has():
+    for fields in ({}, {"encoder_layers": 1}):
+        model = TestNMTTransformer().model(fields)
+        assert set(model._no_split_modules) == {"TransformerEncoderLayer", "TransformerDecoderLayer"}
+    config = recnmt_hf.BiARNTransformerConfig(**TINY, recurrence_encoder_type=None)
+    model = recnmt_hf.BiARNTransformerForConditionalGeneration(config)
+    assert set(model._no_split_modules) == {"TransformerEncoderLayer", "TransformerDecoderLayer"}

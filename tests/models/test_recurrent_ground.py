@@ -113,6 +113,7 @@ def test_a_cached_recurrence_goes_on_where_it_stopped(cell):
     recurrence = CachedRecurrence(cell, 3, 4, name="x").double()
     words, start = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
     expected = recurrence(words, initial_state=lambda: start)
+    torch.testing.assert_close(recurrence(words), recurrence(words, initial_state=lambda: torch.zeros_like(start)))
     for pieces in ([6], [1] * 6, [2, 1, 3]):
         cache = DynamicCache()
         fill_cache(cache, ["recnmt_recurrent"])
@@ -130,6 +131,7 @@ def test_a_cached_recurrence_goes_on_where_it_stopped(cell):
     padded[mask != 0] = words[:, :2].flatten(0, 1)
     found = recurrence(padded, mask, cache, lambda: start)
     torch.testing.assert_close(found[mask != 0], expected[:, :2].flatten(0, 1), atol=1e-12, rtol=0)
+    assert torch.equal(found[0, 0], start[0]), "before the first word"
     following = recurrence(words[:, 2:], torch.ones(2, 8), cache)
     torch.testing.assert_close(following, expected[:, 2:], atol=1e-12, rtol=0)
 
@@ -139,6 +141,16 @@ def test_steps_of_a_layer_equal_its_kernel():
         layer = RecurrentLayer(cell, 3, 4).double()
         inputs, start = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
         torch.testing.assert_close(layer.steps(inputs, [start])[0], layer(inputs, start), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_layers_run_under_autocast(cell):
+    """On what a layer below made in half precision, too."""
+    layer, inputs = RecurrentLayer(cell, 3, 4), torch.randn(2, 5, 3)
+    expected = layer(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (inputs, inputs.bfloat16()):
+            torch.testing.assert_close(layer(given).float(), expected, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])

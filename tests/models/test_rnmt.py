@@ -8,11 +8,13 @@ import pytest
 import torch
 from model_contract import VOCABULARY, ModelContract, ragged_batch, scatter_parameters
 from safetensors.torch import load_file
+from slow_transformer import multiply_instead_of_dropping
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.commands.main import main
 from recnmt_hf.models import attentional_steps, modeling_rnmt, relation_pairs
+from recnmt_hf.models.additive_attention import AdditiveAttention
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
 from recnmt_hf.models.relation_pairs import all_pairs, pair_tiles
 
@@ -60,6 +62,7 @@ class SlowRNMT:
 
     def __init__(self, model):
         self.config = model.config
+        self.factor = 1 + model.config.dropout if model.training else 1
         self.p = {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
     def linear(self, name, x):
@@ -119,21 +122,22 @@ class SlowRNMT:
 
     def encode(self, ids):
         config, encoder = self.config, "model.encoder"
-        e = [self.p[f"{encoder}.embed_tokens.weight"][i] for i in ids]
+        e = [self.factor * self.p[f"{encoder}.embed_tokens.weight"][i] for i in ids]
         if config.encoder_rnn_layout == "concat":
             xs = e
             for k in range(config.encoder_layers):
                 f = self.run_gru(f"{encoder}.layers.{k}.rnn.forward_rnn", xs, False)
                 b = self.run_gru(f"{encoder}.layers.{k}.rnn.backward_rnn", xs, True)
-                xs = [torch.cat(pair) for pair in zip(f, b, strict=True)]
+                xs = [self.factor * torch.cat(pair) for pair in zip(f, b, strict=True)]
             return xs
-        layers = []
+        layers, dropped = [], []
         for k in range(config.encoder_layers):
             layers.append(
                 lambda xs, k=k: self.run_gru(f"{encoder}.layers.{k}.rnn.forward_rnn", xs, backward=k % 2 == 1)
             )
             if k < config.relation_layers:
                 layers.append(lambda xs, k=k: self.relation(f"{encoder}.relation_layers.{k}", xs))
+            dropped.append(len(layers) - 1)
         connected = config.relation_layers > 0 or config.connections_without_relations
         below, h_in = ([e] if config.relation_dense_include_embeddings else []), e
         for number, layer in enumerate(layers):
@@ -146,7 +150,7 @@ class SlowRNMT:
                     self.linear(f"{encoder}.dense_maps.{number}", torch.cat(parts))
                     for parts in zip(*below, strict=True)
                 ]
-            h_in = h
+            h_in = [self.factor * a for a in h] if number in dropped else h
         return h_in
 
     def logits(self, source, target):
@@ -156,7 +160,7 @@ class SlowRNMT:
         logits, attentions = [], []
         rec = f"{decoder}.recurrence"
         for token in target:
-            y = self.p[f"{decoder}.embed_tokens.weight"][token]
+            y = self.factor * self.p[f"{decoder}.embed_tokens.weight"][token]
             conditional = config.decoder_type == "conditional_gru"
             query = self.gru(f"{rec}.word_cell", y, s) if conditional else s
             v = self.p[f"{rec}.attention.score.weight"][0]
@@ -171,6 +175,7 @@ class SlowRNMT:
             t = self.linear(f"{rec}.readout.state_proj", s)
             t = t + self.linear(f"{rec}.readout.word_proj", y) + self.linear(f"{rec}.readout.context_proj", a)
             t = t.view(-1, 2).max(dim=1).values if config.readout == "maxout" else torch.tanh(t)
+            t = t * (1 + config.readout_dropout) if self.factor > 1 else t
             logits.append(self.p["lm_head.weight"] @ t)
             attentions.append(alpha)
         return torch.stack(logits), torch.stack(attentions)
@@ -219,13 +224,24 @@ def scattered(fields, training=False):
 def test_equations(name, fast, monkeypatch):
     """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
     monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
-    model = scattered(EQUATIONS[name])
+    check_equations(scattered(EQUATIONS[name]))
+
+
+@pytest.mark.parametrize("fields", [{"relation_batch_norm": False}, RNNSEARCH, EQUATIONS["rnnsearch-star-concat"]])
+def test_dropout_stands_behind_inputs_layers_and_readout(fields, monkeypatch):
+    multiply_instead_of_dropping(monkeypatch)
+    check_equations(scattered({"dropout": 0.2, "readout_dropout": 0.5, **fields}, training=True))
+
+
+def check_equations(model):
     slow = SlowRNMT(model)
     batch = ragged_batch(LENGTHS, TARGETS)
     target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     outputs = model(**batch, output_attentions=True)
     logits = model(**batch).logits
     torch.testing.assert_close(outputs.logits, logits, atol=1e-12, rtol=0)
+    alone = model(batch["input_ids"][:1], decoder_input_ids=target[:1]).logits
+    torch.testing.assert_close(alone, logits[:1], atol=1e-10, rtol=0)
     for row, (length, steps) in enumerate(zip(LENGTHS, TARGETS, strict=True)):
         expected, attention = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
         torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
@@ -498,6 +514,40 @@ def test_half_precision_weights():
     assert low.generate(batch["input_ids"], num_beams=3, max_new_tokens=4).dtype == torch.long
     low.train()(**batch).loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in low.parameters())
+
+
+def test_additive_attention_keeps_the_type_of_the_annotations():
+    """In half precision, and under autocast, which scores in half precision what it reads in float32."""
+    attention = AdditiveAttention(3, 5, 4)
+    assert sum(parameter.numel() for parameter in attention.parameters()) == 3 * 4 + 5 * 4 + 4 + 4
+    state, annotations = torch.randn(2, 3), torch.randn(2, 6, 5)
+    context, weights = attention(state, annotations, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        of_float32, low = attention(state, annotations, None)
+        assert of_float32.dtype == low.dtype == torch.bfloat16
+        attention.bfloat16()
+    found, low = attention(state.bfloat16(), annotations.bfloat16(), None)
+    assert found.dtype == low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), weights, atol=0.01, rtol=0)
+    for each in (of_float32, found):
+        torch.testing.assert_close(each.float(), context, atol=0.02, rtol=0.02)
+
+
+def test_gradients_of_many_tiles_are_summed_in_float32(monkeypatch):
+    """In bfloat16 one tile for each of 300 words gives the gradients of one tile for all of them."""
+    config = TestRNMT().config(relation_gp_layers=2, relation_hidden_size=4, relation_conv_channels=[3])
+    layers = RelationPropagation(config).pair_layers.bfloat16()
+    features = torch.rand(1, 300, 3).bfloat16()
+    gradients = []
+    for words in (300, 1):
+        tiles = [relation_pairs.Tile(slice(0, 1), slice(i, i + words), 300) for i in range(0, 300, words)]
+        monkeypatch.setattr(relation_pairs, "pair_tiles", lambda states, lengths, tiles=tiles: tiles)
+        read = features.clone().requires_grad_()
+        made = torch.autograd.grad(all_pairs(layers, read, None).sum(), (read, *layers.parameters()))
+        assert all(one.dtype == torch.bfloat16 for one in made)
+        gradients.append(made)
+    for whole, cut in zip(*gradients, strict=True):
+        torch.testing.assert_close(cut, whole, atol=0.02 * float(whole.abs().max()), rtol=0)
 
 
 def test_gradients_do_not_depend_on_where_autocast_ends():

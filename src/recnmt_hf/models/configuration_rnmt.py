@@ -127,7 +127,7 @@ class RNMTConfig(Seq2SeqConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.relation_layers is None:
-            fewer = self.encoder_layers is not None and self.encoder_layers < 2
+            fewer = isinstance(self.encoder_layers, int) and self.encoder_layers < 2
             self.relation_layers = 0 if self.encoder_rnn_layout == "concat" else 1 if fewer else 2
         if self.encoder_rnn_layout is None:
             plain = self.decoder_type == "rnnsearch" and self.relation_layers == 0

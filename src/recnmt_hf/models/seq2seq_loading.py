@@ -142,12 +142,14 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     def mark_tied_weights_as_initialized(self, loading_info: Any, *args: Any, **kwargs: Any) -> None:
         # transformers marks a tied matrix by any of its names, and takes what is marked for loaded where the class is
-        # not its own: a checkpoint without the matrix would leave it without values, unreported.
+        # not its own: a matrix that the checkpoint does not hold, or only under the name of another module's parameter
+        # (the output layer's), would be left without values, unreported.
         missing = set(loading_info.missing_keys)
         super().mark_tied_weights_as_initialized(loading_info, *args, **kwargs)
-        for source in set(self.all_tied_weights_keys.values()):
-            names = {source, *(target for target, tied_to in self.all_tied_weights_keys.items() if tied_to == source)}
-            if names <= missing:
+        for source in missing & set(self.all_tied_weights_keys.values()):
+            own = self.get_parameter(source)
+            tied = {target for target, tied_to in self.all_tied_weights_keys.items() if tied_to == source}
+            if not any(self.get_parameter(name) is own for name in tied - missing):
                 loading_info.missing_keys = {*loading_info.missing_keys, source}
 
     def resize_token_embeddings(
