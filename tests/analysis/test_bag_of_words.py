@@ -100,6 +100,9 @@ def test_it_finds_what_a_vector_holds(gret):
     options = ProbeOptions(epochs=30, batch_size=32, learning_rate=1e-2)
     found, chance = (train_probe(translator, "x", each, words, [4, 20], options) for each in (telling, noise))
     assert found.precision[4] > 0.5 and chance.precision[4] < 0.1 and found.loss < chance.loss - 0.5
+    shrunk = [each * 1e-3 + 5 for each in telling]
+    again = train_probe(translator, "x", shrunk, words, [4, 20], options)
+    assert again.precision[4] == pytest.approx(found.precision[4], abs=0.05)
     assert found.dim == 32 and chance.epochs < 30 and found.precision[4] < found.precision[20] <= 1
 
 

@@ -207,6 +207,9 @@ def train_probe(
 ) -> WordPrecision:
     """Trains a probe on a kind of vector, and measures it on the test sentences with its best weights."""
     device = translator.model.device
+    # Vectors of any scale are learnt from alike: W and b can undo the standardization.
+    mean, deviation = features[0].mean(dim=0), features[0].std(dim=0, unbiased=False).clamp(min=1e-6)
+    features = [(each - mean) / deviation for each in features]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         probe = WordProbe(target_embeddings(translator), features[0].shape[1])
