@@ -115,7 +115,7 @@ def losses(output):
 )
 def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, baseline_steps):
     """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
-    steps = 4 if baseline_steps == "null" else 6  # the resumed run goes on in the second stage
+    steps = 2 if baseline_steps == "null" else 6  # the resumed run goes on in the second stage
     arguments = [
         repository / "scripts/recipes/quickstart_biarn.yaml",
         "data.train=[{generated: train, size: 100}]",
@@ -156,6 +156,8 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, ba
             assert (found[name] - tensor).abs().max() < 1e-4, name
 
     check()
+    if kind == "rnmt":
+        return  # resuming knows no model: once is enough
     (tmp_path / f"sharded/checkpoint-{steps}/complete.json").unlink()
     resumed = launch(repository, "fsdp_8.yaml", program, *arguments, "--resume", options=options)
     assert "Resuming from" in resumed and f"checkpoint-{steps - 2}" in resumed
