@@ -50,10 +50,26 @@ def test_a_folder_without_a_model_names_the_one_that_is_near(tmp_path):
         load_model("")
 
 
-def test_a_model_is_loaded_as_asked(tiny_folder):
+def test_a_model_is_loaded_as_asked(tiny_folder, tmp_path):
     assert {each.dtype for each in load_model(tiny_folder, "cpu").parameters()} == {torch.float32}
     model = load_model(str(tiny_folder), "cpu", torch.bfloat16)
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16} and not model.training
+    model.save_pretrained(tmp_path)
+    assert {each.dtype for each in load_model(tmp_path, "cpu").parameters()} == {torch.bfloat16}, "as saved"
+    for device in ("tpu", "cuda:999"):
+        with pytest.raises(UserError, match=f"The device '{device}' cannot be used"):
+            load_model(tiny_folder, device)
+
+
+@pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
+def test_code_of_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, trust):
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    (tmp_path / "config.json").write_text('{"model_type": "foreign", "auto_map": {"AutoConfig": "own_code.Own"}}')
+    (tmp_path / "own_code.py").write_text(f"open({str(tmp_path / 'has_run')!r}, 'w').close()\n")
+    with pytest.raises(UserError, match="Remedy"):
+        load_model(tmp_path, "cpu", **trust)
+    assert not asked and not (tmp_path / "has_run").exists()
 
 
 @pytest.mark.parametrize("terminal", [True, False, None])
