@@ -203,6 +203,29 @@ class ModelContract:
             assert torch.equal(found.sequences, expected.sequences)
             torch.testing.assert_close(found.logits, expected.logits, atol=1e-9, rtol=0)
 
+    @pytest.mark.parametrize("beams", [1, 3])
+    def test_padded_prompts_go_on_as_they_do_alone(self, variant, beams):
+        """Every beam of a prompt knows its padding: it is continued as without."""
+        model = self.model(variant)
+        batch = ragged_batch()
+        prompt = torch.tensor([[0, 0, 1, 8], [1, 6, 7, 8], [0, 1, 7, 9]])
+        settings = {"num_beams": beams, "max_new_tokens": 4, "min_new_tokens": 4}
+        settings |= {"output_logits": True, "return_dict_in_generate": True}
+        found = model.generate(
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            decoder_input_ids=prompt,
+            decoder_attention_mask=(prompt != 0).long(),
+            **settings,
+        )
+        for row, (length, padding) in enumerate(zip((7, 4, 1), (2, 0, 1), strict=True)):
+            source = batch["input_ids"][row : row + 1, :length]
+            alone = model.generate(source, decoder_input_ids=prompt[row : row + 1, padding:], **settings)
+            assert torch.equal(found.sequences[row : row + 1, padding:], alone.sequences)
+            for together, single in zip(found.logits, alone.logits, strict=True):
+                own = together[row * beams : (row + 1) * beams]
+                torch.testing.assert_close(own, single, atol=1e-9, rtol=0)
+
     def test_a_cache_serves_a_second_source(self, variant):
         """A handed-in cache that is reset holds nothing of the source before, whatever its length."""
         model = self.model(variant)

@@ -61,6 +61,18 @@ def test_signatures():
     assert str(score).startswith(f"BLEU {score.score:.2f} (nrefs:1")
 
 
+def test_tokenised_bleu_separates_words_as_moses_does():
+    """French elides, English does not; an ampersand stays one, so that both sides may be counted by hand."""
+    french, apart = ["l'homme & l'enfant voient l'arbre ."], ["l' homme & l' enfant voient l' arbre ."]
+    references = ["l'homme & l'enfant voit l'arbre ."]
+    found = tokenized_bleu_score(french, references, language="fr")
+    assert found.score == pytest.approx(multi_bleu(apart, [["l' homme & l' enfant voit l' arbre ."]]))
+    assert (found.name, found.signature.rpartition("|")[2]) == ("tokenised BLEU", "pretok:moses-fr")
+    plain = tokenized_bleu_score(french, references, lowercase=True)
+    assert (plain.name, plain.signature.rpartition("|")[2]) == ("tokenised BLEU (case-insensitive)", "pretok:none")
+    assert tokenized_bleu_score(["a & b c"], ["a &amp; b c"], language="en").score == 0
+
+
 @pytest.mark.parametrize("metric", [Bleu, ChrF, Ter, TokenizedBleu])
 def test_metric_classes(metric):
     single = metric().compute(predictions=HYPOTHESES, references=REFERENCES)
@@ -82,6 +94,8 @@ def test_bins_by_length():
     bins = scores_by_length(sources, HYPOTHESES, REFERENCES, [15, 30, 45])
     assert [(name, count) for name, count, _ in bins] == [("(0, 15]", 2), ("(15, 30]", 1), ("(45, inf]", 1)]
     assert bins[0][2].score == pytest.approx(sacrebleu_score(HYPOTHESES[:2], REFERENCES[:2]).score)
+    by_letters = scores_by_length(["a b", "abcd e"] * 2, HYPOTHESES, REFERENCES, [3], length=len)
+    assert [(name, count) for name, count, _ in by_letters] == [("(0, 3]", 2), ("(3, inf]", 2)]
     with pytest.raises(ValueError, match=r"\[30, 15\] must rise"):
         scores_by_length(sources, HYPOTHESES, REFERENCES, [30, 15])
 

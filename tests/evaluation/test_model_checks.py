@@ -18,6 +18,7 @@ from recnmt_hf.evaluation.model_checks import (
     named,
     stamp,
     stamp_tokenizers,
+    without_values,
 )
 
 
@@ -27,7 +28,38 @@ WEIGHT = "model.encoder.layers.0.fc1.weight"
 def test_the_first_of_many_names_are_given():
     assert named(["a"]) == "a is" and named(["a"], "has", "have") == "a has"
     assert named(["a", "b", "c"]) == "a, b, c are"
+    assert named(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
     assert named(["a", "b", "c", "d", "e"], "has", "have") == "a, b, c and 2 more have"
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["b"], ["b is missing", "b (1, 2) for (3,) has another shape than config.json says", "b has no place"]),
+        (["b", "a"], ["a, b are missing", "a (1, 2) for (3,), b (1, 2) for (3,) have another", "a, b have no place"]),
+    ],
+    ids=["one", "two"],
+)
+def test_every_fault_of_the_files_is_named(names, ends):
+    model = torch.nn.Linear(1, 1)
+    model.name_or_path = "folder"
+    fine = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
+    check_loading(model, {**fine, "error_msgs": None})
+    info = {"missing_keys": names, "mismatched_keys": [(name, (1, 2), (3,)) for name in names]}
+    with pytest.raises(recnmt_hf.UserError, match="folder are not those of the model") as refused:
+        check_loading(model, {**info, "unexpected_keys": names, "error_msgs": [" the file is odd\n"]})
+    faults = str(refused.value).partition("config.json: ")[2].partition(". Remedy")[0].split("; ")
+    assert all(fault.startswith(end) for fault, end in zip(faults, [*ends, "the file is odd"], strict=True)), faults
+
+
+def test_weights_that_wait_elsewhere_are_not_missing():
+    """accelerate keeps those of an offloaded layer in main memory or on disk until they are needed."""
+    model = torch.nn.Linear(1, 1, bias=False, device="meta")
+    for place, expected in (("cpu", []), ("disk", []), (0, ["weight"])):
+        model.hf_device_map = {"": place}
+        assert without_values(model) == expected
+    model.hf_device_map = None
+    assert without_values(model) == ["weight"]
 
 
 def text(corpus):

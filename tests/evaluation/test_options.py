@@ -155,6 +155,20 @@ def test_prefixes_that_cannot_be(translator, sentences, prefixes, message):
         translator(sentences[:2], prefixes)
 
 
+def test_what_is_no_list_of_sentences_or_prefixes_is_named(translator):
+    with pytest.raises(UserError, match=r"^prefixes takes several sentences, not one text"):
+        list(translator.translate(["a"], prefixes="Der"))
+    with pytest.raises(UserError, match=r"^translate takes several sentences, not 5"):
+        list(translator.translate(5))
+    with pytest.raises(UserError, match="Sentence 2 is no text but None"):
+        translator(["a", None], ["", ""], beams=1, max_length_extra=1)
+
+
+def test_samples_of_one_seed_differ_from_buffer_to_buffer(translator, sentences):
+    found = translator(sentences[:1] * 4, beams=1, do_sample=True, seed=1, buffer=1, max_length_extra=3)
+    assert len({each.text for each in found}) > 1
+
+
 def test_a_prefix_of_an_empty_sentence(translator):
     with pytest.raises(UserError, match="Sentence 1 is empty, and its translation cannot begin with 'Der'"):
         translator([" "], ["Der"])

@@ -4,8 +4,8 @@ import pytest
 import transformers
 
 from recnmt_hf import UserError
-from recnmt_hf.evaluation import Translator
-from recnmt_hf.evaluation.pipeline import TranslationPipeline
+from recnmt_hf.evaluation import Translator, forced_decoding
+from recnmt_hf.evaluation.pipeline import TASK, TranslationPipeline, WholeModelForSeq2SeqLM, register_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,40 @@ def test_options_of_the_pipeline_hold_for_its_calls(tiny_folder, sentences):
     assert sampling(sentences[0], seed=1, num_beams=1) == sampling(sentences[0], seed=1, num_beams=1)
 
 
+def test_the_task_is_registered_with_its_classes(monkeypatch):
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    known = {name: task for name, task in PIPELINE_REGISTRY.supported_tasks.items() if name != TASK}
+    monkeypatch.setattr(PIPELINE_REGISTRY, "supported_tasks", known)
+    register_pipeline()
+    task = PIPELINE_REGISTRY.supported_tasks[TASK]
+    assert (task["impl"], task["pt"], task["type"]) == (TranslationPipeline, (WholeModelForSeq2SeqLM,), "text")
+    register_pipeline()
+    assert PIPELINE_REGISTRY.supported_tasks[TASK] is task, "a second time changes nothing"
+
+
+def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "recnmt_hf.evaluation.pipeline.load_target_tokenizer",
+        lambda path, **settings: asked.append((path, settings)) or translator.tokenizer,
+    )
+    config = translator.model.config
+    monkeypatch.setattr(translator.model, "name_or_path", "someone/pair")
+    monkeypatch.setattr(config, "share_encoder_decoder_embeddings", False)
+    for commit, settings in (("a" * 40, {"revision": "a" * 40}), (None, {})):
+        monkeypatch.setattr(config, "_commit_hash", commit, raising=False)
+        made = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+        assert asked.pop() == ("someone/pair", settings) and made.translator.target_tokenizer is translator.tokenizer
+
+
+def test_unknown_tokens_are_reported(pipe, monkeypatch):
+    said = []
+    monkeypatch.setattr(forced_decoding.logger, "warning_once", said.append)
+    pipe("Ж Ж", num_beams=1, max_new_tokens=1)
+    assert [message.partition("% ")[2][:43] for message in said] == ["of the source tokens are unknown to the tok"]
+
+
 def test_prefixes(pipe, sentences):
     found = pipe([{"text": sentences[0], "prefix": "Der Hund"}, sentences[1], {"text": sentences[2]}], beams=2)
     assert found[0][0]["translation_text"].startswith("Der Hund")
@@ -100,6 +134,7 @@ def test_prefixes(pipe, sentences):
         (5, {}, "The sentence is no text but 5"),
         ({"source": "a"}, {}, "A sentence with source cannot be translated"),
         ("a " * 500, {}, r"The sentence has \d+ tokens, the model takes 128"),
+        ("a b c", {"max_source_length": 2}, r"The sentence has \d+ tokens, the model takes 2"),
     ],
 )
 def test_what_is_wrong_is_named(pipe, inputs, options, message):

@@ -1,13 +1,14 @@
 """ROUGE against independent counts, on words, characters and as the original script counts English."""
 
 from collections import Counter
+from importlib.metadata import version
 
 import pytest
 
 from recnmt_hf import Rouge, UserError
 from recnmt_hf.commands.main import main
 from recnmt_hf.evaluation import compare_systems, rouge_scores
-from recnmt_hf.evaluation.rouge import units_of
+from recnmt_hf.evaluation.rouge import RougeF1, units_of
 
 
 CHINESE = ["我们 喜欢猫ab", "狗在公园里跑", "他 看见了一座新桥"]
@@ -43,7 +44,8 @@ def test_characters():
     units = [[[*line.replace(" ", "")] for line in lines] for lines in (CHINESE, REFERENCES)]
     assert [each.score for each in found] == pytest.approx(by_definition(*units), abs=1e-9)
     assert [each.name for each in found] == ["ROUGE-1 F1", "ROUGE-2 F1", "ROUGE-L F1"]
-    assert found[0].signature.startswith("nrefs:1|units:characters|tool:rouge-score|version:")
+    tool = f"tool:rouge-score|version:{version('rouge-score')}"
+    assert found[0].signature == f"nrefs:1|units:characters|{tool}"
 
 
 def test_words_know_every_script_and_english_only_its_own():
@@ -66,6 +68,14 @@ def test_the_best_of_several_references_counts():
     rows = [list(pair) for pair in zip(REFERENCES, second, strict=True)]
     found = metric.compute(predictions=CHINESE, references=rows, units="characters")
     assert [found[kind] for kind in ("rouge1", "rouge2", "rougeL")] == [each.score for each in both]
+    assert found["signature"] == both[0].signature
+
+
+def test_a_metric_counts_words_unless_told_otherwise():
+    metric = RougeF1("rougeL")
+    score = metric.corpus_score(["a b c"], [["a c"]])
+    assert (score.name, score.score) == ("ROUGE-L F1", pytest.approx(100 * f1(2, 3, 2)))
+    assert "units:words" in str(metric.get_signature())
 
 
 def test_errors():
@@ -76,6 +86,7 @@ def test_errors():
     with pytest.raises(UserError, match="There is no test of 'rouge9'"):
         compare_systems({"a": ["x"], "b": ["y"]}, ["x"], metric="rouge9")
     assert units_of("characters")(" a b\u3000c ") == ["a", "b", "c"]
+    assert units_of("words")("Eine Straße, 2.") == ["eine", "straße", "2"]
     assert [each.score for each in rouge_scores(["", "a"], ["b", "a"])] == [50.0, 0.0, 50.0]
 
 

@@ -1,0 +1,83 @@
+"""Devices and folders that cannot be used are named, with those that can."""
+
+import pytest
+import torch
+
+from recnmt_hf import UserError
+from recnmt_hf.evaluation.loading import load_model, no_model, quiet_loading, resolve_device
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("tpu", r"no such kind is known"),
+        ("meta", r"it holds no numbers"),
+        (torch.device("meta"), r"it holds no numbers"),
+        ("cpu:x", r"Invalid device string: 'cpu:x'"),
+    ],
+    ids=str,
+)
+def test_a_device_that_cannot_be_is_named(monkeypatch, device, reason):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    message = rf"^The device '{device}' cannot be used \({reason}\)\. Remedy: this machine has cpu, cuda:0, cuda:1\.$"
+    with pytest.raises(UserError, match=message):
+        resolve_device(device)
+
+
+def test_a_device_that_is_there(monkeypatch):
+    assert resolve_device("cpu") == resolve_device(torch.device("cpu")) == torch.device("cpu")
+    for there, expected in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert resolve_device() == torch.device(expected)
+
+
+def test_a_folder_without_a_model_names_the_one_that_is_near(tmp_path):
+    hint = "the folder that training or save_pretrained wrote, or a model id of the Hub"
+    assert str(no_model(str(tmp_path))) == f"{tmp_path} holds no model (config.json is missing). Remedy: give {hint}."
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-x", "checkpoint-11"):
+        (tmp_path / name).mkdir()
+        if name != "checkpoint-11":
+            (tmp_path / name / "config.json").write_text("{}")
+    assert str(no_model(str(tmp_path))).endswith(f"Remedy: give {tmp_path / 'checkpoint-10'}.")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert str(no_model(str(tmp_path))).endswith(f"Remedy: give {tmp_path / 'model'}.")
+    for suffix, remedy in ((".safetensors", tmp_path / "model"), (".json", tmp_path / "model"), (".txt", hint)):
+        file = tmp_path / "model" / f"file{suffix}"
+        file.touch()
+        assert str(no_model(str(file))) == f"{file} is a file, and holds no model. Remedy: give {remedy}."
+    with pytest.raises(FileNotFoundError, match=r"^'' holds no model: the name is empty"):
+        load_model("")
+
+
+def test_a_model_is_loaded_as_asked(tiny_folder, tmp_path):
+    assert {each.dtype for each in load_model(tiny_folder, "cpu").parameters()} == {torch.float32}
+    model = load_model(str(tiny_folder), "cpu", torch.bfloat16)
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16} and not model.training
+    model.save_pretrained(tmp_path)
+    assert {each.dtype for each in load_model(tmp_path, "cpu").parameters()} == {torch.bfloat16}, "as saved"
+    for device in ("tpu", "cuda:999"):
+        with pytest.raises(UserError, match=f"The device '{device}' cannot be used"):
+            load_model(tiny_folder, device)
+
+
+@pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
+def test_code_of_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, trust):
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    (tmp_path / "config.json").write_text('{"model_type": "foreign", "auto_map": {"AutoConfig": "own_code.Own"}}')
+    (tmp_path / "own_code.py").write_text(f"open({str(tmp_path / 'has_run')!r}, 'w').close()\n")
+    with pytest.raises(UserError, match="Remedy"):
+        load_model(tmp_path, "cpu", **trust)
+    assert not asked and not (tmp_path / "has_run").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False, None])
+def test_bars_are_for_terminals(monkeypatch, terminal):
+    """Also where there is no standard error at all, as in a service."""
+    silenced = []
+    stream = None if terminal is None else type("Stream", (), {"isatty": lambda self: terminal})()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("recnmt_hf.evaluation.loading.logging.disable_progress_bar", lambda: silenced.append(True))
+    quiet_loading()
+    assert bool(silenced) == (not terminal)
