@@ -73,7 +73,8 @@ def test_files_without_rows(tmp_path, content):
 def test_finished_runs_are_kept(tmp_path, monkeypatch, capsys):
     (tmp_path / "small.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-    words = ["sweep", "small.yaml", "--vary", "model.fields.global_gate=true,false", "--seeds", "3", "--output", "out"]
+    words = ["sweep", "small.yaml", "training.baseline_steps=0.5", "--seeds", "3", "--output", "out"]
+    words += ["--vary", "model.fields.global_gate=true,false"]
     assert main([*words, "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line.partition("\t")[0] for line in listed] == ["global_gate=true,seed=3", "global_gate=false,seed=3"]

@@ -25,6 +25,7 @@ from ..training.processes import say
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import load_yaml, read_text
 from ..training.resuming import RECIPE
+from ..training.stages import with_whole_steps
 from .plots import grid_of_scores, points_of_scores
 
 
@@ -215,7 +216,8 @@ def sweep(
                 failed.append(f"{cell.name} ({error})")
                 continue
         results.append(result_of(cell, folder))
-        compare(results, own, output)
+        first = next(each.name for each in cells if each.seed == cell.seed)
+        compare(results[-1], next((each for each in results if each.name == first), None), own, output)
         write_results(results, output)
     if failed:
         raise UserError(
@@ -250,6 +252,7 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
         written = (folder / RECIPE).read_text(encoding="utf-8")
     except OSError:
         return False
+    recipe = with_whole_steps(recipe, folder, resume=True)
     finished = (folder / FINAL / "config.json").is_file() and (not recipe.test or (folder / RESULTS).is_file())
     return finished and written == recipe.to_yaml()
 
@@ -291,11 +294,9 @@ def parameters_in(folder: Path) -> int:
     return count
 
 
-def compare(results: list[CellResult], recipe: Recipe, output: Path) -> None:
-    """Adds to the last result how it differs from the first one of the same seed."""
-    last = results[-1]
-    first = next(each for each in results if each.seed == last.seed)
-    if first is last:
+def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: Path) -> None:
+    """Adds to a result how it differs from the first one of the same seed, unless that failed."""
+    if first is None or first is last:
         return
     kind = recipe.training.get("text_metric", "bleu")
     options: dict[str, Any] = {"lowercase": bool(recipe.training.get("bleu_lowercase"))}
