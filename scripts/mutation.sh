@@ -44,6 +44,7 @@ evaluation/options.py                     tests/evaluation/test_options.py::test
 evaluation/options.py                     tests/evaluation/test_options.py::test_names_of_transformers_stand_for_options
 evaluation/options.py                     tests/evaluation/test_options.py::test_settings_of_generate_that_cannot_be
 evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
+evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[missing]
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_calls_go_through_the_methods
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_model_and_tokenizer_by_position
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_names_of_transformers
@@ -52,7 +53,6 @@ evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::tes
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_the_task_is_registered_with_its_classes
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_unknown_tokens_are_reported
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_what_is_wrong_is_named
-evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[missing]
 evaluation/rouge.py                       tests/evaluation/test_rouge.py
 evaluation/significance.py                tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
 evaluation/translator.py                  tests/evaluation/test_options.py::test_a_prefix_of_a_split_sentence_begins_its_first_part

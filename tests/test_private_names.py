@@ -48,6 +48,14 @@ ATTRIBUTES = {
     # evaluate.Metric: what its guide to adding a metric asks subclasses for.
     "_compute": "a metric's computation",
     "_info": "a metric's description and columns",
+    # sacrebleu.metrics.base.Metric: its methods for subclasses.
+    "_SIGNATURE_TYPE": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_aggregate_and_compute": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_cache_references": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_compute_score_from_stats": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_compute_segment_statistics": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_extract_reference_info": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_preprocess_segment": "what sacrebleu asks metrics for, so that its significance tests apply",
     # torch.
     "_apply": "a table of sinusoids is computed again when a module changes its data type",
     "_backward_hooks": "whether reading a module's parameters equals calling it",
