@@ -354,7 +354,7 @@ def test_progress_bar_on_a_terminal_only(finished, tmp_path, capsys, terminal):
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 SLOW_PREPARATION = """
-    import sys, time
+    import os, sys, time
     import torch.distributed as dist
     from recnmt_hf.training import run
     from test_kills import tiny
@@ -368,7 +368,6 @@ SLOW_PREPARATION = """
         return late
 
     if dist.is_available() and sys.argv[2] == "slow":
-        import os
         if os.environ["RANK"] == "0":
             run.prepare_inputs, run.finish = slowly(prepared), slowly(finished)
     training = {"max_steps": 2, "ddp_timeout": 5, "eval_strategy": "no"}
@@ -376,7 +375,7 @@ SLOW_PREPARATION = """
     plan.test = {}
     run.train(plan, sys.argv[1], resume="resume" in sys.argv)
     limit = dist.distributed_c10d._get_default_group()._get_backend(__import__("torch").device("cpu")).options._timeout
-    __import__("os").write(1, f"limit {limit.total_seconds()}\\n".encode())  # in one piece: two processes write
+    os.write(1, f"limit {limit.total_seconds()}\\n".encode())  # in one piece: two processes write
     dist.destroy_process_group()
 """
 

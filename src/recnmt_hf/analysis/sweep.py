@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from transformers import AutoConfig
 
 from .._values import shown
 from ..data.files import open_output
@@ -18,7 +18,7 @@ from ..data.text import read_lines
 from ..evaluation.significance import compare_systems
 from ..models.user_errors import UserError
 from ..training.checkpoints import newest_intact_checkpoint, state_of
-from ..training.checks import check_model
+from ..training.checks import check_model, without_memory
 from ..training.metrics import TEXT_METRICS, without_prefix
 from ..training.output_folder import FINAL, RESULTS
 from ..training.processes import say
@@ -274,24 +274,11 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
         cell.name,
         dict(cell.values),
         cell.seed,
-        parameters_in(folder / FINAL),
+        without_memory(AutoConfig.from_pretrained(folder / FINAL)).num_parameters(),
         int(state.get("global_step", 0)),
         {name: value for name, value in last.items() if name in kinds},
         scores,
     )
-
-
-def parameters_in(folder: Path) -> int:
-    """The parameters of a saved model, tied ones once."""
-    count = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                count += size
-    return count
 
 
 def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: Path) -> None:

@@ -101,10 +101,10 @@ def measure(
     from ..evaluation.rouge import rouge_scores, units_of
 
     if args.rouge:
-        scores = rouge_scores(hypotheses, references, args.rouge)
+        scores, units = rouge_scores(hypotheses, references, args.rouge), units_of(args.rouge)
         by_length: dict[str, Any] = {
             "score": lambda texts, streams: rouge_scores(texts, streams, args.rouge)[-1],
-            "length": lambda text: len(units_of(args.rouge)(text)),
+            "length": lambda text: len(units(text)),
         }
     else:
         scores = [
