@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig
     from .models.configuration_rnmt import RNMTConfig as RNMTConfig
+    from .models.configuration_rpe_transformer import RPETransformerConfig as RPETransformerConfig
     from .models.modeling_biarn_transformer import (
         BiARNTransformerForConditionalGeneration as BiARNTransformerForConditionalGeneration,
     )
@@ -54,6 +55,11 @@ if TYPE_CHECKING:
     from .models.modeling_rnmt import RNMTForConditionalGeneration as RNMTForConditionalGeneration
     from .models.modeling_rnmt import RNMTModel as RNMTModel
     from .models.modeling_rnmt import RNMTPreTrainedModel as RNMTPreTrainedModel
+    from .models.modeling_rpe_transformer import (
+        RPETransformerForConditionalGeneration as RPETransformerForConditionalGeneration,
+    )
+    from .models.modeling_rpe_transformer import RPETransformerModel as RPETransformerModel
+    from .models.modeling_rpe_transformer import RPETransformerPreTrainedModel as RPETransformerPreTrainedModel
     from .models.user_errors import UserError as UserError
     from .training.checkpoints import average_checkpoints as average_checkpoints
     from .training.recipe import Recipe as Recipe

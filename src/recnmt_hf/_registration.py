@@ -13,6 +13,7 @@ FAMILIES = {
     "gret": ("GRET", "configuration_gret", "modeling_gret"),
     "nmt_transformer": ("NMTTransformer", "configuration_nmt_transformer", "modeling_nmt_transformer"),
     "rnmt": ("RNMT", "configuration_rnmt", "modeling_rnmt"),
+    "rpe_transformer": ("RPETransformer", "configuration_rpe_transformer", "modeling_rpe_transformer"),
 }
 MODEL_TYPES = tuple(FAMILIES)
 # What stands behind the prefix in the names of a model's classes.

@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from recnmt_hf import BiARNTransformerConfig, GRETConfig, NMTTransformerConfig, RNMTConfig, UserError
+from recnmt_hf import (
+    BiARNTransformerConfig,
+    GRETConfig,
+    NMTTransformerConfig,
+    RNMTConfig,
+    RPETransformerConfig,
+    UserError,
+)
 from recnmt_hf.models.configuration_seq2seq import (
     LARGEST_SIZE,
     LARGEST_TABLE,
@@ -15,7 +22,7 @@ from recnmt_hf.models.configuration_seq2seq import (
 )
 
 
-CONFIGS = [NMTTransformerConfig, BiARNTransformerConfig, GRETConfig, RNMTConfig]
+CONFIGS = [NMTTransformerConfig, BiARNTransformerConfig, GRETConfig, RNMTConfig, RPETransformerConfig]
 WRONG = {
     bool: ("yes", 1),
     int: ("7", 1.5, True, -1),

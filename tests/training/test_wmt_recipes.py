@@ -58,7 +58,7 @@ def hub_sets(tmp_path_factory, corpus):
     for year in (15, 16, 17):
         write_hub_set(folder / f"wmt/wmt{year}", "de-en", ("de", "en"), german)
     write_hub_set(folder / "wmt/wmt16", "ro-en", ("ro", "en"), german)
-    for split, pairs in {"train": chinese, "nist02": chinese[:4]}.items():
+    for split, pairs in {"train": chinese, **{f"nist0{year}": chinese[:4] for year in (2, 3, 4, 6)}}.items():
         for side, ending in ((0, "zh"), (1, "en" if split == "train" else "en0")):
             path = folder / "data/nist_zh_en" / f"{split}.{ending}"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +109,27 @@ def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, 
     said = capsys.readouterr().err
     assert "baseline/checkpoint-1: copied" in said and "did not use" not in said and test in said
     assert (output / f"model-{test}.{'de' if 'en_de' in task else 'en'}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "tests"),
+    [
+        ("wmt14_en_de_base", ["newstest2014"]),
+        ("wmt14_en_de_big", ["newstest2014"]),
+        ("nist_zh_en_base", ["nist02", "nist03", "nist04"]),
+    ],
+)
+def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
+    """With the paper's share of the channels: half of them."""
+    monkeypatch.chdir(hub_sets)
+    assert main(["train", str(repository / f"scripts/recipes/{task}_rpe.yaml"), *SMALL]) == 0
+    output = hub_sets / "outputs" / f"{task}_rpe"
+    assert sorted(path.stem for path in output.glob("model-*")) == [f"model-{test}" for test in tests]
+    weights = load_file(output / "model/model.safetensors")
+    positions = {name: tensor.shape for name, tensor in weights.items() if "recurrent_positions.out_proj.w" in name}
+    assert list(positions.values()) == [(16, 16), (16, 16)]
+    assert ("model.shared.weight" in weights) == (task != "nist_zh_en_base")
 
 
 @pytest.mark.slow

@@ -198,6 +198,58 @@ def points_of_scores(path: str | Path, values: Mapping[str, Sequence[float]], ax
         figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
 
 
+def similarities_by_distance(
+    path: str | Path,
+    rows: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, np.ndarray]], Sequence[tuple[Any, ...]]]],
+    title: str | None = None,
+) -> None:
+    """
+    For each row heat maps of similarities between its tokens, and beside them curves by distance.
+
+    Args:
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        rows: Name, tokens, headings with matrices `(len(tokens), len(tokens))` from -1 to 1, and for each distance: the
+            distance, a value (or `None`) of the first curve, then mean, least and largest value of the second one.
+        title (`str`, *optional*): Above all.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = 1 + max(len(maps) for _, _, maps, _ in rows)
+    side = 2.2 + 0.16 * max(len(tokens) for _, tokens, _, _ in rows)
+    figure = Figure(figsize=(1.2 * side * columns, side * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    tilted: Any = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "fontsize": 7, "parse_math": False}
+    for of_row, (name, tokens, maps, distances) in zip(axes, rows, strict=True):
+        for axis in of_row[len(maps) : -1]:
+            axis.set_axis_off()
+        for axis, (heading, matrix) in zip(of_row, maps, strict=False):
+            image = axis.imshow(matrix, cmap="RdBu_r", vmin=-1.0, vmax=1.0)
+            axis.set_title(f"{name}: {heading}", fontsize=9, loc="left")
+            axis.set_xticks(range(len(tokens)), tokens, **tilted)
+            axis.set_yticks(range(len(tokens)), tokens, fontsize=7, parse_math=False)
+        axis, places = of_row[-1], [each[0] for each in distances]
+        if distances and distances[0][1] is not None:
+            axis.plot(places, [each[1] for each in distances], color="gray", label="position embeddings")
+        axis.plot(places, [each[2] for each in distances], color="steelblue", label="recurrent embeddings")
+        least, largest = [each[3] for each in distances], [each[4] for each in distances]
+        axis.fill_between(places, least, largest, color="steelblue", alpha=0.2)
+        axis.set_ylim(-1.05, 1.05)
+        axis.set_xlabel("distance in tokens", fontsize=9)
+        axis.set_ylabel("cosine", fontsize=9)
+        axis.legend(fontsize=7)
+    figure.colorbar(image, ax=axes[:, :-1], shrink=0.8, label="cosine")
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+
+
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:
     """
     A sentence pair's attention as a heat map, with gold links marked: squares are sure, circles possible.

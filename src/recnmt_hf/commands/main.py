@@ -33,6 +33,7 @@ COMMANDS = {
     "tokenizer": ("tokenizer", "train a tokenizer"),
     "attention": ("attention", "show what the steps of a recurrence encoder read"),
     "global": ("global_state", "show what the capsules of a GRET read, and how far its gate opens"),
+    "positions": ("recurrent_positions", "show what recurrent positional embeddings add to position embeddings"),
     "probe-words": ("probe_words", "measure which words of the translation a vector of the source foretells"),
     "parameters": ("parameters", "count parameters of models, and what one adds to another"),
     "corpus": ("corpus", "write the generated English-German corpus"),

@@ -138,26 +138,27 @@ class RecurrentLayer(nn.Module):
             For each of `state_names` its values after every step, `(batch_size, length, hidden_size)`.
         """
         gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
-        weight, bias = self.weight_hh_l0, self.bias_hh_l0
 
         def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[Any], list[Any]]:
-            recurrent = nn.functional.linear(carry[0], weight, bias)
-            if self.cell == "rnn":
-                state = torch.tanh(gate + recurrent)
-                return [state], [state]
-            if self.cell == "gru":
-                (reset, update, new), (of_reset, of_update, of_new) = gate.chunk(3, -1), recurrent.chunk(3, -1)
-                update = torch.sigmoid(update + of_update)
-                new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
-                state = (1 - update) * new + update * carry[0]
-                return [state], [state]
-            into, forget, cell, out = (gate + recurrent).chunk(4, -1)
-            memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(cell)
-            state = torch.sigmoid(out) * torch.tanh(memory)
-            return [state, memory], [state, memory]
+            following = self.step(carry, gate)
+            return following, following
 
         zeros = [inputs.new_zeros(inputs.shape[0], self.hidden_size) for _ in self.state_names[len(initial) :]]
         return [states.transpose(0, 1) for states in scan_steps(step, [*initial, *zeros], gates)]
+
+    def step(self, carry: Sequence[torch.Tensor], gate: torch.Tensor) -> list[torch.Tensor]:
+        """One step: what is carried, and the input's part of all gates `(batch_size, gates * hidden_size)`."""
+        recurrent = nn.functional.linear(carry[0], self.weight_hh_l0, self.bias_hh_l0)
+        if self.cell == "rnn":
+            return [torch.tanh(gate + recurrent)]
+        if self.cell == "gru":
+            (reset, update, new), (of_reset, of_update, of_new) = gate.chunk(3, -1), recurrent.chunk(3, -1)
+            update = torch.sigmoid(update + of_update)
+            new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+            return [(1 - update) * new + update * carry[0]]
+        into, forget, cell, out = (gate + recurrent).chunk(4, -1)
+        memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(cell)
+        return [torch.sigmoid(out) * torch.tanh(memory), memory]
 
 
 def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:

@@ -33,13 +33,19 @@ class TokenAndPositionInput(nn.Module):
     The input of a stack: embeddings plus positions, with dropout (Vaswani et al., 2017, sections 3.4-3.5).
 
     It holds no parameters of the embedding itself, which may be shared; the stack owns `embed_tokens`, and scales.
+
+    Args:
+        config ([`Seq2SeqConfig`]): Width, dropout, longest sequence.
+        position_kind (`str`): A `position_embedding_type`.
+        channels (`int`, *optional*): Width of the positions. `None`: `d_model`.
     """
 
-    def __init__(self, config: Seq2SeqConfig, position_kind: str):
+    def __init__(self, config: Seq2SeqConfig, position_kind: str, channels: int | None = None):
         super().__init__()
         self.max_positions = config.max_position_embeddings
         self.dropout = config.dropout
-        self.embed_positions = build_position_embedding(position_kind, self.max_positions, config.d_model)
+        channels = config.d_model if channels is None else channels
+        self.embed_positions = build_position_embedding(position_kind, self.max_positions, channels)
 
     def forward(
         self,
@@ -58,15 +64,21 @@ class TokenAndPositionInput(nn.Module):
             past_key_values (`Cache`, *optional*): For inputs that carry states of their own; positions need none.
             add_positions (`bool`, *optional*, defaults to `True`): `False`: embeddings alone.
         """
-        states = embeddings
-        if self.embed_positions is not None and add_positions:
-            length = embeddings.shape[1]
-            position_ids = None
-            if attention_mask is not None and attention_mask.dim() == 2:
-                check_length(attention_mask.shape[1], self.max_positions)
-                position_ids = positions_from_mask(attention_mask)[:, -length:]
-            states = states + self.embed_positions(length, offset, position_ids).to(states.dtype)
+        states = self.with_positions(embeddings, attention_mask, offset) if add_positions else embeddings
         return dropout(states, self.dropout, self.training)
+
+    def with_positions(
+        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, offset: int | torch.Tensor
+    ) -> torch.Tensor:
+        """Embeddings `(batch_size, length, channels)` plus positions, where there are some; arguments as `forward`."""
+        if self.embed_positions is None:
+            return embeddings
+        length = embeddings.shape[1]
+        position_ids = None
+        if attention_mask is not None and attention_mask.dim() == 2:
+            check_length(attention_mask.shape[1], self.max_positions)
+            position_ids = positions_from_mask(attention_mask)[:, -length:]
+        return embeddings + self.embed_positions(length, offset, position_ids).to(embeddings.dtype)
 
 
 def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> Any:

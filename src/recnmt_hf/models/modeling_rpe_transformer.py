@@ -1,0 +1,332 @@
+"""
+The Transformer with recurrent positional embeddings (Chen et al., 2019, "Recurrent Positional Embedding for Neural
+Machine Translation", EMNLP).
+
+The input of each side is split by channels: one part of every word's embedding gets its position embedding as usual,
+the other goes through a recurrence, whose states say where a word stands in this sentence. The parts stand in the order
+of the paper: recurrent positional embeddings (Eq. 6), the two inputs made with them, RPEHead and MPRHead (Eqs. 7-11),
+and the readings of which channels a head projects.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.utils.output_capturing import OutputRecorder
+
+from .configuration_rpe_transformer import RPETransformerConfig
+from .fast_paths import dropout, project
+from .initialization import Initialization, is_loaded
+from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
+from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
+from .seq2seq_stacks import TokenAndPositionInput
+from .simple_recurrent_unit import SimpleRecurrentUnit
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RPETransformerEncoderOutput(Seq2SeqEncoderOutput):
+    """
+    Output of the encoder.
+
+    Args:
+        source_recurrent_positions (tuple of one `torch.Tensor` of shape `(batch_size, source_length, rpe_dim)`,
+            *optional*): With `output_attentions=True`: R of Eq. 6, before dropout.
+    """
+
+    source_recurrent_positions: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class RPETransformerDecoderOutput(Seq2SeqDecoderOutput):
+    """
+    Output of the decoder.
+
+    Args:
+        target_recurrent_positions (tuple of one `torch.Tensor` of shape `(batch_size, target_length, rpe_dim)`,
+            *optional*): With `output_attentions=True`: R of Eq. 6, before dropout.
+    """
+
+    target_recurrent_positions: tuple[torch.Tensor, ...] | None = None
+
+
+# -- recurrent positional embeddings (Eq. 6) ---------------------------------------------------------------------------
+
+
+class ProjectedRecurrentLayer(RecurrentLayer):
+    """
+    Eq. 6 to the letter: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself goes into the next step. It puts out
+    r; the memory of an LSTM recurs beside it.
+    """
+
+    def __init__(self, cell: str, input_size: int, hidden_size: int):
+        super().__init__(cell, input_size, hidden_size)
+        self.out_proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None) -> torch.Tensor:
+        return self.steps(inputs, [state for state in initial if state is not None])[0]
+
+    def step(self, carry: Sequence[torch.Tensor], gate: torch.Tensor) -> list[torch.Tensor]:
+        state, *rest = super().step(carry, gate)
+        return [torch.tanh(self.out_proj(state)), *rest]
+
+
+def build_cell(config: RPETransformerConfig) -> str | Callable[[int, int], Any]:
+    """The recurrent layer of `rpe_cell` and `rpe_recurrence`, as [`MaskedRNN`] and [`CachedRecurrence`] take it."""
+    if config.rpe_recurrence == "projected":
+        return partial(ProjectedRecurrentLayer, config.rpe_cell)
+    return SimpleRecurrentUnit if config.rpe_cell == "sru" else config.rpe_cell
+
+
+class RecurrentPositions(nn.Module):
+    """
+    Recurrent positional embeddings R of one side, from its share x^r of the words' embeddings (Eq. 6):
+
+        source   f_j = RNN(x^r_j, f_{j-1}),  b_j = RNN(x^r_j, b_{j+1}),   r_j = tanh(W_r [f_j; b_j] + b_r)
+        target   s_j = RNN(x^r_j, s_{j-1}),                               r_j = tanh(W_r s_j + b_r)
+
+    With `rpe_recurrence="projected"` r_{j-1} stands in the place of s_{j-1}, on both sides
+    ([`ProjectedRecurrentLayer`]).
+    """
+
+    def __init__(self, config: RPETransformerConfig):
+        super().__init__()
+        width = config.rpe_dim
+        projected = config.rpe_recurrence == "projected"
+        self.recurrence = self.build_recurrence(build_cell(config), width, projected)
+        self.out_proj = None if projected else nn.Linear(width, width)
+
+    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
+        raise NotImplementedError(f"{type(self).__name__} must say how words follow each other")
+
+    def read_out(self, states: torch.Tensor) -> torch.Tensor:
+        return states if self.out_proj is None else torch.tanh(project(self.out_proj, states))
+
+
+class SourceRecurrentPositions(RecurrentPositions):
+    """R of the source: two directions of half the width, unless r recurs."""
+
+    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
+        return MaskedRNN(cell, width, width if projected else width // 2, bidirectional=not projected)
+
+    def forward(
+        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    ) -> torch.Tensor:
+        """Embeddings and R: `(batch_size, source_length, rpe_dim)`; mask `(batch_size, source_length)`, 1 keeps."""
+        return self.read_out(self.recurrence(embeddings, attention_mask)[0])
+
+
+class TargetRecurrentPositions(RecurrentPositions):
+    """R of the target, which goes on from word to word: its state stands in the cache."""
+
+    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
+        return CachedRecurrence(cell, width, width)
+
+    def forward(
+        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    ) -> torch.Tensor:
+        """
+        Embeddings of the new words and their R: `(batch_size, target_length, rpe_dim)`; mask `(batch_size, seen +
+        target_length)`, 1 keeps.
+        """
+        return self.read_out(self.recurrence(embeddings, attention_mask, past_key_values))
+
+
+# -- RPEHead and MPRHead (Eqs. 7-11) -----------------------------------------------------------------------------------
+
+
+class RecurrentPositionInput(TokenAndPositionInput):
+    """
+    The input of a stack, of P (the first `d_model - rpe_dim` channels of the embeddings, plus positions of that width)
+    and R (what the recurrence makes of the others), in the place of embeddings plus positions (Eqs. 7-11):
+
+        RPEHead   T_j = [p_j; r_j]
+        MPRHead   M_j = [p_j^1; r_j^1; ..; p_j^H; r_j^H], both cut into H equal slices
+
+    Args:
+        config ([`RPETransformerConfig`]): Of the model.
+        position_kind (`str`): A `position_embedding_type`; `"none"` leaves P without positions.
+        positions ([`RecurrentPositions`], *optional*): `None` leaves R the bare embedding.
+        heads (`int`): H of this side.
+    """
+
+    def __init__(
+        self, config: RPETransformerConfig, position_kind: str, positions: RecurrentPositions | None, heads: int
+    ):
+        plain = config.d_model - config.rpe_dim
+        super().__init__(config, position_kind if plain else "none", plain)
+        self.sizes = (plain, config.rpe_dim)
+        self.slices = heads if config.rpe_type == "mprhead" else 1
+        self.recurrent_positions = positions
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        offset: int | torch.Tensor = 0,
+        past_key_values: Cache | None = None,
+        add_positions: bool = True,
+    ) -> torch.Tensor:
+        plain, recurrent = embeddings.split(self.sizes, dim=-1)
+        if add_positions:
+            plain = self.with_positions(plain, attention_mask, offset)
+            if self.recurrent_positions is not None:
+                recurrent = self.recurrent_positions(recurrent, attention_mask, past_key_values)
+        parts = [part.unflatten(-1, (self.slices, part.shape[-1] // self.slices)) for part in (plain, recurrent)]
+        return dropout(torch.cat(parts, dim=-1).flatten(-2), self.dropout, self.training)
+
+
+# -- which channels a head projects ------------------------------------------------------------------------------------
+
+
+class TypedProjection(nn.Module):
+    """
+    Queries, keys or values of heads of two types: the first heads project P, `[d_k, d_p]`, the last ones R, `[d_k,
+    d_r]` (`rpe_head_partition="typed"`).
+    """
+
+    def __init__(self, plain: int, recurrent: int):
+        super().__init__()
+        self.plain_proj = nn.Linear(plain, plain)
+        self.recurrent_proj = nn.Linear(recurrent, recurrent)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        plain, recurrent = states.split((self.plain_proj.in_features, self.recurrent_proj.in_features), dim=-1)
+        return torch.cat([project(self.plain_proj, plain), project(self.recurrent_proj, recurrent)], dim=-1)
+
+
+class SlicedProjection(nn.Module):
+    """Queries, keys or values where each head projects its own d_k channels (`rpe_head_partition="slice"`)."""
+
+    def __init__(self, heads: int, head_dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, head_dim, head_dim))
+        self.bias = nn.Parameter(torch.empty(heads * head_dim))
+
+    def initialize(self, start: Initialization) -> None:
+        init.zeros_(self.bias)
+        if not is_loaded(self.weight):  # views of it would not say so
+            for matrix in self.weight:
+                start.matrix_(matrix)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        heads, head_dim, _ = self.weight.shape
+        slices = states.reshape(-1, heads, head_dim).transpose(0, 1)
+        projected = torch.bmm(slices, self.weight.transpose(1, 2)).transpose(0, 1)
+        return projected.reshape(*states.shape[:-1], heads * head_dim) + self.bias
+
+
+def part_heads(config: RPETransformerConfig, attention: Any) -> None:
+    """Gives the first layer's self-attention the projections of `rpe_head_partition`."""
+    for name in ("q_proj", "k_proj", "v_proj"):
+        if config.rpe_head_partition == "slice":
+            setattr(attention, name, SlicedProjection(attention.num_heads, attention.head_dim))
+        elif config.rpe_dim < config.d_model:  # with recurrent heads alone there is one type
+            setattr(attention, name, TypedProjection(config.d_model - config.rpe_dim, config.rpe_dim))
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class RPETransformerPreTrainedModel(NMTTransformerPreTrainedModel):
+    config: RPETransformerConfig
+
+
+class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder):
+    """Transformer encoder that reads its words through a recurrence; usable alone through `get_encoder()`."""
+
+    output_class = RPETransformerEncoderOutput
+    _can_record_outputs = {
+        **NMTTransformerEncoder._can_record_outputs,
+        "source_recurrent_positions": OutputRecorder(SourceRecurrentPositions),
+    }
+
+    def __init__(self, config: RPETransformerConfig):
+        super().__init__(config)
+        self.needs_token_mask = config.has_recurrence("encoder")
+        self.post_init()
+
+    def build_input(self, config: RPETransformerConfig) -> nn.Module:
+        if not config.mixes("encoder"):
+            return super().build_input(config)
+        kind = config.position_embedding_type if config.encoder_position_embeddings else "none"
+        positions = SourceRecurrentPositions(config) if config.has_recurrence("encoder") else None
+        return RecurrentPositionInput(config, kind, positions, config.encoder_attention_heads)
+
+    def build_layer(self, config: Any, index: int) -> nn.Module:
+        layer: Any = super().build_layer(config, index)
+        if index == 0 and config.rpe_head_partition != "none" and config.mixes("encoder"):
+            part_heads(config, layer.self_attn)
+        return layer
+
+
+class RPETransformerDecoder(RPETransformerPreTrainedModel, NMTTransformerDecoder):
+    """Transformer decoder that reads its words through a recurrence, one step of it for each new word."""
+
+    output_class = RPETransformerDecoderOutput
+    _can_record_outputs = {
+        **NMTTransformerDecoder._can_record_outputs,
+        "target_recurrent_positions": OutputRecorder(TargetRecurrentPositions),
+    }
+
+    def build_input(self, config: RPETransformerConfig) -> nn.Module:
+        if not config.mixes("decoder"):
+            return super().build_input(config)
+        kind = config.position_embedding_type if config.decoder_position_embeddings else "none"
+        positions = TargetRecurrentPositions(config) if config.has_recurrence("decoder") else None
+        return RecurrentPositionInput(config, kind, positions, config.decoder_attention_heads)
+
+    def build_layer(self, config: Any, index: int) -> nn.Module:
+        layer: Any = super().build_layer(config, index)
+        if index == 0 and config.rpe_head_partition != "none" and config.mixes("decoder"):
+            part_heads(config, layer.self_attn)
+        return layer
+
+
+class RPETransformerModel(RPETransformerPreTrainedModel, Seq2SeqModelBase):
+    """The Transformer with recurrent positional embeddings, without an output layer (Chen et al., 2019)."""
+
+    encoder_class = RPETransformerEncoder
+    decoder_class = RPETransformerDecoder
+
+
+class RPETransformerForConditionalGeneration(
+    RPETransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
+    """
+    The Transformer with recurrent positional embeddings and its output layer: `generate` translates, `labels` train.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf import RPETransformerConfig, RPETransformerForConditionalGeneration
+    >>> model = RPETransformerForConditionalGeneration(RPETransformerConfig.from_preset("tiny", vocab_size=100))
+    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
+    >>> encoded.source_recurrent_positions[0].shape  # batch, words, half of the channels
+    torch.Size([1, 4, 64])
+
+    ```
+    """
+
+    model_class = RPETransformerModel
+
+
+RPETransformerModel.register_for_auto_class("AutoModel")
+RPETransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = [
+    "RPETransformerForConditionalGeneration",
+    "RPETransformerModel",
+    "RPETransformerPreTrainedModel",
+]

@@ -1,0 +1,71 @@
+"""The simple recurrent unit, a light recurrence whose matmuls need no earlier state (Lei et al., 2018)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .initialization import Initialization
+from .recurrent_layers import scan_steps
+
+
+class SimpleRecurrentUnit(nn.Module):
+    """
+    Lei et al. (2018), "Simple Recurrent Units for Highly Parallelizable Recurrence", Eqs. 1-4, in one direction:
+
+        f_t = sigmoid(W_f x_t + v_f * c_{t-1} + b_f)          c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t)
+        r_t = sigmoid(W_r x_t + v_r * c_{t-1} + b_r)          h_t = r_t * c_t + (1 - r_t) * x_t
+
+    All matmuls are one, over all words; from step to step only channels are multiplied. Where state and input differ
+    in width, h_t takes a projection of x_t. It stands where a [`~.recurrent_layers.RecurrentLayer`] does.
+
+    Args:
+        input_size, hidden_size (`int`): Widths of input and state.
+    """
+
+    # h is put out, c is carried.
+    state_names = ("state", "memory")
+
+    def __init__(self, input_size: int, hidden_size: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.parts = 3 if input_size == hidden_size else 4  # forget gate, reset gate, W x, and x itself
+        self.in_proj = nn.Linear(input_size, self.parts * hidden_size, bias=False)
+        self.gate_weight = nn.Parameter(torch.zeros(2, hidden_size))  # v_f, v_r
+        self.gate_bias = nn.Parameter(torch.zeros(2, hidden_size))  # b_f, b_r
+
+    def initialize(self, start: Initialization) -> None:
+        init.zeros_(self.gate_weight)
+        init.zeros_(self.gate_bias)
+
+    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None) -> torch.Tensor:
+        """The outputs `(batch_size, length, hidden_size)` alone; arguments as those of `steps`."""
+        return self.steps(inputs, [state for state in initial if state is not None])[0]
+
+    def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """
+        Args:
+            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
+            initial (sequence of `torch.Tensor` of shape `(batch_size, hidden_size)`): h and c before the first word;
+                h has no effect on what follows. What is left out is zero.
+
+        Returns:
+            h and c after every word, each `(batch_size, length, hidden_size)`.
+        """
+        forget, reset, value, *rest = self.in_proj(inputs).transpose(0, 1).chunk(self.parts, -1)
+        skipped = rest[0] if rest else inputs.transpose(0, 1)
+        memory = initial[1] if len(initial) > 1 else torch.zeros_like(value[0])
+        gates = torch.cat([forget + self.gate_bias[0], value], dim=-1)
+
+        def step(carry: Sequence[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            of_word, new = each.chunk(2, -1)
+            kept = torch.sigmoid(torch.addcmul(of_word, self.gate_weight[0], carry[0]))
+            following = torch.lerp(new, carry[0], kept)
+            return [following], [following]
+
+        memories = scan_steps(step, [memory.to(gates.dtype)], gates)[0]
+        before = torch.cat([memory[None].to(memories.dtype), memories[:-1]])
+        reset = torch.sigmoid(torch.addcmul(reset + self.gate_bias[1], self.gate_weight[1], before))
+        states = torch.lerp(skipped.to(memories.dtype), memories, reset)
+        return [states.transpose(0, 1), memories.transpose(0, 1)]

@@ -1,0 +1,408 @@
+"""Recurrent positional embeddings: the contract, and every reading of the paper against a slow reference."""
+
+import math
+
+import pytest
+import torch
+from model_contract import ModelContract, ragged_batch
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping
+from transformers.cache_utils import EncoderDecoderCache, StaticCache
+
+from recnmt_hf import (
+    NMTTransformerConfig,
+    NMTTransformerForConditionalGeneration,
+    RPETransformerConfig,
+    RPETransformerForConditionalGeneration,
+)
+from recnmt_hf.models.modeling_rpe_transformer import SlicedProjection
+from recnmt_hf.models.recurrent_layers import CachedRecurrence
+
+
+TYPED = {"rpe_type": "rpehead", "rpe_head_partition": "typed"}
+SLICED = {"rpe_type": "mprhead", "rpe_head_partition": "slice"}
+WITHOUT_POSITIONS = {"encoder_position_embeddings": False, "decoder_position_embeddings": False}
+
+
+class TestRPETransformer(ModelContract):
+    config_class = RPETransformerConfig
+    model_class = RPETransformerForConditionalGeneration
+    variants = {
+        "default": {},
+        "typed-lstm-pre-norm": {**TYPED, "rpe_cell": "lstm", "normalize_before": True},
+        "sliced-sru-relative": {**SLICED, "rpe_cell": "sru", "self_attention_type": "relative"},
+        "projected-gru": {"rpe_type": "rpehead", "rpe_recurrence": "projected", "rpe_cell": "gru"},
+    }
+
+    def test_one_step_of_the_recurrence_for_each_new_word(self, variant, monkeypatch):
+        """Beams and all, whatever the length: what stands in the cache is not run over again."""
+        model, lengths = self.model(variant), []
+        run = CachedRecurrence.run
+
+        def watch(self, inputs, *args, **kwargs):
+            lengths.append(tuple(inputs.shape[:2]))
+            return run(self, inputs, *args, **kwargs)
+
+        monkeypatch.setattr(CachedRecurrence, "run", watch)
+        prompt = torch.randint(4, 30, (2, 4))
+        settings = {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5, "decoder_input_ids": prompt}
+        model.generate(torch.randint(4, 30, (2, 6)), **settings)
+        # The start token stands before the prompt.
+        assert lengths == [(6, 5)] + [(6, 1)] * 4
+
+    def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(self, variant):
+        model = self.model(variant)
+        source, words = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 7))
+        inputs = {"encoder_outputs": model.get_encoder()(source), "use_cache": True}
+        cache = model(decoder_input_ids=words[:, :3], **inputs).past_key_values
+        cache.self_attention_cache.layers[0].activate_past_recording()
+        model(decoder_input_ids=torch.randint(4, 30, (2, 2)), past_key_values=cache, **inputs)
+        cache.crop(-2)
+        found = model(decoder_input_ids=words[:, 3:], past_key_values=cache, **inputs).logits
+        torch.testing.assert_close(found, model(source, decoder_input_ids=words).logits[:, 3:], atol=1e-10, rtol=0)
+
+    def test_static_caches_hold_the_state_in_place(self, variant):
+        model = self.model(variant)
+        decoder = model.config.get_text_config(decoder=True)
+        cache = EncoderDecoderCache(*(StaticCache(config=decoder, max_cache_len=9) for _ in range(2)))
+        source, words = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 6))
+        inputs = {"encoder_outputs": model.get_encoder()(source), "past_key_values": cache, "use_cache": True}
+        steps, places = [], set()
+        for first, last in ((0, 2), (2, 3), (3, 6)):
+            steps.append(model(decoder_input_ids=words[:, first:last], **inputs).logits)
+            states = cache.self_attention_cache.layers[0].states
+            places.add(tuple(state.data_ptr() for state in states.values()))
+        assert len(places) == 1
+        expected = model(source, decoder_input_ids=words).logits
+        torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-10, rtol=0)
+
+
+# -- the equations -----------------------------------------------------------------------------------------------------
+
+
+class SlowRPE(SlowTransformer):
+    """Section 3 of Chen et al. (2019) for one sentence, word by word and head by head."""
+
+    def input(self, side, ids):
+        config, width, size = self.config, self.config.d_model, self.config.rpe_dim
+        recurs = getattr(config, f"rpe_{side}")
+        kind = config.position_embedding_type if getattr(config, f"{side}_position_embeddings") else "none"
+        if config.rpe_type is None or size == 0 or not (recurs or (kind != "none" and size < width)):
+            return super().input(side, ids)
+        x = self.weights[f"model.{side}.embed_tokens.weight"][ids]
+        x = x * width**0.5 if config.scale_embedding else x.clone()
+        plain, recurrent = x[:, : width - size].clone(), x[:, width - size :]
+        channels = width - size
+        for position in range(len(ids)):
+            for i in range(channels // 2):
+                angle = position / 10000 ** (2 * i / channels)
+                places = {"sinusoidal": (2 * i, 2 * i + 1), "marian": (i, channels // 2 + i)}.get(kind)
+                if places:
+                    plain[position, places[0]] += math.sin(angle)
+                    plain[position, places[1]] += math.cos(angle)
+        if recurs:
+            recurrent = torch.stack(self.recurrent_positions(side, list(recurrent)))
+            self.positions[side] = recurrent
+        if config.rpe_type == "rpehead":
+            mixed = torch.cat([plain, recurrent], -1)
+        else:
+            heads = getattr(config, f"{side}_attention_heads")
+            rows = []
+            for p, r in zip(plain, recurrent, strict=True):
+                slices = []
+                for head in range(heads):
+                    slices += [p[head * channels // heads : (head + 1) * channels // heads]]
+                    slices += [r[head * size // heads : (head + 1) * size // heads]]
+                rows.append(torch.cat(slices))
+            mixed = torch.stack(rows)
+        return mixed * self.factor("dropout")
+
+    def recurrent_positions(self, side, words):
+        name, size = f"model.{side}.embed_input.recurrent_positions", self.config.rpe_dim
+        if self.config.rpe_recurrence == "projected":
+            cell = f"{name}.recurrence.{'forward_rnn' if side == 'encoder' else 'rnn'}"
+            found, r, memory = [], torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+            for word in words:
+                state, memory, _ = self.step(cell, word, r, memory)
+                r = torch.tanh(self.linear(f"{cell}.out_proj", state))
+                found.append(r)
+            return found
+        if side == "decoder":
+            states = self.run(f"{name}.recurrence.rnn", words, size)
+        else:
+            onward = self.run(f"{name}.recurrence.forward_rnn", words, size // 2)
+            backward = self.run(f"{name}.recurrence.backward_rnn", words[::-1], size // 2)[::-1]
+            states = [torch.cat(pair) for pair in zip(onward, backward, strict=True)]
+        return [torch.tanh(self.linear(f"{name}.out_proj", state)) for state in states]
+
+    def run(self, name, words, size):
+        state, memory, found = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64), []
+        for word in words:
+            state, memory, out = self.step(name, word, state, memory)
+            found.append(out)
+        return found
+
+    def step(self, name, x, state, memory):
+        """The next state and memory, and what is put out."""
+        w, cell = self.weights, self.config.rpe_cell
+        if cell == "sru":
+            n = len(memory)
+            parts = (w[f"{name}.in_proj.weight"] @ x).split(n)
+            v, b = w[f"{name}.gate_weight"], w[f"{name}.gate_bias"]
+            forget = torch.sigmoid(parts[0] + v[0] * memory + b[0])
+            reset = torch.sigmoid(parts[1] + v[1] * memory + b[1])
+            memory = forget * memory + (1 - forget) * parts[2]
+            out = reset * memory + (1 - reset) * (parts[3] if len(x) != n else x)
+            return out, memory, out
+        n = len(state)
+        i = w[f"{name}.weight_ih_l0"] @ x + w[f"{name}.bias_ih_l0"]
+        h = w[f"{name}.weight_hh_l0"] @ state + w[f"{name}.bias_hh_l0"]
+        if cell == "rnn":
+            state = torch.tanh(i + h)
+        elif cell == "gru":
+            reset, update = torch.sigmoid(i[:n] + h[:n]), torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
+            state = (1 - update) * torch.tanh(i[2 * n :] + reset * h[2 * n :]) + update * state
+        else:
+            into, forget, new, out = (i + h).split(n)
+            memory = torch.sigmoid(forget) * memory + torch.sigmoid(into) * torch.tanh(new)
+            state = torch.sigmoid(out) * torch.tanh(memory)
+        return state, memory, state
+
+    def linear(self, name, x):
+        """A partition, where there is one, as the dense matrix with zeros that it stands for."""
+        width, weights = self.config.d_model, self.weights
+        if f"{name}.plain_proj.weight" in weights:
+            plain = self.config.d_model - self.config.rpe_dim
+            matrix = torch.zeros(width, width, dtype=torch.float64)
+            matrix[:plain, :plain] = weights[f"{name}.plain_proj.weight"]
+            matrix[plain:, plain:] = weights[f"{name}.recurrent_proj.weight"]
+            bias = torch.cat([weights[f"{name}.{part}_proj.bias"] for part in ("plain", "recurrent")])
+            return x @ matrix.T + bias
+        if weights[f"{name}.weight"].dim() == 3:
+            return x @ torch.block_diag(*weights[f"{name}.weight"]).T + weights[f"{name}.bias"]
+        return super().linear(name, x)
+
+    def logits(self, source, target):
+        self.positions = {}
+        return super().logits(source, target)
+
+
+# Tables 1 and 3 and figure 2 by fields alone; then the open readings, the cells, and the base model's own options.
+EQUATIONS = [
+    {"rpe_type": None},
+    {},
+    {"rpe_type": "rpehead"},
+    *({"rpe_type": kind, "rpe_dim": size} for kind in ("rpehead", "mprhead") for size in (0, 8, 16, 24, 32)),
+    {"decoder_position_embeddings": False},
+    {"encoder_position_embeddings": False},
+    WITHOUT_POSITIONS,
+    *(
+        {"rpe_type": kind, f"rpe_{side}": False, f"{side}_position_embeddings": False}
+        for kind in ("rpehead", "mprhead")
+        for side in ("encoder", "decoder")
+    ),
+    {"rpe_encoder": False, "rpe_decoder": False, **WITHOUT_POSITIONS},
+    {"rpe_encoder": False},
+    {"rpe_type": "rpehead", "rpe_decoder": False},
+    {"rpe_dim": 32, "rpe_encoder": False},
+    *({"rpe_cell": cell} for cell in ("gru", "lstm", "sru")),
+    *(
+        {"rpe_recurrence": "projected", "rpe_cell": cell, "rpe_type": kind}
+        for cell, kind in (("rnn", "mprhead"), ("gru", "rpehead"), ("lstm", "mprhead"))
+    ),
+    TYPED,
+    SLICED,
+    {**TYPED, "rpe_dim": 8, "self_attention_type": "relative", "max_relative_positions": 2},
+    {**TYPED, "rpe_dim": 32},
+    {**SLICED, "rpe_decoder": False, "self_attention_type": "directional"},
+    {"position_embedding_type": "marian", "scale_embedding": False},
+    {"normalize_before": True, "encoder_attention_heads": 2, "rpe_type": "rpehead"},
+    {"decoder_attention_heads": 8},
+    {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+]
+
+
+def name_fields(fields):
+    return "-".join(f"{name.removeprefix('rpe_')}={value}" for name, value in fields.items()) or "default"
+
+
+def left_padded(batch):
+    """The same sentences with their source padding on the left."""
+    source, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        source[row, -length:], mask[row, -length:] = batch["input_ids"][row, :length], 1
+    return {**batch, "input_ids": source, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
+def test_equations(fields, side):
+    """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
+    check_equations(TestRPETransformer().model({"layer_norm_eps": 0.1, **fields}), side)
+
+
+def test_dropout_stands_where_the_equations_have_it(monkeypatch):
+    multiply_instead_of_dropping(monkeypatch)
+    model = TestRPETransformer().model({"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5}).train()
+    model.set_attn_implementation("eager")
+    check_equations(model, "right")
+
+
+def check_equations(model, side):
+    slow = SlowRPE(model)
+    batch = ragged_batch()
+    lengths = batch["attention_mask"].sum(1).tolist()
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    outputs = model(**(batch if side == "right" else left_padded(batch)), output_attentions=True)
+    for row, (length, steps) in enumerate(zip(lengths, (5, 3, 2), strict=True)):
+        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+        words = slice(0, length) if side == "right" else slice(-length, None)
+        found = {"encoder": outputs.source_recurrent_positions, "decoder": outputs.target_recurrent_positions}
+        assert {name for name, positions in found.items() if positions} == set(slow.positions)
+        for name, place in (("encoder", words), ("decoder", slice(0, steps))):
+            if name in slow.positions:
+                torch.testing.assert_close(found[name][0][row, place], slow.positions[name], atol=1e-10, rtol=0)
+
+
+def test_dense_heads_of_both_kinds_are_one_model_up_to_the_order_of_channels():
+    """Each head projects the whole input (Eqs. 7 and 11), so where R stands in it is a matter of names."""
+    width, size, heads = 32, 16, 4
+    sliced = TestRPETransformer().model({"rpe_type": "mprhead", "rpe_dim": size})
+    typed = TestRPETransformer().model({"rpe_type": "rpehead", "rpe_dim": size})
+    plain, recurrent = (part.chunk(heads) for part in torch.arange(width).split([width - size, size]))
+    order = torch.cat([each for pair in zip(plain, recurrent, strict=True) for each in pair])  # of M in T
+
+    def moved(name, parameter):
+        """A parameter of the MPRHead with the channels between its layers in the order of M."""
+        if "recurrent_positions" in name or name == "model.shared.weight":
+            return parameter
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")):
+            return parameter[:, order]
+        if name.endswith(("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")) or "layer_norm" in name:
+            return parameter[order]
+        return parameter
+
+    with torch.no_grad():
+        for (name, own), (_, theirs) in zip(sliced.named_parameters(), typed.named_parameters(), strict=True):
+            own.copy_(moved(name, theirs))
+    batch = ragged_batch()
+    expected = typed.model(**batch, decoder_input_ids=batch["input_ids"][:, :4]).last_hidden_state
+    found = sliced.model(**batch, decoder_input_ids=batch["input_ids"][:, :4]).last_hidden_state
+    torch.testing.assert_close(found, expected[..., order], atol=1e-10, rtol=0)
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "millions"),
+    [
+        ("base", {"rpe_type": None}, 0.0),
+        ("base", {"rpe_dim": 0}, 0.0),
+        ("base", {}, 0.361984),
+        ("base", {"rpe_type": "rpehead"}, 0.565120),
+        ("base", {"rpe_cell": "gru"}, 0.822784),
+        ("base", {**TYPED}, 0.565120 - 0.737280),
+        ("base", {**SLICED}, 0.361984 - 1.376256),
+        ("big", {}, 1.444864),
+    ],
+    ids=str,
+)
+def test_parameters_added(size, fields, millions):
+    """Beside the paper's +0.37 and +0.49 million at base size."""
+    with torch.device("meta"):
+        plain = NMTTransformerForConditionalGeneration(NMTTransformerConfig.from_preset(size, vocab_size=100))
+        config = RPETransformerConfig.from_preset(size, vocab_size=100, **fields)
+        model = RPETransformerForConditionalGeneration(config)
+    assert (model.num_parameters() - plain.num_parameters()) / 1e6 == pytest.approx(millions, abs=1e-9)
+
+
+def test_usual_shares_of_the_channels():
+    shares = {
+        (size, kind): RPETransformerConfig.from_preset(size, vocab_size=100, rpe_type=kind).rpe_dim
+        for size in ("tiny", "small", "base", "big")
+        for kind in ("rpehead", "mprhead")
+    }
+    assert [shares[size, "rpehead"] for size in ("tiny", "small", "base", "big")] == [96, 192, 320, 640]
+    assert [shares[size, "mprhead"] for size in ("tiny", "small", "base", "big")] == [64, 128, 256, 512]
+    for fields in ({"d_model": 18, "encoder_attention_heads": 3}, {"d_model": 6, "encoder_attention_heads": 3}):
+        fields |= {"decoder_attention_heads": 1}
+        sizes = [RPETransformerConfig(**fields, rpe_type=kind).rpe_dim for kind in ("rpehead", "mprhead")]
+        assert all(0 < size <= fields["d_model"] and size % 2 == 0 for size in sizes)
+    assert RPETransformerConfig(rpe_type=None).rpe_dim == 0
+
+
+def test_sequences_are_as_long_as_the_channels_without_recurrence_allow():
+    """A table of positions limits the length; recurrences alone have none."""
+    words = torch.full((1, 70), 5)
+    with pytest.raises(ValueError, match="does not fit the position table of 64 rows"):
+        TestRPETransformer().model()(words, decoder_input_ids=words[:, :3])
+    model = TestRPETransformer().model({"rpe_dim": 32})
+    assert model.config.sides_with_positions == ()
+    assert torch.isfinite(model(words, decoder_input_ids=words).logits).all()
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_starts_from_a_baseline():
+    """All but the recurrence and parted projections has its place."""
+    for fields, without_a_place in (({}, 0), (TYPED, 12), (SLICED, 6)):
+        model = TestRPETransformer().model(fields)
+        baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double()
+        report = model.init_from_baseline(baseline)
+        assert all("recurrent_positions" in name or ".layers.0.self_attn." in name for name in report.fresh)
+        assert len(report.unused) == without_a_place
+        assert model.model.encoder.layers[1].fc1.weight.equal(baseline.model.encoder.layers[1].fc1.weight)
+    plain = TestRPETransformer().model({"rpe_type": None})
+    assert plain.config.baseline() is None and plain.init_from_baseline(baseline).fresh == []
+    torch.testing.assert_close(plain(**ragged_batch()).logits, baseline.eval()(**ragged_batch()).logits)
+
+
+def test_sliced_projections_start_as_dense_ones_of_their_size():
+    """Xavier-uniform for each head; a loaded matrix is left alone."""
+    torch.manual_seed(0)
+    model = TestRPETransformer().model({**SLICED, "d_model": 256, "rpe_dim": 128}, scattered=False)
+    projection = model.model.encoder.layers[0].self_attn.q_proj
+    assert isinstance(projection, SlicedProjection) and projection.weight.shape == (4, 64, 64)
+    bound = (6 / 128) ** 0.5
+    assert 0.98 * bound < projection.weight.abs().max() <= bound and projection.bias.eq(0).all()
+    scattered = torch.nn.init.normal_(projection.weight).clone()
+    projection.weight._is_hf_initialized = True
+    model._init_weights(projection)
+    assert projection.weight.equal(scattered)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rpe_type": "rpe"}, "one of None, 'rpehead', 'mprhead'"),
+        (
+            {"rpe_type": "rpehead", "rpe_dim": 48},
+            r"a multiple of 32 \(even, and of the width of a head\)",
+        ),
+        ({"rpe_dim": 30}, r"rpe_dim=30 .* a multiple of 4 \(even, and of the number of heads\) from 0 to d_model=128"),
+        ({"rpe_dim": 132}, "rpe_dim=132 is not allowed"),
+        ({"rpe_dim": -4}, "whole number >= 0"),
+        ({"rpe_cell": "elman"}, "'rnn', 'gru', 'lstm', 'sru'"),
+        ({"rpe_recurrence": "output"}, "one of 'hidden', 'projected'"),
+        ({"rpe_head_partition": "typed"}, "\"none\" while rpe_type='mprhead'. Remedy: set rpe_type='rpehead'"),
+        ({**SLICED, "rpe_type": None}, '"none" while rpe_type=None'),
+        ({"rpe_cell": "sru", "rpe_recurrence": "projected"}, 'Remedy: use "rnn", "gru" or "lstm"'),
+        ({"rpe_encoder": 1}, "must be True or False"),
+        ({"encoder_attention_heads": 0}, "encoder_attention_heads=0 is not allowed"),
+        ({"d_model": "128"}, "d_model='128' is not allowed"),
+    ],
+    ids=str,
+)
+def test_wrong_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RPETransformerConfig.from_preset("tiny", vocab_size=100, **fields)
+
+
+def test_masks_of_another_shape_are_refused():
+    """A recurrence over the source must know its words; without one a mask of queries and keys will do."""
+    source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 1, 3, 3\)"):
+        TestRPETransformer().model().get_encoder()(source, mask)
+    TestRPETransformer().model({"rpe_encoder": False}).get_encoder()(source, mask)
