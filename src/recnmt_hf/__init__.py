@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
     from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig
+    from .models.configuration_onlstm_transformer import ONLSTMTransformerConfig as ONLSTMTransformerConfig
     from .models.configuration_rnmt import RNMTConfig as RNMTConfig
     from .models.configuration_rpe_transformer import RPETransformerConfig as RPETransformerConfig
     from .models.modeling_biarn_transformer import (
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
     )
     from .models.modeling_nmt_transformer import NMTTransformerModel as NMTTransformerModel
     from .models.modeling_nmt_transformer import NMTTransformerPreTrainedModel as NMTTransformerPreTrainedModel
+    from .models.modeling_onlstm_transformer import (
+        ONLSTMTransformerForConditionalGeneration as ONLSTMTransformerForConditionalGeneration,
+    )
+    from .models.modeling_onlstm_transformer import ONLSTMTransformerModel as ONLSTMTransformerModel
+    from .models.modeling_onlstm_transformer import (
+        ONLSTMTransformerPreTrainedModel as ONLSTMTransformerPreTrainedModel,
+    )
     from .models.modeling_rnmt import RNMTForConditionalGeneration as RNMTForConditionalGeneration
     from .models.modeling_rnmt import RNMTModel as RNMTModel
     from .models.modeling_rnmt import RNMTPreTrainedModel as RNMTPreTrainedModel

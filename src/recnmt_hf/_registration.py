@@ -12,6 +12,11 @@ FAMILIES = {
     "biarn_transformer": ("BiARNTransformer", "configuration_biarn_transformer", "modeling_biarn_transformer"),
     "gret": ("GRET", "configuration_gret", "modeling_gret"),
     "nmt_transformer": ("NMTTransformer", "configuration_nmt_transformer", "modeling_nmt_transformer"),
+    "onlstm_transformer": (
+        "ONLSTMTransformer",
+        "configuration_onlstm_transformer",
+        "modeling_onlstm_transformer",
+    ),
     "rnmt": ("RNMT", "configuration_rnmt", "modeling_rnmt"),
     "rpe_transformer": ("RPETransformer", "configuration_rpe_transformer", "modeling_rpe_transformer"),
 }

@@ -9,6 +9,7 @@ from recnmt_hf import (
     BiARNTransformerConfig,
     GRETConfig,
     NMTTransformerConfig,
+    ONLSTMTransformerConfig,
     RNMTConfig,
     RPETransformerConfig,
     UserError,
@@ -22,7 +23,14 @@ from recnmt_hf.models.configuration_seq2seq import (
 )
 
 
-CONFIGS = [NMTTransformerConfig, BiARNTransformerConfig, GRETConfig, RNMTConfig, RPETransformerConfig]
+CONFIGS = [
+    NMTTransformerConfig,
+    BiARNTransformerConfig,
+    GRETConfig,
+    ONLSTMTransformerConfig,
+    RNMTConfig,
+    RPETransformerConfig,
+]
 WRONG = {
     bool: ("yes", 1),
     int: ("7", 1.5, True, -1),
@@ -33,6 +41,7 @@ WRONG = {
     str: ("nothing", 3),
     Filled[str]: ("nothing", 3),
     Filled[list[int]]: (3, [], [0], ["1"], [True]),
+    Filled[list[str]]: ("onlstm", [], ["gru"], [3]),
 }
 RIGHT = {
     bool: r"True or False\. Remedy: write a Python bool \(true/false in JSON and YAML\)\.",
@@ -56,6 +65,7 @@ RIGHT = {
         list[int]
     ]: r"a list of whole numbers >= 1\. Remedy: write one number for each convolution, e\.g\. \[1, 3\]\.",
 }
+RIGHT[Filled[list[str]]] = r"a list of ('\w+'(, )?)+\. Remedy: name each layer, the bottom one first\."
 RIGHT[Filled[str]] = RIGHT[str]
 
 

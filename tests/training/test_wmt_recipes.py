@@ -133,6 +133,19 @@ def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", ["base", "big"])
+def test_hybrid_encoders(hub_sets, repository, monkeypatch, size):
+    """Of three and three layers with the short-cut, at a width that a test can afford."""
+    monkeypatch.chdir(hub_sets)
+    small = [setting for setting in SMALL if "encoder_layers" not in setting]
+    assert main(["train", str(repository / f"scripts/recipes/wmt14_en_de_{size}_onlstm.yaml"), *small]) == 0
+    weights = load_file(hub_sets / "outputs" / f"wmt14_en_de_{size}_onlstm" / "model/model.safetensors")
+    recurrent = {name.split(".")[3] for name in weights if "forward_rnn" in name}
+    attention = {name.split(".")[3] for name in weights if "encoder" in name and "self_attn.q_proj" in name}
+    assert (recurrent, attention) == ({"0", "1", "2"}, {"3", "4", "5"})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["nist_zh_en", "wmt17_zh_en", "wmt17_en_de", "wmt16_en_de"])
 def test_recurrent_models(hub_sets, repository, monkeypatch, capsys, task):
     """RNMT in the paper's own settings, and its baseline by one field."""

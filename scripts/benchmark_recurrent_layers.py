@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""
+Time of recurrent layers in ratio to `torch.nn.LSTM` of the same width, one direction, measured in turns within one run.
+
+    python scripts/benchmark_recurrent_layers.py --shapes 64x27 16x128 --width 512 --rounds 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from recnmt_hf.models.fast_paths import time_in_turns
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTMLayer
+from recnmt_hf.models.recurrent_layers import RecurrentLayer
+from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
+
+
+def layers(width: int) -> dict[str, torch.nn.Module]:
+    """Every layer that is measured; the first one is what the others are divided by."""
+    return {
+        "nn.LSTM": torch.nn.LSTM(width, width, batch_first=True),
+        "nn.GRU": torch.nn.GRU(width, width, batch_first=True),
+        "lstm": RecurrentLayer("lstm", width, width),
+        "gru": RecurrentLayer("gru", width, width),
+        "rnn": RecurrentLayer("rnn", width, width),
+        "sru": SimpleRecurrentUnit(width, width),
+        "onlstm, chunks of 1": ONLSTMLayer(1, width, width),
+        "onlstm, chunks of 8": ONLSTMLayer(8, width, width),
+    }
+
+
+def run(layer: torch.nn.Module, inputs: torch.Tensor, trains: bool) -> Callable[[], Any]:
+    def once() -> None:
+        with torch.set_grad_enabled(trains):
+            found = layer(inputs)
+            states = found[0] if isinstance(found, tuple) else found
+            if trains:
+                states.sum().backward()
+
+    return once
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["64x27", "16x128", "1x27"], help="batch size x length")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print("shape\tlayer\tinference\ttraining")
+    for shape in args.shapes:
+        batch_size, length = map(int, shape.split("x"))
+        columns = []
+        for trains in (False, True):
+            inputs = torch.randn(batch_size, length, args.width, requires_grad=trains)
+            candidates = {name: run(layer, inputs, trains) for name, layer in layers(args.width).items()}
+            seconds = time_in_turns(candidates, args.rounds)
+            base = seconds["nn.LSTM"]
+            columns.append(
+                {name: [one / other for one, other in zip(own, base, strict=True)] for name, own in seconds.items()}
+            )
+        for name in columns[0]:
+            cells = []
+            for column in columns:
+                low, middle, high = statistics.quantiles(column[name], n=4)
+                cells.append(f"{middle:.2f}x ({low:.2f} to {high:.2f})")
+            print("\t".join([shape, name, *cells]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""
+The Transformer whose encoder stacks recurrent and self-attention layers (Hao et al., 2019, "Towards Better Modeling
+Hierarchical Structure for Self-Attention with Ordered Neurons", EMNLP).
+
+The parts stand in the order of the paper: the ordered-neurons LSTM (Eqs. 3-9; Shen et al., 2019), recurrent layers in
+the frame of the Transformer, and the hybrid encoder with its short-cut (Eq. 10).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.utils.output_capturing import OutputRecorder
+
+from .configuration_onlstm_transformer import ONLSTMTransformerConfig
+from .fast_paths import enabled
+from .initialization import Initialization, is_loaded
+from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
+from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
+from .recurrent_layers import RecurrentEncoderLayer, left_aligned, reversed_order, scan_steps, take
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_outputs import Seq2SeqEncoderOutput
+from .seq2seq_stacks import TokenAndPositionInput
+from .transformer_layers import TransformerSublayers
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
+    """
+    Output of the encoder; `last_hidden_state` is what the decoder reads ("Final" in the paper's table 3).
+
+    Args:
+        recurrent_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*):
+            H_RNN, of the top recurrent layer ("HO"), where the encoder has one below others.
+        attention_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*):
+            H_SAN, of the top attention layer before the short-cut is added ("HS"), where there is a short-cut.
+        master_gate_distances (tuple of `torch.Tensor` of shape `(batch_size, source_length, directions)`, *optional*):
+            With `output_attentions=True`, for each ON-LSTM layer: the share of the memory that a word closes, 1 - mean
+            of its master forget gate (Shen et al., 2019, section 5.2), the forward direction first; 0 at padding.
+    """
+
+    recurrent_hidden_state: torch.Tensor | None = None
+    attention_hidden_state: torch.Tensor | None = None
+    master_gate_distances: tuple[torch.Tensor, ...] | None = None
+
+
+# -- ordered neurons (Eqs. 3-9) ----------------------------------------------------------------------------------------
+
+
+def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> torch.Tensor:
+    """
+    An ON-LSTM step by step, from zero states:
+
+        f, i, o = sigmoid(W x + U h + b),   c^ = tanh(W x + U h + b),   each with its own W, U, b, as in an LSTM
+        f~ = cumax(W x + U h + b),   i~ = 1 - cumax(W x + U h + b),   w = f~ * i~
+        c' = (f w + f~ - w) c + (i w + i~ - w) c^,   h' = o tanh(c')
+
+    cumax is the cumulative sum of a softmax. f~ rises to 1, i~ falls to 0: the last chunk is never written.
+
+    Args:
+        gates (`torch.Tensor` of shape `(length, batch_size, 4 * hidden_size + 2 * n)`): W x + b of all gates, in the
+            order f, i, o, c^, f~, i~.
+        weight (`torch.Tensor` of shape `(4 * hidden_size + 2 * n, hidden_size)`): U.
+        chunk_size (`int`): Channels for which one unit of f~ and i~ counts.
+
+    Returns:
+        The states `(length, batch_size, hidden_size)`.
+    """
+    size = weight.shape[1]
+    wide = wide_type(gates.dtype)
+
+    def step(carry: Sequence[torch.Tensor], of_words: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        state, cell = carry
+        each = (of_words + nn.functional.linear(state, weight)).to(wide)
+        forget, into, out = torch.sigmoid(each[:, : 3 * size]).split(size, dim=-1)
+        candidate = torch.tanh(each[:, 3 * size : 4 * size])
+        upper, lower = (cumax(part) for part in each[:, 4 * size :].chunk(2, dim=-1))
+        upper, lower = spread(upper, chunk_size), spread(1 - lower, chunk_size)
+        overlap = upper * lower
+        cell = (forget * overlap + upper - overlap) * cell + (into * overlap + lower - overlap) * candidate
+        state = (out * torch.tanh(cell)).to(state.dtype)
+        return [state, cell], [state]
+
+    # Two tensors: an exported scan mixes up carried ones that share their memory.
+    start = [gates.new_zeros(gates.shape[1], size), gates.new_zeros(gates.shape[1], size, dtype=wide)]
+    return scan_steps(step, start, gates)[0]
+
+
+def cumax(scores: torch.Tensor) -> torch.Tensor:
+    """The cumulative sums of a softmax; the last one is 1."""
+    sums = torch.softmax(scores, dim=-1).cumsum(dim=-1)
+    return torch.cat([sums[..., :-1], torch.ones_like(sums[..., -1:])], dim=-1)
+
+
+class ONLSTMLayer(nn.Module):
+    """
+    An ON-LSTM in one direction, for [`~.recurrent_layers.MaskedRNN`].
+
+    It runs as [`~.ordered_neurons.ONLSTMSteps`], both directions in one call; as [`on_lstm_reference`] in compiled and
+    exported graphs, and with `RECNMT_FAST_PATHS=0`.
+
+    Args:
+        chunk_size (`int`): As in the configuration.
+        input_size, hidden_size (`int`): Widths of input and state.
+    """
+
+    state_names = ("state", "memory")
+
+    def __init__(self, chunk_size: int, input_size: int, hidden_size: int):
+        super().__init__()
+        self.hidden_size, self.chunk_size = hidden_size, chunk_size
+        self.sizes = [hidden_size] * 4 + [hidden_size // chunk_size] * 2  # f, i, o, c^, f~, i~
+        self.weight_ih = nn.Parameter(torch.empty(sum(self.sizes), input_size))
+        self.weight_hh = nn.Parameter(torch.empty(sum(self.sizes), hidden_size))
+        self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
+
+    def initialize(self, start: Initialization) -> None:
+        """As the zoo's recurrent layers: orthogonal gate by gate, zero biases but for the forget gate's 1."""
+        init.xavier_uniform_(self.weight_ih)
+        if not is_loaded(self.weight_hh):
+            for gate in self.weight_hh.split(self.sizes):
+                init.orthogonal_(gate)
+        if not is_loaded(self.bias):
+            init.zeros_(self.bias)
+            init.ones_(self.bias[: self.hidden_size])
+
+    def extra_repr(self) -> str:
+        return f"{self.weight_ih.shape[1]}, {self.hidden_size}, chunk_size={self.chunk_size}"
+
+    def gates(self, inputs: torch.Tensor) -> torch.Tensor:
+        """W x + b of all words, `(length, batch_size, gates)`."""
+        return nn.functional.linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+
+    def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
+        """Inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`, from zero states."""
+        if enabled():
+            return ONLSTMSteps.apply(self.gates(inputs)[:, None], self.chunk_size, self.weight_hh)[:, 0].transpose(0, 1)
+        return on_lstm_reference(self.gates(inputs), self.weight_hh, self.chunk_size).transpose(0, 1)
+
+    def both(
+        self, other: "ONLSTMLayer", inputs: torch.Tensor, mirrored: torch.Tensor, initial_states: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of this layer over `inputs`, and those of `other` over `mirrored`."""
+        if not enabled():
+            return self(inputs), other(mirrored)
+        gates = torch.stack([self.gates(inputs), other.gates(mirrored)], dim=1)
+        states = ONLSTMSteps.apply(gates, self.chunk_size, self.weight_hh, other.weight_hh)
+        return states[:, 0].transpose(0, 1), states[:, 1].transpose(0, 1)
+
+    def distances(self, inputs: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """
+        1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and the states over them.
+        """
+        before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
+        rows = slice(4 * self.hidden_size, 4 * self.hidden_size + self.sizes[4])
+        scores = nn.functional.linear(inputs, self.weight_ih[rows], self.bias[rows])
+        scores = scores + nn.functional.linear(before.to(inputs.dtype), self.weight_hh[rows])
+        return 1 - cumulative_softmax(scores.to(wide_type(scores.dtype)))[1].mean(dim=-1)
+
+
+class MasterGateDistances(nn.Module):
+    """The distances of a layer; here, where they leave the model, they are recorded."""
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        return distances
+
+
+# -- recurrent layers of the encoder -----------------------------------------------------------------------------------
+
+
+class FeedForwardLayer(TransformerSublayers):
+    """The Transformer's feed-forward block alone."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.feed_forward(hidden_states)
+
+
+class StackedRecurrentLayer(RecurrentEncoderLayer):
+    """
+    An LSTM or ON-LSTM layer of the encoder, `LN(x + Drop(W_p [forward(x); backward(x)] + b_p))`; with `rnn_ffn` the
+    feed-forward block above it.
+    """
+
+    def __init__(self, config: ONLSTMTransformerConfig, kind: str):
+        cell: Any = partial(ONLSTMLayer, config.onlstm_chunk_size) if kind == "onlstm" else kind
+        super().__init__(
+            cell,
+            config.d_model,
+            config.rnn_hidden_size,
+            config.rnn_bidirectional,
+            config.dropout,
+            config.layer_norm_eps,
+            config.normalize_before,
+        )
+        self.feed_forward = FeedForwardLayer(config, config.encoder_ffn_dim) if config.rnn_ffn else None
+        self.distances = MasterGateDistances() if kind == "onlstm" else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        outputs = super().forward(hidden_states, attention_mask, token_mask)
+        if self.distances is not None and kwargs.get("output_master_gate_distances"):
+            self.distances(self.measure_distances(hidden_states, token_mask))
+        return outputs if self.feed_forward is None else self.feed_forward(outputs)
+
+    def measure_distances(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        """Distances of all words `(batch_size, length, directions)`, 0 at padding."""
+        inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
+        if token_mask is None:
+            token_mask = inputs.new_ones(inputs.shape[:2])
+        order, lengths = left_aligned(token_mask), (token_mask != 0).sum(dim=1)
+        back = torch.argsort(order, dim=1)
+        states = self.rnn(inputs, token_mask)[0]
+        mirror = reversed_order(lengths, inputs.shape[1])
+        found: list[torch.Tensor] = []
+        layers = (self.rnn.forward_rnn, self.rnn.backward_rnn)
+        for layer, own in zip(layers, states.split(self.rnn.hidden_size, dim=-1), strict=False):
+            places = order if not found else order.gather(1, mirror)  # the second direction reads from the end
+            distances = layer.distances(take(inputs, places), take(own, places))[:, :, None]
+            found.append(take(take(distances, mirror) if found else distances, back))
+        return torch.cat(found, dim=-1).masked_fill(token_mask[:, :, None] == 0, 0.0)
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class ONLSTMTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
+    config: ONLSTMTransformerConfig
+    _no_split_modules = ["TransformerEncoderLayer", "TransformerDecoderLayer", "StackedRecurrentLayer"]
+
+
+class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerEncoder):
+    """Recurrent and self-attention layers in any order; usable alone through `get_encoder()`."""
+
+    output_class = ONLSTMTransformerEncoderOutput
+    _can_record_outputs = {
+        **NMTTransformerEncoder._can_record_outputs,
+        "master_gate_distances": OutputRecorder(MasterGateDistances),
+    }
+
+    def __init__(self, config: ONLSTMTransformerConfig):
+        super().__init__(config)
+        self.needs_token_mask = config.recurrent_layers > 0
+        self.post_init()
+
+    def build_input(self, config: Any) -> nn.Module:
+        if config.starts_recurrent and not config.rnn_input_position_embeddings:
+            return TokenAndPositionInput(config, "none")  # the recurrence knows the order
+        return super().build_input(config)
+
+    def build_layer(self, config: Any, index: int) -> nn.Module:
+        kind = config.encoder_layer_types[index]
+        return super().build_layer(config, index) if kind == "attention" else StackedRecurrentLayer(config, kind)
+
+    def finish(
+        self,
+        states: list[torch.Tensor],
+        embeddings: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> ONLSTMTransformerEncoderOutput:
+        """With the short-cut H_RNN + H_SAN (Eq. 10), before the last norm of a pre-norm stack; no norm of its own."""
+        kinds = self.config.encoder_layer_types
+        tops = [index for index, kind in enumerate(kinds, start=1) if kind != "attention"][-1:]
+        recurrent = states[tops[0]] if tops and tops[0] < len(kinds) else None
+        attention = None
+        if self.config.encoder_shortcut and recurrent is not None:
+            attention = states[-1]
+            states = [*states[:-1], recurrent + attention]
+        outputs: Any = super().finish(states, embeddings, attention_mask)
+        outputs.recurrent_hidden_state, outputs.attention_hidden_state = recurrent, attention
+        return outputs
+
+
+class ONLSTMTransformerDecoder(ONLSTMTransformerPreTrainedModel, NMTTransformerDecoder):
+    """Transformer decoder."""
+
+
+class ONLSTMTransformerModel(ONLSTMTransformerPreTrainedModel, Seq2SeqModelBase):
+    """The hybrid of recurrent and self-attention layers, without an output layer (Hao et al., 2019)."""
+
+    encoder_class = ONLSTMTransformerEncoder
+    decoder_class = ONLSTMTransformerDecoder
+
+
+class ONLSTMTransformerForConditionalGeneration(
+    ONLSTMTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
+    """
+    The hybrid of recurrent and self-attention layers with its output layer: `generate` translates, `labels` train.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForConditionalGeneration
+    >>> config = ONLSTMTransformerConfig.from_preset("tiny", vocab_size=100)
+    >>> model = ONLSTMTransformerForConditionalGeneration(config)
+    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
+    >>> encoded.recurrent_hidden_state.shape, encoded.master_gate_distances[0].shape
+    (torch.Size([1, 4, 128]), torch.Size([1, 4, 2]))
+
+    ```
+    """
+
+    model_class = ONLSTMTransformerModel
+
+
+ONLSTMTransformerModel.register_for_auto_class("AutoModel")
+ONLSTMTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = [
+    "ONLSTMTransformerForConditionalGeneration",
+    "ONLSTMTransformerModel",
+    "ONLSTMTransformerPreTrainedModel",
+]

@@ -1,0 +1,430 @@
+"""Stacks of recurrent and self-attention layers: the contract, the ON-LSTM's equations, and its fast steps."""
+
+import pytest
+import torch
+from model_contract import ModelContract, ragged_batch
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping
+
+from recnmt_hf import (
+    NMTTransformerConfig,
+    NMTTransformerForConditionalGeneration,
+    ONLSTMTransformerConfig,
+    ONLSTMTransformerForConditionalGeneration,
+)
+from recnmt_hf.models import modeling_onlstm_transformer as modeling
+from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTMLayer, on_lstm_reference
+from recnmt_hf.models.ordered_neurons import ONLSTMSteps
+from recnmt_hf.models.recurrent_layers import MaskedRNN
+
+
+class TestONLSTMTransformer(ModelContract):
+    config_class = ONLSTMTransformerConfig
+    model_class = ONLSTMTransformerForConditionalGeneration
+    variants = {
+        "default": {"encoder_shortcut": True},
+        "lstm-ffn-pre-norm": {
+            "encoder_layer_types": ["lstm", "attention", "lstm"],
+            "rnn_ffn": True,
+            "normalize_before": True,
+        },
+        "one-direction-chunks": {
+            "encoder_layer_types": ["attention", "onlstm"],
+            "rnn_bidirectional": False,
+            "rnn_hidden_size": 24,
+            "onlstm_chunk_size": 4,
+        },
+    }
+
+    def config(self, **fields):
+        layers = len(fields["encoder_layer_types"]) if "encoder_layer_types" in fields else 2
+        return super().config(**{"encoder_layers": layers, **fields})
+
+
+# -- the equations -----------------------------------------------------------------------------------------------------
+
+
+class SlowHybrid(SlowTransformer):
+    """Sections 2 and 3 of Hao et al. (2019) for one sentence, word by word, channel by channel of the master gates."""
+
+    def input(self, side, ids):
+        config = self.config
+        if side == "decoder" or config.encoder_layer_types[0] == "attention" or config.rnn_input_position_embeddings:
+            return super().input(side, ids)
+        x = self.weights["model.encoder.embed_tokens.weight"][ids]
+        return (x * config.d_model**0.5 if config.scale_embedding else x) * self.factor("dropout")
+
+    def encode(self, source):
+        config, n = self.config, len(source)
+        everything = [[True] * n for _ in range(n)]
+        relative = config.max_relative_positions if config.self_attention_type == "relative" else None
+        x = self.input("encoder", source)
+        self.recurrent, self.distances = None, []
+        for index, kind in enumerate(config.encoder_layer_types):
+            name, heads = f"model.encoder.layers.{index}", config.encoder_attention_heads
+            if kind == "attention":
+                x = self.sublayer(
+                    f"{name}.self_attn_layer_norm",
+                    x,
+                    lambda y, m=name, h=heads: self.attention(f"{m}.self_attn", y, y, everything, h, relative),
+                )
+                x = self.feed_forward_sublayer(name, x)
+                continue
+            x = self.sublayer(f"{name}.rnn_layer_norm", x, lambda y, m=name, k=kind: self.rnn(m, k, list(y)))
+            if config.rnn_ffn:
+                x = self.feed_forward_sublayer(f"{name}.feed_forward", x)
+            self.recurrent = x
+        self.attention_top = x
+        if config.encoder_shortcut:
+            x = x + self.recurrent
+        return self.norm("model.encoder.layer_norm", x) if config.normalize_before else x
+
+    def rnn(self, name, kind, words):
+        step = self.on_lstm_step if kind == "onlstm" else self.lstm_step
+        onward, distances = self.run(step, f"{name}.rnn.forward_rnn", words)
+        columns, states = [distances], onward
+        if self.config.rnn_bidirectional:
+            backward, distances = self.run(step, f"{name}.rnn.backward_rnn", words[::-1])
+            states = [torch.cat(pair) for pair in zip(onward, backward[::-1], strict=True)]
+            columns.append(distances[::-1])
+        if kind == "onlstm":
+            self.distances.append(torch.tensor(columns, dtype=torch.float64).T)
+        return self.linear(f"{name}.out_proj", torch.stack(states))
+
+    def run(self, step, name, words):
+        size = self.config.rnn_hidden_size
+        state, cell = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+        states, distances = [], []
+        for word in words:
+            state, cell, distance = step(name, word, state, cell)
+            states.append(state)
+            distances.append(distance)
+        return states, distances
+
+    def lstm_step(self, name, x, state, cell):
+        w = self.weights
+        each = w[f"{name}.weight_ih_l0"] @ x + w[f"{name}.bias_ih_l0"]
+        each = each + w[f"{name}.weight_hh_l0"] @ state + w[f"{name}.bias_hh_l0"]
+        into, forget, new, out = each.chunk(4)
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)
+        return torch.sigmoid(out) * torch.tanh(cell), cell, 0.0
+
+    def on_lstm_step(self, name, x, state, cell):
+        w, size, chunk = self.weights, len(state), self.config.onlstm_chunk_size
+        units = size // chunk
+        each = w[f"{name}.weight_ih"] @ x + w[f"{name}.weight_hh"] @ state + w[f"{name}.bias"]
+        f, i, o, c = (each[k * size : (k + 1) * size] for k in range(4))
+        f, i, o, c = torch.sigmoid(f), torch.sigmoid(i), torch.sigmoid(o), torch.tanh(c)
+        scores = each[4 * size :].exp()
+        master_forget = [scores[: k + 1].sum() / scores[:units].sum() for k in range(units)]
+        master_input = [1 - scores[units : units + k + 1].sum() / scores[units:].sum() for k in range(units)]
+        new_cell, new_state = torch.zeros_like(cell), torch.zeros_like(state)
+        for channel in range(size):
+            upper, lower = master_forget[channel // chunk], master_input[channel // chunk]
+            w_ = upper * lower
+            forget, into = f[channel] * w_ + (upper - w_), i[channel] * w_ + (lower - w_)
+            new_cell[channel] = forget * cell[channel] + into * c[channel]
+            new_state[channel] = o[channel] * torch.tanh(new_cell[channel])
+        return new_state, new_cell, float(1 - sum(master_forget) / units)
+
+
+def stack(*kinds):
+    return {"encoder_layer_types": [each for kind, count in kinds for each in [kind] * count]}
+
+
+# Tables 1 and 2 at a third of their size, by fields alone; then the open readings and the base model's own options.
+EQUATIONS = [
+    stack(("attention", 2)),
+    stack(("lstm", 2)),
+    stack(("onlstm", 2)),
+    stack(("lstm", 2), ("attention", 1)),
+    stack(("onlstm", 2), ("attention", 1)),
+    stack(("onlstm", 1), ("attention", 1)),
+    {**stack(("onlstm", 1), ("attention", 1)), "encoder_shortcut": True},
+    stack(("attention", 1), ("onlstm", 1)),
+    {"onlstm_chunk_size": 2},
+    {"onlstm_chunk_size": 16},
+    {"rnn_hidden_size": 12, "onlstm_chunk_size": 3},
+    {"rnn_bidirectional": False, "encoder_shortcut": True},
+    {**stack(("lstm", 1), ("onlstm", 1)), "rnn_bidirectional": False, "rnn_ffn": True},
+    {"rnn_input_position_embeddings": True},
+    {"normalize_before": True, "encoder_shortcut": True, "rnn_ffn": True},
+    {"self_attention_type": "relative", "max_relative_positions": 2, **stack(("attention", 1), ("onlstm", 1))},
+    {"scale_embedding": False},
+]
+
+
+def name_fields(fields):
+    return "-".join(str(value) for value in fields.values()).replace(" ", "")
+
+
+def left_padded(batch):
+    """The same sentences with their source padding on the left."""
+    source, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        source[row, -length:], mask[row, -length:] = batch["input_ids"][row, :length], 1
+    return {**batch, "input_ids": source, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("path", ["fast", "reference"])
+@pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
+def test_equations(fields, path, side, monkeypatch):
+    """Every sentence of a padded batch, one of a single word among them, against the equations, to 1e-10."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
+    check_equations(TestONLSTMTransformer().model({"layer_norm_eps": 0.1, **fields}), side)
+
+
+def test_dropout_stands_where_the_equations_have_it(monkeypatch):
+    multiply_instead_of_dropping(monkeypatch)
+    fields = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5, "rnn_ffn": True}
+    model = TestONLSTMTransformer().model(fields).train()
+    model.set_attn_implementation("eager")
+    check_equations(model, "right")
+
+
+def check_equations(model, side):
+    slow, kinds = SlowHybrid(model), model.config.encoder_layer_types
+    batch = ragged_batch()
+    lengths = batch["attention_mask"].sum(1).tolist()
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    outputs = model(**(batch if side == "right" else left_padded(batch)), output_attentions=True)
+    for row, (length, steps) in enumerate(zip(lengths, (5, 3, 2), strict=True)):
+        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+        words = slice(0, length) if side == "right" else slice(-length, None)
+        assert len(outputs.master_gate_distances or ()) == kinds.count("onlstm")
+        for found, distances in zip(outputs.master_gate_distances or (), slow.distances, strict=True):
+            torch.testing.assert_close(found[row, words], distances, atol=1e-10, rtol=0)
+            assert found[row].count_nonzero() == distances.count_nonzero()  # padding has none
+        is_below = kinds[-1] == "attention" and any(kind != "attention" for kind in kinds)
+        assert (outputs.recurrent_hidden_state is not None) == is_below
+        assert (outputs.attention_hidden_state is not None) == model.config.encoder_shortcut
+        if is_below:
+            found = outputs.recurrent_hidden_state[row, words]
+            torch.testing.assert_close(found, slow.recurrent, atol=1e-10, rtol=0)
+        if model.config.encoder_shortcut:
+            found = outputs.attention_hidden_state[row, words]
+            torch.testing.assert_close(found, slow.attention_top, atol=1e-10, rtol=0)
+
+
+# -- ordered neurons ---------------------------------------------------------------------------------------------------
+
+
+def gates_and_weights(length, batch_size, size, chunk, directions=2, dtype=torch.float64, std=1.0):
+    torch.manual_seed(4)
+    rows = 4 * size + 2 * (size // chunk)
+    gates = torch.randn(length, directions, batch_size, rows, dtype=dtype, requires_grad=True)
+    weights = [(torch.randn(rows, size, dtype=dtype) * std).requires_grad_() for _ in range(directions)]
+    return gates, weights
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_steps_pass_gradcheck(chunk, directions):
+    gates, weights = gates_and_weights(4, 2, 6, chunk, directions)
+    assert torch.autograd.gradcheck(lambda each, *own: ONLSTMSteps.apply(each, chunk, *own), (gates, *weights))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-4), (torch.bfloat16, 0.1)], ids=str
+)
+@pytest.mark.parametrize(("length", "chunk"), [(1, 1), (63, 1), (100, 8)])
+def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
+    """States and gradients; those of half precision beside the same numbers in float32."""
+    size = 16
+    gates, weights = gates_and_weights(length, 3, size, chunk, std=size**-0.5)
+    gates, *weights = (each.detach().to(dtype).requires_grad_() for each in (gates, *weights))
+    upstream = torch.randn(length, 2, 3, size, dtype=torch.float64)
+
+    def outcome(run, *tensors):
+        states = run(*tensors)
+        found = torch.autograd.grad(states, tensors, upstream.to(states.dtype))
+        return [each.double() for each in (states.detach(), *found)]
+
+    def reference(each, *own):
+        columns = [on_lstm_reference(each[:, d], weight, chunk) for d, weight in enumerate(own)]
+        return torch.stack(columns, dim=1)
+
+    exact = [each.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for each in (gates, *weights)]
+    expected = outcome(reference, *exact)
+    found = outcome(lambda each, *own: ONLSTMSteps.apply(each, chunk, *own), gates, *weights)
+    for fast, slow in zip(found, expected, strict=True):
+        largest = max(float(slow.abs().max()), 1e-3)
+        torch.testing.assert_close(fast / largest, slow / largest, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("path", ["fast", "reference"])
+def test_what_padding_holds_changes_nothing(path, monkeypatch):
+    """Ragged rows in both directions: states and gradients are those of each sentence alone."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
+    torch.manual_seed(1)
+    rnn = MaskedRNN(lambda width, size: ONLSTMLayer(2, width, size), 5, 6, bidirectional=True).double()
+    for parameter in rnn.parameters():
+        torch.nn.init.normal_(parameter)
+    inputs = torch.randn(3, 7, 5, dtype=torch.float64)
+    mask = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 0, 0], [0] * 6 + [1]])
+    filled = torch.where(mask[:, :, None] == 1, inputs, torch.tensor(1e30, dtype=torch.float64)).requires_grad_()
+    states, last = rnn(filled, mask)
+    for row in range(3):
+        words = mask[row] == 1
+        alone, end = rnn(inputs[row : row + 1, words])
+        torch.testing.assert_close(states[row, words], alone[0], atol=1e-10, rtol=0)
+        torch.testing.assert_close(last[row], end[0], atol=1e-10, rtol=0)
+        assert states[row, ~words].eq(0).all()
+    states.sum().backward()
+    assert filled.grad[mask == 0].eq(0).all() and filled.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("path", ["fast", "reference"])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_the_last_chunk_is_never_written(chunk, path, monkeypatch):
+    """i~ ends at 0, so that these channels stay exactly 0, whatever the data; all others are used."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
+    torch.manual_seed(2)
+    layer = ONLSTMLayer(chunk, 8, 12)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=2)
+    states = layer(torch.randn(5, 9, 8))
+    assert states[..., -chunk:].eq(0).all() and states[..., :-chunk].ne(0).any(dim=0).any(dim=0).all()
+
+
+def test_master_gates_are_monotone():
+    shares, sums = modeling.cumulative_softmax(torch.randn(50, 9) * 5)
+    assert (sums.diff(dim=-1) >= 0).all() and sums[:, -1].eq(1).all() and shares.ge(0).all()
+    torch.testing.assert_close(modeling.cumax(torch.zeros(1, 4)), torch.tensor([[0.25, 0.5, 0.75, 1.0]]))
+
+
+def test_cumulative_sums_are_float32_whatever_the_type_outside():
+    """512 shares of a 512th each, summed in bfloat16, would stop counting halfway."""
+    layer = ONLSTMLayer(1, 4, 512).bfloat16()
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    inputs = torch.zeros(1, 1, 4, dtype=torch.bfloat16)
+    distance = layer.distances(inputs, torch.zeros(1, 1, 512, dtype=torch.bfloat16))
+    assert distance.dtype == torch.float32
+    torch.testing.assert_close(distance, torch.tensor([[1 - 513 / 1024]]))
+
+
+def test_the_fast_path_can_be_switched_off(monkeypatch):
+    calls = []
+    steps = ONLSTMSteps.apply
+    monkeypatch.setattr(modeling.ONLSTMSteps, "apply", lambda *args: calls.append(len(args)) or steps(*args))
+    model = TestONLSTMTransformer().model()
+    monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
+    expected = model(**ragged_batch()).logits
+    assert calls == [4]  # both directions in one call
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=1e-10, rtol=0)
+    assert calls == [4]
+
+
+# -- sizes and fields --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"),
+    [
+        ("base_attention", 88.0),
+        ("base_lstm", 97.4),
+        ("base_onlstm", 110.0),
+        ("base_onlstm_attention", 122.6),
+        ("base_hybrid", 99.0),
+        ("base", 99.0),
+        ("base_reversed", 99.0),
+        ("base_attention_10", 100.6),
+        ("base_lstm_attention", 110.1),
+        ("base_lstm_8", 106.9),
+        ("big_attention", 264.1),
+        ("big", 308.2),
+    ],
+)
+def test_sizes_of_the_papers_encoders(preset, millions):
+    """
+    With three matrices of 28,561 rows, as its plain Transformer leaves them. It prints 104 and 102.2 for
+    `lstm_attention` and `lstm_8`, which contradict its other rows; all others as they are here.
+    """
+    rows = 28_561
+    separate = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    with torch.device("meta"):
+        config = ONLSTMTransformerConfig.from_preset(preset, vocab_size=rows, **separate)
+        model = ONLSTMTransformerForConditionalGeneration(config)
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.07)
+
+
+def test_presets_of_every_size():
+    for size in ("tiny", "small", "base", "big"):
+        proposed = ONLSTMTransformerConfig.from_preset(size, vocab_size=100)
+        assert proposed.encoder_shortcut and set(proposed.encoder_layer_types) == {"onlstm", "attention"}
+        for name in ENCODERS:
+            config = ONLSTMTransformerConfig.from_preset(f"{size}_{name}", vocab_size=100)
+            assert config.d_model == proposed.d_model and config.encoder_layers == len(config.encoder_layer_types)
+    assert ONLSTMTransformerConfig(encoder_layers=3).encoder_layer_types == ["onlstm", "onlstm", "attention"]
+    fewer = ONLSTMTransformerConfig.from_preset("base", vocab_size=100, encoder_layers=2)
+    assert fewer.encoder_layer_types == ["onlstm", "attention"]
+    assert ONLSTMTransformerConfig(**stack(("lstm", 8))).encoder_layers == 8
+
+
+def test_sources_are_as_long_as_attention_at_the_bottom_allows():
+    """Recurrent layers at the bottom need no table of positions."""
+    words = torch.full((1, 70), 5)
+    model = TestONLSTMTransformer().model()
+    assert model.config.sides_with_positions == ("target",)
+    assert torch.isfinite(model(words, decoder_input_ids=words[:, :3]).logits).all()
+    for fields in ({"rnn_input_position_embeddings": True}, stack(("attention", 1), ("onlstm", 1))):
+        model = TestONLSTMTransformer().model(fields)
+        assert model.config.sides_with_positions == ("source", "target")
+        with pytest.raises(ValueError, match="does not fit the position table of 64 rows"):
+            model(words, decoder_input_ids=words[:, :3])
+
+
+def test_it_starts_from_a_baseline():
+    model = TestONLSTMTransformer().model()
+    baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double()
+    report = model.init_from_baseline(baseline)
+    assert report.fresh and all(name.startswith("model.encoder.layers.0.") for name in report.fresh)
+    assert model.model.encoder.layers[1].fc1.weight.equal(baseline.model.encoder.layers[1].fc1.weight)
+    plain = TestONLSTMTransformer().model(stack(("attention", 2)))
+    assert plain.config.baseline() is None and plain.init_from_baseline(baseline).fresh == []
+    torch.testing.assert_close(plain(**ragged_batch()).logits, baseline.eval()(**ragged_batch()).logits)
+    assert isinstance(model.config.baseline(), NMTTransformerConfig)
+
+
+def test_recurrent_weights_start_orthogonal_gate_by_gate():
+    torch.manual_seed(0)
+    layer = TestONLSTMTransformer().model({"onlstm_chunk_size": 4}, scattered=False).model.encoder.layers[0].rnn
+    gates = layer.forward_rnn.weight_hh.split([32] * 4 + [8] * 2)
+    for gate in gates:
+        torch.testing.assert_close(gate @ gate.T, torch.eye(len(gate), dtype=gate.dtype), atol=1e-5, rtol=0)
+    assert layer.backward_rnn.bias[:32].eq(1).all() and layer.backward_rnn.bias[32:].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"encoder_layer_types": ["gru"]}, "a list of 'attention', 'lstm', 'onlstm'"),
+        ({"encoder_layer_types": []}, "a list of 'attention', 'lstm', 'onlstm'"),
+        ({"encoder_layer_types": "onlstm"}, "name each layer, the bottom one first"),
+        ({"onlstm_chunk_size": 128}, "a divisor of rnn_hidden_size=128 that leaves two chunks or more"),
+        ({"onlstm_chunk_size": 3}, "a divisor of rnn_hidden_size=128"),
+        ({"rnn_hidden_size": 0}, "rnn_hidden_size=0 is not allowed"),
+        ({**stack(("attention", 1), ("onlstm", 1)), "encoder_shortcut": True}, "no attention layers above recurrent"),
+        ({**stack(("onlstm", 2)), "encoder_shortcut": True}, "encoder_shortcut=True is not allowed"),
+        ({**stack(("attention", 2)), "encoder_shortcut": True}, "encoder_shortcut=True is not allowed"),
+        ({"encoder_shortcut": 1}, "must be True or False"),
+        ({**stack(("onlstm", 2)), "encoder_layers": 3}, "encoder_layers=3 is not allowed; it must be 2 while"),
+        ({"encoder_layers": 1}, "encoder_shortcut=True is not allowed; it must be False while"),
+    ],
+    ids=str,
+)
+def test_wrong_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        ONLSTMTransformerConfig.from_preset("tiny", vocab_size=100, **fields)
+
+
+def test_masks_of_another_shape_are_refused():
+    """A recurrence must know its words; attention alone takes a mask of queries and keys."""
+    source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 1, 3, 3\)"):
+        TestONLSTMTransformer().model().get_encoder()(source, mask)
+    TestONLSTMTransformer().model(stack(("attention", 2))).get_encoder()(source, mask)
