@@ -21,13 +21,23 @@ cd "$(dirname "$0")/.."
 table="
 data/files.py                             tests/data/test_files.py tests/data/test_text.py
 evaluation/forced_decoding.py             tests/evaluation/test_alignment.py
+evaluation/forced_decoding.py             tests/evaluation/test_model_checks.py::test_a_foreign_smaller_tokenizer
+evaluation/forced_decoding.py             tests/evaluation/test_model_checks.py::test_whoever_wants_to_may_look_alone
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_row_ends_with_its_end_token_or_before_its_padding
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_source_of_which_the_tokenizer_leaves_nothing
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_batches_of_scores_and_alignments_are_bounded
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_ids_are_padded_on_the_models_device
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_length_limit_holds_for_each_sentence
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_messages_name_the_place_of_a_pair
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_only_tables_of_positions_limit_a_sentence
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_by_one_sentence_at_a_time
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_equal_translations
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_follow_their_options
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scoring_starts_as_generation_does
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_target_tokenizer_of_its_own
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_unknown_tokens_are_counted
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_cannot_be_scored_is_named
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_is_no_sentence_is_named
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_shows_nothing_translates_to_nothing
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_works_for_other_models_of_transformers
 evaluation/loading.py                     tests/evaluation/test_loading.py
