@@ -25,6 +25,7 @@ evaluation/forced_decoding.py             tests/evaluation/test_model_checks.py:
 evaluation/forced_decoding.py             tests/evaluation/test_model_checks.py::test_whoever_wants_to_may_look_alone
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_row_ends_with_its_end_token_or_before_its_padding
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_source_of_which_the_tokenizer_leaves_nothing
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_batches_hold_similar_lengths_within_their_tokens
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_batches_of_scores_and_alignments_are_bounded
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_ids_are_padded_on_the_models_device
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_length_limit_holds_for_each_sentence
