@@ -150,11 +150,15 @@ models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::
 models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_dropout_stands_where_the_equations_have_it
 models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_equations
 models/modeling_nmt_transformer.py        tests/models/test_nmt_transformer.py::test_tables_of_a_models_relative_positions
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_a_saved_state_loads_strictly
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_batch_norm_in_training_sees_real_tokens_only
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_batch_norm_of_half_precision_is_computed_in_float32
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_caches_without_a_place_for_the_state_are_refused
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_dropout_stands_behind_inputs_layers_and_readout
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_equations
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_fast_paths_equal_plain_ones
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_hidden_states_are_what_they_are_called
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_modules_with_hooks_are_called
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_norms_are_saved
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_relation_scores_are_lengths_of_relations
 models/multi_column.py                    tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it

@@ -285,6 +285,18 @@ def test_batch_norm_in_training_sees_real_tokens_only(side):
     torch.testing.assert_close(norm(plain, None), reference(plain.transpose(1, 2)).transpose(1, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_half_precision_is_computed_in_float32(dtype, training):
+    """And given in the type of its states, as float32 weights under autocast find them."""
+    torch.manual_seed(1)
+    states = (torch.randn(8, 64, 3) * 0.1 + 30).to(dtype)
+    norm = scatter_parameters(MaskedBatchNorm(3)).train(training)
+    expected = norm(states.float())
+    found = norm(states)
+    assert found.dtype == dtype and torch.equal(found, expected.to(dtype))
+
+
 def test_padding_changes_nothing_in_training():
     """With batch statistics too: the loss, the gradients and the running averages of a batch padded further."""
     batch = ragged_batch(LENGTHS, TARGETS)
@@ -339,6 +351,31 @@ def test_fast_paths_equal_plain_ones(name, training, monkeypatch):
         torch.testing.assert_close(results[0][0], results[1][0], atol=1e-12, rtol=0)
         for parameter, gradient in results[0][1].items():
             torch.testing.assert_close(gradient, results[1][1][parameter], atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.relation_layers.0.propagation.pair_layers.0",
+        "encoder.relation_layers.0.propagation.pair_layers.1",
+        "decoder.recurrence.attention",
+        "decoder.recurrence.attention.q_proj",
+        "decoder.recurrence.attention.k_proj",
+        "decoder.recurrence.attention.score",
+        "decoder.recurrence.word_cell",
+        "decoder.recurrence.context_cell",
+        "decoder.recurrence.readout.context_proj",
+    ],
+)
+def test_modules_with_hooks_are_called(name):
+    """As adapters and quantization need it: the fast paths would read their parameters only."""
+    model, calls = scattered({}), []
+    batch = ragged_batch(LENGTHS, TARGETS)
+    expected = model(**batch).loss
+    hook = model.model.get_submodule(name).register_forward_hook(lambda *args: calls.append(args))
+    torch.testing.assert_close(model(**batch).loss, expected, atol=1e-12, rtol=0)
+    assert calls
+    hook.remove()
 
 
 @pytest.mark.parametrize("conditional", [True, False])
