@@ -442,6 +442,32 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
         )
 
 
+def test_pairs_without_a_mask_are_those_of_real_tokens_alone():
+    config = TestRNMT().config(relation_gp_layers=2, relation_hidden_size=4, relation_conv_channels=[3])
+    layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
+    features = torch.randn(2, 5, 3, dtype=torch.float64)
+    expected = all_pairs(layers, features, torch.ones(2, 5, dtype=torch.long))
+    torch.testing.assert_close(all_pairs(layers, features, None), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(all_pairs_reference(layers, features, None)[0], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_pairs_are_kept_for_the_backward_pass_up_to_a_limit(dtype, monkeypatch):
+    """Their bytes: one vector for each pair and layer."""
+    config = TestRNMT().config(relation_gp_layers=3, relation_hidden_size=4, relation_conv_channels=[3])
+    layers = scatter_parameters(RelationPropagation(config).pair_layers.to(dtype))
+    features = torch.randn(2, 5, 3, dtype=dtype)
+    size = 2 * 5 * 5 * 4 * dtype.itemsize * len(layers)
+    saved = {}
+    for limit in (size, size - 1):
+        monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", limit)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x):
+            all_pairs(layers, features, None)
+        saved[limit] = sum(kept)
+    assert saved[size] - saved[size - 1] == size
+
+
 class Pairs(torch.nn.Module):
     """[`all_pairs`] as a module, so that its parameters can be varied."""
 
@@ -479,11 +505,12 @@ def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
     assert made <= sum(real**2 for real in lengths or [length] * batch_size) * 4 / 3
 
 
-def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch):
     """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
     monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", 0)
     length, batch_size, steps, width = 96, 8, 40, 32
-    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train()
+    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
     source = torch.randint(4, VOCABULARY, (batch_size, length))
     labels = torch.randint(4, VOCABULARY, (batch_size, steps))
     largest = 0
@@ -497,8 +524,10 @@ def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
                     largest = max(largest, one.untyped_storage().nbytes())
             return output
 
-    with Watch():
-        model(source, labels=labels, return_logits=False).loss.backward()
+    with Watch(), torch.set_grad_enabled(training):
+        loss = model(source, labels=labels, return_logits=False).loss
+        if training:
+            loss.backward()
     pairs = batch_size * length * length * 32 * 4
     energies = batch_size * steps * length * width * 4
     assert largest < min(pairs, energies) / 2, (largest, pairs, energies)
