@@ -172,7 +172,9 @@ models/recurrent_layers.py                tests/models/test_recurrent_ground.py
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_equations
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_gradients_of_many_tiles_are_summed_in_float32
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_nothing_of_all_pairs_or_all_steps_is_made_at_once
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_are_kept_for_the_backward_pass_up_to_a_limit
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_pass_gradcheck_in_any_tiles
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_without_a_mask_are_those_of_real_tokens_alone
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_tiles_cover_each_pair_once_and_stay_small
 models/relative_attention.py              tests/models/test_nmt_transformer.py::test_equations
 models/relative_attention.py              tests/models/test_nmt_transformer.py::test_tables_of_relative_positions
