@@ -132,11 +132,14 @@ models/fast_paths.py                      tests/models/test_fast_paths.py::test_
 models/initialization.py                  tests/models/test_recurrent_ground.py
 models/initialization.py                  tests/models/test_rnmt.py::test_initialisation_of_the_paper
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::TestBiARNTransformer::test_memories_are_projected_once_per_source
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_adapters_and_hooks_are_called
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_equations
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_evidence
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_fast_steps_equal_reference
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_masks_of_another_shape_are_refused
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_memory_dropout_leaves_the_recurrence_out_for_whole_sentences
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_shapes_without_data
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_step_attentions_are_those_of_the_equations
 models/modeling_gret.py                   tests/models/test_gret.py::test_an_encoder_output_without_the_vector_is_refused
 models/modeling_gret.py                   tests/models/test_gret.py::test_bare_model_is_gated_too
