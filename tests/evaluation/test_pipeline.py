@@ -108,6 +108,13 @@ def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypa
         monkeypatch.setattr(config, "_commit_hash", commit, raising=False)
         made = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
         assert asked.pop() == ("someone/pair", settings) and made.translator.target_tokenizer is translator.tokenizer
+    for joint in (True, None):  # a joint vocabulary, or a model of transformers that does not say
+        if joint:
+            monkeypatch.setattr(config, "share_encoder_decoder_embeddings", True)
+        else:
+            monkeypatch.delattr(config, "share_encoder_decoder_embeddings")
+        TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    assert not asked
 
 
 def test_unknown_tokens_are_reported(pipe, monkeypatch):
