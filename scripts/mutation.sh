@@ -42,6 +42,7 @@ evaluation/forced_decoding.py             tests/evaluation/test_translator.py::t
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_shows_nothing_translates_to_nothing
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_works_for_other_models_of_transformers
 evaluation/loading.py                     tests/evaluation/test_loading.py
+evaluation/loading.py                     tests/evaluation/test_model_checks.py::test_no_report_that_can_be_ignored
 evaluation/metrics.py                     tests/evaluation/test_metrics.py
 evaluation/model_checks.py                tests/evaluation/test_model_checks.py::test_computed_tables_and_forbidden_tokens_are_no_fault
 evaluation/model_checks.py                tests/evaluation/test_model_checks.py::test_every_data_type_is_looked_at
@@ -57,6 +58,7 @@ evaluation/options.py                     tests/evaluation/test_options.py::test
 evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
 evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[missing]
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_calls_go_through_the_methods
+evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_every_way_to_give_sentences
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_model_and_tokenizer_by_position
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_names_of_transformers
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_prefixes
@@ -166,6 +168,7 @@ models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_norms_
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_relation_scores_are_lengths_of_relations
 models/multi_column.py                    tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
 models/multi_column.py                    tests/models/test_biarn_transformer.py::test_equations
+models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_learned_positions_start_as_other_embeddings
 models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_positions_from_an_offset_by_number_or_by_ids
 models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_sequences_beyond_the_position_table_are_refused
 models/recurrent_cache.py                 tests/models/test_recurrent_ground.py

@@ -108,12 +108,14 @@ def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypa
         monkeypatch.setattr(config, "_commit_hash", commit, raising=False)
         made = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
         assert asked.pop() == ("someone/pair", settings) and made.translator.target_tokenizer is translator.tokenizer
-    for joint in (True, None):  # a joint vocabulary, or a model of transformers that does not say
-        if joint:
-            monkeypatch.setattr(config, "share_encoder_decoder_embeddings", True)
-        else:
-            monkeypatch.delattr(config, "share_encoder_decoder_embeddings")
-        TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    monkeypatch.setattr(config, "share_encoder_decoder_embeddings", True)
+    TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    config = transformers.T5Config(
+        vocab_size=len(translator.tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, eos_token_id=2
+    )
+    other = transformers.T5ForConditionalGeneration(config)  # does not say, and has one
+    other.name_or_path = "someone/other"
+    TranslationPipeline(other, translator.tokenizer, device="cpu")
     assert not asked
 
 
