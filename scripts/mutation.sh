@@ -165,6 +165,7 @@ models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_fast_p
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_hidden_states_are_what_they_are_called
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_modules_with_hooks_are_called
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_norms_are_saved
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_padding_of_a_target_leaves_the_state
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_relation_scores_are_lengths_of_relations
 models/multi_column.py                    tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
 models/multi_column.py                    tests/models/test_biarn_transformer.py::test_equations

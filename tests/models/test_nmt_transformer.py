@@ -15,6 +15,7 @@ from recnmt_hf.models.initialization import Initialization
 from recnmt_hf.models.modeling_nmt_transformer import directional_mask
 from recnmt_hf.models.position_embeddings import (
     LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
     build_position_embedding,
     positions_from_mask,
     sinusoid_table,
@@ -193,6 +194,7 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
     with pytest.raises(recnmt_hf.UserError, match="A sequence of 7 tokens does not fit the position table of 6 rows"):
         module(3, 4)
     assert module.to("meta")(2, torch.tensor(3, device="meta")).shape == (2, 4)
+    assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, True)), "the paper's by default"
     assert build_position_embedding("none", 6, 4) is None
     assert positions_from_mask(torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
 

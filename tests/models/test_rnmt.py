@@ -353,6 +353,28 @@ def test_fast_paths_equal_plain_ones(name, training, monkeypatch):
             torch.testing.assert_close(gradient, results[1][1][parameter], atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.parametrize("fast", ["1", "0"], ids=["fast", "plain"])
+@pytest.mark.parametrize("name", ["rnmt", "rnnsearch"])
+def test_padding_of_a_target_leaves_the_state(name, fast, monkeypatch):
+    """Before the words, between them, and after a first part that is in the cache."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+    model = scattered(EQUATIONS[name])
+    source, words = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8, 9, 10]])
+    expected = model(source, decoder_input_ids=words).logits
+    padded, mask = torch.tensor([[0, 1, 8, 0, 9, 10]]), torch.tensor([[0, 1, 1, 0, 1, 1]])
+    logits = model(source, decoder_input_ids=padded, decoder_attention_mask=mask).logits
+    torch.testing.assert_close(logits[mask == 1], expected[0], atol=1e-12, rtol=0)
+    first = model(source, decoder_input_ids=padded[:, :3], decoder_attention_mask=mask[:, :3], use_cache=True)
+    rest = model(
+        source,
+        decoder_input_ids=padded[:, 3:],
+        decoder_attention_mask=mask,
+        encoder_outputs=(first.encoder_last_hidden_state,),
+        past_key_values=first.past_key_values,
+    )
+    torch.testing.assert_close(rest.logits[:, 1:], expected[:, 2:], atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize(
     "name",
     [
