@@ -31,11 +31,18 @@ def sentences(corpus):
     return [pair.en for pair in corpus["test"]][:12]
 
 
-def test_batches_hold_similar_lengths_within_their_tokens():
-    assert list(batches_by_tokens([3, 9, 1, 3, 4], 9)) == [[1], [4, 0], [3, 2]]
-    assert list(batches_by_tokens([1, 1], 2)) == [[0, 1]] and list(batches_by_tokens([0, 0], 1)) == [[0], [1]]
-    assert list(batches_by_tokens([], 5)) == []
-    assert list(batches_by_tokens([7, 2], 5)) == [[0], [1]], "a sentence that is too long is a batch of its own"
+@pytest.mark.parametrize(
+    ("lengths", "most", "batches"),
+    [
+        ([3, 9, 1, 3, 4], 9, [[1], [4, 0], [3, 2]]),
+        ([1, 1], 2, [[0, 1]]),
+        ([0, 0], 1, [[0], [1]]),
+        ([], 5, []),
+        ([7, 2], 5, [[0], [1]]),  # a sentence that is too long is a batch of its own
+    ],
+)
+def test_batches_hold_similar_lengths_within_their_tokens(lengths, most, batches):
+    assert list(itertools.islice(batches_by_tokens(lengths, most), 9)) == batches, "and come to an end"
 
 
 def test_unknown_tokens_are_counted(monkeypatch):
