@@ -21,16 +21,28 @@ cd "$(dirname "$0")/.."
 table="
 data/files.py                             tests/data/test_files.py tests/data/test_text.py
 evaluation/forced_decoding.py             tests/evaluation/test_alignment.py
+evaluation/forced_decoding.py             tests/evaluation/test_model_checks.py::test_a_foreign_smaller_tokenizer
+evaluation/forced_decoding.py             tests/evaluation/test_model_checks.py::test_whoever_wants_to_may_look_alone
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_row_ends_with_its_end_token_or_before_its_padding
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_a_source_of_which_the_tokenizer_leaves_nothing
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_batches_hold_similar_lengths_within_their_tokens
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_batches_of_scores_and_alignments_are_bounded
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_ids_are_padded_on_the_models_device
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_length_limit_holds_for_each_sentence
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_messages_name_the_place_of_a_pair
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_only_tables_of_positions_limit_a_sentence
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_by_one_sentence_at_a_time
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_equal_translations
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scores_follow_their_options
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_scoring_starts_as_generation_does
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_target_tokenizer_of_its_own
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_unknown_tokens_are_counted
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_cannot_be_scored_is_named
+evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_is_no_sentence_is_named
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_what_shows_nothing_translates_to_nothing
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_works_for_other_models_of_transformers
 evaluation/loading.py                     tests/evaluation/test_loading.py
+evaluation/loading.py                     tests/evaluation/test_model_checks.py::test_no_report_that_can_be_ignored
 evaluation/metrics.py                     tests/evaluation/test_metrics.py
 evaluation/model_checks.py                tests/evaluation/test_model_checks.py::test_computed_tables_and_forbidden_tokens_are_no_fault
 evaluation/model_checks.py                tests/evaluation/test_model_checks.py::test_every_data_type_is_looked_at
@@ -46,6 +58,7 @@ evaluation/options.py                     tests/evaluation/test_options.py::test
 evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
 evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[missing]
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_calls_go_through_the_methods
+evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_every_way_to_give_sentences
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_model_and_tokenizer_by_position
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_names_of_transformers
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_prefixes
@@ -129,11 +142,14 @@ models/fast_paths.py                      tests/models/test_fast_paths.py::test_
 models/initialization.py                  tests/models/test_recurrent_ground.py
 models/initialization.py                  tests/models/test_rnmt.py::test_initialisation_of_the_paper
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::TestBiARNTransformer::test_memories_are_projected_once_per_source
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_adapters_and_hooks_are_called
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_dropout_stands_where_the_equations_have_it
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_equations
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_evidence
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_fast_steps_equal_reference
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_masks_of_another_shape_are_refused
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_memory_dropout_leaves_the_recurrence_out_for_whole_sentences
+models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_shapes_without_data
 models/modeling_biarn_transformer.py      tests/models/test_biarn_transformer.py::test_step_attentions_are_those_of_the_equations
 models/modeling_gret.py                   tests/models/test_gret.py::test_an_encoder_output_without_the_vector_is_refused
 models/modeling_gret.py                   tests/models/test_gret.py::test_bare_model_is_gated_too
@@ -153,12 +169,17 @@ models/modeling_onlstm_transformer.py     tests/models/test_onlstm_transformer.p
 models/modeling_onlstm_transformer.py     tests/models/test_onlstm_transformer.py::test_masks_of_another_shape_are_refused
 models/modeling_onlstm_transformer.py     tests/models/test_onlstm_transformer.py::test_recurrent_weights_start_orthogonal_gate_by_gate
 models/modeling_onlstm_transformer.py     tests/models/test_onlstm_transformer.py::test_what_padding_holds_changes_nothing
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_a_saved_state_loads_strictly
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_batch_norm_in_training_sees_real_tokens_only
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_batch_norm_of_half_precision_is_computed_in_float32
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_caches_without_a_place_for_the_state_are_refused
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_dropout_stands_behind_inputs_layers_and_readout
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_equations
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_fast_paths_equal_plain_ones
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_hidden_states_are_what_they_are_called
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_modules_with_hooks_are_called
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_norms_are_saved
+models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_padding_of_a_target_leaves_the_state
 models/modeling_rnmt.py                   tests/models/test_rnmt.py::test_relation_scores_are_lengths_of_relations
 models/modeling_rpe_transformer.py        tests/models/test_rpe_transformer.py::test_dropout_stands_where_the_equations_have_it
 models/modeling_rpe_transformer.py        tests/models/test_rpe_transformer.py::test_equations
@@ -171,6 +192,7 @@ models/ordered_neurons.py                 tests/models/test_onlstm_transformer.p
 models/ordered_neurons.py                 tests/models/test_onlstm_transformer.py::test_master_gates_are_monotone
 models/ordered_neurons.py                 tests/models/test_onlstm_transformer.py::test_steps_pass_gradcheck
 models/ordered_neurons.py                 tests/models/test_onlstm_transformer.py::test_the_last_chunk_is_never_written
+models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_learned_positions_start_as_other_embeddings
 models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_positions_from_an_offset_by_number_or_by_ids
 models/position_embeddings.py             tests/models/test_nmt_transformer.py::test_sequences_beyond_the_position_table_are_refused
 models/recurrent_cache.py                 tests/models/test_recurrent_ground.py
@@ -180,7 +202,9 @@ models/recurrent_layers.py                tests/models/test_recurrent_ground.py
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_equations
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_gradients_of_many_tiles_are_summed_in_float32
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_nothing_of_all_pairs_or_all_steps_is_made_at_once
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_are_kept_for_the_backward_pass_up_to_a_limit
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_pass_gradcheck_in_any_tiles
+models/relation_pairs.py                  tests/models/test_rnmt.py::test_pairs_without_a_mask_are_those_of_real_tokens_alone
 models/relation_pairs.py                  tests/models/test_rnmt.py::test_tiles_cover_each_pair_once_and_stay_small
 models/relative_attention.py              tests/models/test_nmt_transformer.py::test_equations
 models/relative_attention.py              tests/models/test_nmt_transformer.py::test_tables_of_relative_positions

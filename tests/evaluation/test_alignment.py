@@ -6,6 +6,11 @@ import evaluate
 import numpy as np
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from recnmt_hf import AlignmentErrorRate, RNMTConfig, RNMTForConditionalGeneration, Translator, train_tokenizer
 from recnmt_hf.commands.main import main
@@ -45,7 +50,7 @@ def test_links_in_and_out():
     assert parse_links("").possible == set() and format_links([]) == ""
     with pytest.raises(ValueError, match="gold, line 3: '1:2' is no link"):
         parse_links("0-0 1:2", "gold, line 3")
-    with pytest.raises(ValueError, match="'0-1' has a position below 1"):
+    with pytest.raises(ValueError, match=r"^the alignment: '0-1' has a position below 1"):
         parse_links("0-1", one_based=True)
 
 
@@ -71,7 +76,8 @@ def test_error_rate_by_hand():
 
 def test_metric_of_evaluate():
     metric = AlignmentErrorRate()
-    assert isinstance(metric, evaluate.Metric)
+    assert isinstance(metric, evaluate.Metric) and metric.citation == "Och and Ney, 2003"
+    assert metric.description.startswith("Alignment error rate")
     result = metric.compute(predictions=["0-0 2-2 1-0", "0-1"], references=["0-0 1-1 2p2", "0-1"])
     assert result["aer"] == pytest.approx(2 / 7)
     metric.add_batch(predictions=["1-1"], references=["1-1"])
@@ -137,6 +143,31 @@ def test_bytes_belong_to_the_word_of_their_character():
     assert len(ids) > 12 and words[-1] is None
     known = [word for word in words if word is not None]
     assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
+
+
+class TokenizerOfTwoSides(PreTrainedTokenizerFast):
+    """Each character is a token, spaces too; a translation begins with a token for its language."""
+
+    def _switch_to_input_mode(self):
+        self._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+
+    def _switch_to_target_mode(self):
+        special = [("<de>", 1), ("</s>", 2)]
+        self._tokenizer.post_processor = TemplateProcessing(single="<de> $A </s>", special_tokens=special)
+
+
+def test_spaces_and_control_tokens_anywhere():
+    """A space belongs to the word behind it, or to the last one."""
+    symbols = ["<pad>", "<de>", "</s>", "<unk>", " ", "a", "b"]
+    backend = Tokenizer(WordLevel({symbol: id for id, symbol in enumerate(symbols)}, "<unk>"))
+    backend.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer = TokenizerOfTwoSides(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<de>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer._switch_to_input_mode()
+    words = [0, 0, 0, 1, 1, 1, None]
+    assert words_of_tokens(tokenizer, " ab b ") == ([4, 5, 6, 4, 6, 4, 2], words)
+    assert words_of_tokens(tokenizer, " ab b ", is_target=True) == ([1, 4, 5, 6, 4, 6, 4, 2], [None, *words])
 
 
 def test_links_to_the_end_token_are_dropped(folder, monkeypatch):

@@ -32,6 +32,13 @@ def test_limits_hold_for_the_rows_of_their_sentence():
     assert MaxLengthPerSentence(torch.tensor([5, 6]), 0)(ids[:2], None).tolist() == [True, False]
 
 
+def test_limits_and_prefixes_follow_the_device_of_the_search():
+    """Which are made on the CPU, and may be asked on another device."""
+    ids = torch.zeros(4, 5, dtype=torch.long, device="meta")
+    assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).is_meta
+    assert PrefixPerSentence([[2, 0], [1]], prompt_length=4)(ids, torch.zeros(4, 3, device="meta")).is_meta
+
+
 def test_prefixes_leave_one_token_to_choose():
     """With its own score, or a finite one where it is forbidden otherwise; free after the prefix, or without one."""
     prefixes = PrefixPerSentence([[2, 0], [], [1]], prompt_length=2)

@@ -24,6 +24,15 @@ def test_a_device_that_cannot_be_is_named(monkeypatch, device, reason):
         resolve_device(device)
 
 
+def test_a_device_that_fails_is_named_with_the_first_line_of_its_error(monkeypatch):
+    def fail(*size, device):
+        raise RuntimeError(f"No driver for {device}.\nCompile with TORCH_USE_CUDA_DSA.")
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(UserError, match=r"^The device 'cuda:0' cannot be used \(No driver for cuda:0\)\. Remedy"):
+        resolve_device("cuda:0")
+
+
 def test_a_device_that_is_there(monkeypatch):
     assert resolve_device("cpu") == resolve_device(torch.device("cpu")) == torch.device("cpu")
     for there, expected in ((True, "cuda"), (False, "cpu")):

@@ -108,6 +108,15 @@ def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypa
         monkeypatch.setattr(config, "_commit_hash", commit, raising=False)
         made = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
         assert asked.pop() == ("someone/pair", settings) and made.translator.target_tokenizer is translator.tokenizer
+    monkeypatch.setattr(config, "share_encoder_decoder_embeddings", True)
+    TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    config = transformers.T5Config(
+        vocab_size=len(translator.tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, eos_token_id=2
+    )
+    other = transformers.T5ForConditionalGeneration(config)  # does not say, and has one
+    other.name_or_path = "someone/other"
+    TranslationPipeline(other, translator.tokenizer, device="cpu")
+    assert not asked
 
 
 def test_unknown_tokens_are_reported(pipe, monkeypatch):

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 import recnmt_hf
-from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator
-from recnmt_hf.evaluation.forced_decoding import UnknownTokens, batches_by_tokens
+from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator, forced_decoding
+from recnmt_hf.evaluation.forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +31,35 @@ def sentences(corpus):
     return [pair.en for pair in corpus["test"]][:12]
 
 
-def test_batches_hold_similar_lengths_within_their_tokens():
-    assert list(batches_by_tokens([3, 9, 1, 3, 4], 9)) == [[1], [4, 0], [3, 2]]
-    assert list(batches_by_tokens([0, 0], 1)) == [[0], [1]] and list(batches_by_tokens([], 5)) == []
-    assert list(batches_by_tokens([7, 2], 5)) == [[0], [1]], "a sentence that is too long is a batch of its own"
+@pytest.mark.parametrize(
+    ("lengths", "most", "batches"),
+    [
+        ([3, 9, 1, 3, 4], 9, [[1], [4, 0], [3, 2]]),
+        ([1, 1], 2, [[0, 1]]),
+        ([0, 0], 1, [[0], [1]]),
+        ([], 5, []),
+        ([7, 2], 5, [[0], [1]]),  # a sentence that is too long is a batch of its own
+    ],
+)
+def test_batches_hold_similar_lengths_within_their_tokens(lengths, most, batches):
+    assert list(itertools.islice(batches_by_tokens(lengths, most), 9)) == batches, "and come to an end"
 
 
-def test_unknown_tokens_are_counted(caplog):
+def test_unknown_tokens_are_counted(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(forced_decoding.logger, "warning_once", warnings.append)
     tokenizer = type("Tokenizer", (), {"unk_token_id": 3})()
     few, many = UnknownTokens(tokenizer), UnknownTokens(tokenizer)
     for ids in ([3] + [4] * 49, [5] * 50):
         few.count(ids)
     few.warn()
     UnknownTokens(tokenizer).warn()
-    assert not caplog.records
+    assert not warnings
     for ids in ([3, 3, 4], [3, 5, 6, 7, 8]):
         many.count(ids)
     many.warn()
-    assert [record.message[:34] for record in caplog.records] == ["37.5% of the source tokens are unk"]
+    message = "37.5% of the source tokens are unknown to the tokenizer, and the model cannot tell them apart. Remedy: "
+    assert len(warnings) == 1 and warnings[0].startswith(message)
 
 
 @pytest.mark.parametrize("kind", ["vaswani", "hf"])
@@ -107,6 +118,53 @@ def test_scores_by_one_sentence_at_a_time(translator, corpus):
         translator.score(["a", "b"], ["c"])
     with pytest.raises(ValueError, match="Source 2 is empty"):
         translator.score(["a", " "], ["c", "d"])
+
+
+def test_scores_follow_their_options(translator, sentences):
+    """Given as a whole or by name; a translation of one token or none is divided by one."""
+    targets = [[7, 8, 9, 2], [7], []]
+    options = DecodingOptions(length_penalty_type="hf", length_penalty=1.0)
+    for found in (
+        translator.score(sentences[:3], targets, options),
+        translator.score(sentences[:3], targets, length_penalty_type="hf", length_penalty=1.0),
+    ):
+        assert [each.score for each in found] == [found[0].log_prob / 4, found[1].log_prob, 0.0]
+
+
+def test_batches_of_scores_and_alignments_are_bounded(translator, sentences):
+    read = []
+    hook = translator.model.get_encoder().register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        scored = translator.score(sentences, [[7, 2]] * len(sentences), max_tokens=40)
+        sources = [translator.encode_source(sentence) for sentence in sentences]
+        links = translator.align_tokens(sources, [[7, 2]] * len(sentences), max_tokens=40)
+    finally:
+        hook.remove()
+    assert len(read) > 4 and max(read) <= 40
+    together = translator.score(sentences, [[7, 2]] * len(sentences))
+    assert [each.log_prob for each in scored] == pytest.approx([each.log_prob for each in together], abs=1e-9)
+    assert links == translator.align_tokens(sources, [[7, 2]] * len(sentences))
+
+
+@pytest.mark.parametrize("start", [None, 7])
+def test_scoring_starts_as_generation_does(translator, sentences, monkeypatch, start):
+    monkeypatch.setattr(translator.model.generation_config, "decoder_start_token_id", start)
+    source, target = torch.tensor([translator.encode_source(sentences[0])]), [8, 9, 2]
+    first = translator.model.config.decoder_start_token_id if start is None else start
+    logits = translator.model(source, decoder_input_ids=torch.tensor([[first, 8, 9]])).logits
+    expected = logits.log_softmax(-1)[0, range(3), target].sum().item()
+    assert translator.score([sentences[0]], [target])[0].log_prob == pytest.approx(expected, abs=1e-9)
+
+
+def test_ids_are_padded_on_the_models_device(tokenizer):
+    with torch.device("meta"):
+        model = recnmt_hf.NMTTransformerForConditionalGeneration(
+            recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+        )
+    ids, mask = ForcedDecoder(model, tokenizer, check=False).pad([[5, 2], [2]], 0)
+    assert (ids.device.type, mask.device.type) == ("meta", "meta") and ids.shape == mask.shape == (2, 2)
 
 
 def test_order_and_batches_do_not_matter(translator, sentences):
@@ -196,9 +254,17 @@ def test_what_shows_nothing_translates_to_nothing(translator, sentences):
 
 
 def test_a_source_of_which_the_tokenizer_leaves_nothing(translator, monkeypatch):
-    """Whatever the characters are: nothing was read, so nothing is said."""
-    monkeypatch.setattr(translator, "encode_source", lambda sentence: [2])
-    assert translator(["x"])[0].text == ""
+    """
+    Whatever the characters are: nothing was read, so nothing is said. Also where the source has a control token of its
+    own, as one for the language.
+    """
+    assert not translator.says_nothing("x") and translator.says_nothing("\u200b")
+    monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
+    for nothing in ([2], [9, 2]):
+        monkeypatch.setattr(translator, "encode_source", lambda sentence, nothing=nothing: nothing)
+        assert translator(["x"])[0].text == "" and translator.says_nothing("x")
+        with pytest.raises(ValueError, match="Source 1 is empty"):
+            translator.score(["x"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -301,10 +367,12 @@ def test_messages_name_the_place_of_a_pair(translator, pair, places, message):
 def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeypatch):
     end, padding = translator.model.config.eos_token_id, translator.pad_id()
     assert translator.strip([7, 8, end, padding, 9]) == [7, 8, end] and translator.strip([end, 7]) == [end]
-    assert translator.strip([7, padding, 8, padding, padding]) == [7, padding, 8]
+    assert translator.strip([7, padding, 8, padding, padding, padding]) == [7, padding, 8]
     assert translator.strip([padding]) == []
     monkeypatch.setattr(translator.model.generation_config, "eos_token_id", [8, 9])
     assert translator.strip([7, end, 9, 8]) == [7, end, 9]
+    monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
+    assert translator.strip([7, 8, end, 9]) == [7, 8, end], "as the configuration says"
 
 
 @pytest.mark.parametrize(
@@ -363,24 +431,33 @@ def test_wrong_options():
         DecodingOptions(on_long="cut")
 
 
-def test_works_for_other_models_of_transformers(tokenizer, sentences):
-    config = transformers.MarianConfig(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        pad_token_id=0,
-        eos_token_id=2,
-        decoder_start_token_id=0,
-        forced_eos_token_id=None,
-        max_position_embeddings=128,
-    )
-    translator = Translator(transformers.MarianMTModel(config).eval(), tokenizer)
+@pytest.mark.parametrize("name", ["Marian", "T5"])
+def test_works_for_other_models_of_transformers(tokenizer, sentences, name):
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    if name == "T5":  # has no table of positions
+        config = transformers.T5Config(
+            vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, **tokens
+        )
+        model = transformers.T5ForConditionalGeneration(config)
+    else:
+        config = transformers.MarianConfig(
+            vocab_size=len(tokenizer),
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=128,
+            **tokens,
+        )
+        model = transformers.MarianMTModel(config)
+    translator = Translator(model.eval(), tokenizer)
     assert len(translator(sentences[:2], beams=2, max_length_extra=3)) == 2
+    assert len(translator.score(["a"], [[5, len(tokenizer) - 1]])[0].token_log_probs) == 2
+    with pytest.raises(ValueError, match=f"{len(tokenizer)} is no token id of 0 to {len(tokenizer) - 1}"):
+        translator.score(["a"], [[5, len(tokenizer)]])
 
 
 # -- what can be wrong with a model's folder ---
@@ -435,6 +512,10 @@ def test_target_tokenizer_of_its_own(two_vocabularies, sentences):
     translator = Translator.from_pretrained(folder, device="cpu")
     assert len(translator.tokenizer) == len(source) and len(translator.target_tokenizer) == len(target)
     expected = [each.text for each in translator(sentences[:2], beams=2, max_length_extra=2)]
+    most = len(target) - 1
+    assert most != len(source) - 1 and len(translator.score(["a"], [[5, most]])[0].token_log_probs) == 2
+    with pytest.raises(ValueError, match=f"{most + 1} is no token id of 0 to {most}"):
+        translator.score(["a"], [[5, most + 1]])
     assert json.loads((folder / "config.json").read_text())["decoder_vocab_size"] == len(target)
     for given in ({}, {"target_tokenizer": target}):
         pipe = transformers.pipeline("recnmt-translation", model=str(folder), device="cpu", **given)

@@ -335,13 +335,16 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
     for name, parameter in recurrence.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
-    results = []
+    results, calls, original = [], [], modeling.attentive_steps
+    monkeypatch.setattr(modeling, "attentive_steps", lambda *args: (calls.append(1), original(*args))[1])
     for setting in ("1", "0"):
         monkeypatch.setenv("RECNMT_FAST_PATHS", setting)
+        calls.clear()
         torch.manual_seed(4)
         inputs = torch.randn(3, 4, 32, dtype=torch.float64, requires_grad=True)
         recurrence.zero_grad()
         states, own_mask, attentions = recurrence(inputs, mask, output_attentions=True)
+        assert bool(calls) == (setting == "1")
         (states * torch.randn_like(states)).sum().backward()
         gradients = [inputs.grad, *(p.grad.clone() for p in recurrence.parameters() if p.requires_grad)]
         results.append([states.detach(), attentions.detach(), *gradients])
@@ -418,6 +421,12 @@ def test_adapters_and_hooks_are_called():
     torch.testing.assert_close(model.get_encoder()(source).recurrence_hidden_state, expected)
     assert len(calls) == 8
     plain._forward_hooks.clear()
+    for name in ("attn", "attn.k_proj", "attn.v_proj", "attn.out_proj", "cell"):
+        calls.clear()
+        hook = direction.get_submodule(name).register_forward_hook(lambda *args: calls.append(1))
+        torch.testing.assert_close(model.get_encoder()(source).recurrence_hidden_state, expected)
+        assert bool(calls) == (name != "attn"), "an attention is taken apart, and its parts are called"
+        hook.remove()
     plain.forward = lambda states: torch.zeros_like(states)
     assert not torch.allclose(model.get_encoder()(source).recurrence_hidden_state, expected)
 
@@ -452,6 +461,13 @@ def test_shapes_without_data():
     ids = torch.ones(2, 5, dtype=torch.long, device="meta")
     outputs = model(ids, decoder_input_ids=ids)
     assert outputs.last_hidden_state.shape == (2, 5, 32) and outputs.recurrence_hidden_state.shape == (2, 8, 32)
+    fields = {"recurrence_steps": None, "recurrence_memory_dropout": 0.5}
+    model = BiARNTransformerModel(TestBiARNTransformer().config(**fields)).to("meta").train()
+    outputs = model(ids, decoder_input_ids=ids)
+    assert outputs.last_hidden_state.shape == outputs.recurrence_hidden_state.shape == (2, 5, 32)
+    words = torch.empty(2, 5, 32, device="meta")
+    states, _, mask = model.encoder.recurrence_encoder(words, torch.ones_like(ids), False)
+    assert states[-1].is_meta and mask.is_meta and mask.shape == (2, 5)
 
 
 def test_plain_steps_serve_every_attention_implementation(monkeypatch):

@@ -15,6 +15,7 @@ from recnmt_hf.models.initialization import Initialization
 from recnmt_hf.models.modeling_nmt_transformer import directional_mask
 from recnmt_hf.models.position_embeddings import (
     LearnedPositionEmbedding,
+    SinusoidalPositionEmbedding,
     build_position_embedding,
     positions_from_mask,
     sinusoid_table,
@@ -179,8 +180,11 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
         order = [0, 2, 1, 3] if kind == "sinusoidal" else [0, 1, 2, 3]
         torch.testing.assert_close(rows[3], torch.cat([angles.sin(), angles.cos()])[order])
         assert torch.equal(build_position_embedding(kind, 6, 4)(6), rows)
+        angle = torch.tensor(1000 / 10000**0.5, dtype=torch.float64)  # in float64, and rounded once
+        wide = sinusoid_table(1001, 4, kind == "sinusoidal", torch.float64)
+        torch.testing.assert_close(wide[1000, order][1::2], torch.stack([angle.sin(), angle.cos()]), atol=1e-13, rtol=0)
         assert not module.state_dict(), "sinusoids are computed, not saved"
-        torch.testing.assert_close(module.double()(6), sinusoid_table(6, 4, kind == "sinusoidal", torch.float64))
+        assert torch.equal(module.double()(6), sinusoid_table(6, 4, kind == "sinusoidal", torch.float64))
         module.float()
     assert torch.equal(module(6), rows) and torch.equal(module(2), rows[:2])
     for offset in (3, torch.tensor(3)):
@@ -189,8 +193,17 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
     assert torch.equal(module(3, position_ids=places), rows[places])
     with pytest.raises(recnmt_hf.UserError, match="A sequence of 7 tokens does not fit the position table of 6 rows"):
         module(3, 4)
+    assert module.to("meta")(2, torch.tensor(3, device="meta")).shape == (2, 4)
+    assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, True)), "the paper's by default"
     assert build_position_embedding("none", 6, 4) is None
     assert positions_from_mask(torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
+
+
+def test_learned_positions_start_as_other_embeddings():
+    model = TestNMTTransformer().model({"position_embedding_type": "learned"}, torch.float32, scattered=False)
+    for stack in (model.get_encoder(), model.get_decoder()):
+        positions = stack.embed_input.embed_positions.weight
+        assert positions.std().item() == pytest.approx(stack.embed_tokens.weight.std().item(), rel=0.1)
 
 
 def test_sequences_beyond_the_position_table_are_refused():

@@ -285,6 +285,18 @@ def test_batch_norm_in_training_sees_real_tokens_only(side):
     torch.testing.assert_close(norm(plain, None), reference(plain.transpose(1, 2)).transpose(1, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_half_precision_is_computed_in_float32(dtype, training):
+    """And given in the type of its states, as float32 weights under autocast find them."""
+    torch.manual_seed(1)
+    states = (torch.randn(8, 64, 3) * 0.1 + 30).to(dtype)
+    norm = scatter_parameters(MaskedBatchNorm(3)).train(training)
+    expected = norm(states.float())
+    found = norm(states)
+    assert found.dtype == dtype and torch.equal(found, expected.to(dtype))
+
+
 def test_padding_changes_nothing_in_training():
     """With batch statistics too: the loss, the gradients and the running averages of a batch padded further."""
     batch = ragged_batch(LENGTHS, TARGETS)
@@ -339,6 +351,53 @@ def test_fast_paths_equal_plain_ones(name, training, monkeypatch):
         torch.testing.assert_close(results[0][0], results[1][0], atol=1e-12, rtol=0)
         for parameter, gradient in results[0][1].items():
             torch.testing.assert_close(gradient, results[1][1][parameter], atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("fast", ["1", "0"], ids=["fast", "plain"])
+@pytest.mark.parametrize("name", ["rnmt", "rnnsearch"])
+def test_padding_of_a_target_leaves_the_state(name, fast, monkeypatch):
+    """Before the words, between them, and after a first part that is in the cache."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+    model = scattered(EQUATIONS[name])
+    source, words = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8, 9, 10]])
+    expected = model(source, decoder_input_ids=words).logits
+    padded, mask = torch.tensor([[0, 1, 8, 0, 9, 10]]), torch.tensor([[0, 1, 1, 0, 1, 1]])
+    logits = model(source, decoder_input_ids=padded, decoder_attention_mask=mask).logits
+    torch.testing.assert_close(logits[mask == 1], expected[0], atol=1e-12, rtol=0)
+    first = model(source, decoder_input_ids=padded[:, :3], decoder_attention_mask=mask[:, :3], use_cache=True)
+    rest = model(
+        source,
+        decoder_input_ids=padded[:, 3:],
+        decoder_attention_mask=mask,
+        encoder_outputs=(first.encoder_last_hidden_state,),
+        past_key_values=first.past_key_values,
+    )
+    torch.testing.assert_close(rest.logits[:, 1:], expected[:, 2:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.relation_layers.0.propagation.pair_layers.0",
+        "encoder.relation_layers.0.propagation.pair_layers.1",
+        "decoder.recurrence.attention",
+        "decoder.recurrence.attention.q_proj",
+        "decoder.recurrence.attention.k_proj",
+        "decoder.recurrence.attention.score",
+        "decoder.recurrence.word_cell",
+        "decoder.recurrence.context_cell",
+        "decoder.recurrence.readout.context_proj",
+    ],
+)
+def test_modules_with_hooks_are_called(name):
+    """As adapters and quantization need it: the fast paths would read their parameters only."""
+    model, calls = scattered({}), []
+    batch = ragged_batch(LENGTHS, TARGETS)
+    expected = model(**batch).loss
+    hook = model.model.get_submodule(name).register_forward_hook(lambda *args: calls.append(args))
+    torch.testing.assert_close(model(**batch).loss, expected, atol=1e-12, rtol=0)
+    assert calls
+    hook.remove()
 
 
 @pytest.mark.parametrize("conditional", [True, False])
@@ -405,6 +464,32 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
         )
 
 
+def test_pairs_without_a_mask_are_those_of_real_tokens_alone():
+    config = TestRNMT().config(relation_gp_layers=2, relation_hidden_size=4, relation_conv_channels=[3])
+    layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
+    features = torch.randn(2, 5, 3, dtype=torch.float64)
+    expected = all_pairs(layers, features, torch.ones(2, 5, dtype=torch.long))
+    torch.testing.assert_close(all_pairs(layers, features, None), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(all_pairs_reference(layers, features, None)[0], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_pairs_are_kept_for_the_backward_pass_up_to_a_limit(dtype, monkeypatch):
+    """Their bytes: one vector for each pair and layer."""
+    config = TestRNMT().config(relation_gp_layers=3, relation_hidden_size=4, relation_conv_channels=[3])
+    layers = scatter_parameters(RelationPropagation(config).pair_layers.to(dtype))
+    features = torch.randn(2, 5, 3, dtype=dtype)
+    size = 2 * 5 * 5 * 4 * dtype.itemsize * len(layers)
+    saved = {}
+    for limit in (size, size - 1):
+        monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", limit)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x):
+            all_pairs(layers, features, None)
+        saved[limit] = sum(kept)
+    assert saved[size] - saved[size - 1] == size
+
+
 class Pairs(torch.nn.Module):
     """[`all_pairs`] as a module, so that its parameters can be varied."""
 
@@ -442,11 +527,12 @@ def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
     assert made <= sum(real**2 for real in lengths or [length] * batch_size) * 4 / 3
 
 
-def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch):
     """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
     monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", 0)
     length, batch_size, steps, width = 96, 8, 40, 32
-    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train()
+    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
     source = torch.randint(4, VOCABULARY, (batch_size, length))
     labels = torch.randint(4, VOCABULARY, (batch_size, steps))
     largest = 0
@@ -460,8 +546,10 @@ def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(monkeypatch):
                     largest = max(largest, one.untyped_storage().nbytes())
             return output
 
-    with Watch():
-        model(source, labels=labels, return_logits=False).loss.backward()
+    with Watch(), torch.set_grad_enabled(training):
+        loss = model(source, labels=labels, return_logits=False).loss
+        if training:
+            loss.backward()
     pairs = batch_size * length * length * 32 * 4
     energies = batch_size * steps * length * width * 4
     assert largest < min(pairs, energies) / 2, (largest, pairs, energies)

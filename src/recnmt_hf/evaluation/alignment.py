@@ -211,7 +211,7 @@ def words_of_tokens(
             continue
         # A token may begin with the space before its word, or be that space alone.
         part = text[start:end]
-        first = min(start + len(part) - len(part.lstrip()), len(text) - 1)
+        first = start + len(part) - len(part.lstrip())
         if not part.strip():
             first = next((place for place in starts if place >= start), first)
         words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))

@@ -120,5 +120,5 @@ def token_links(
         source_words = [None if id in controls[0] else place for place, id in enumerate(source)]
         target_words = [None if id in controls[1] else place for place, id in enumerate(target)]
         own = row[: len(target), : len(source)]
-        links.append(links_of_matrix(word_matrix(own, source_words, target_words, len(source), len(target))))
+        links.append(links_of_matrix(word_matrix(own, source_words, target_words)))
     return links

@@ -91,7 +91,7 @@ class PrefixPerSentence(LogitsProcessor):
 
     def __init__(self, prefixes: Sequence[Sequence[int]], prompt_length: int = 1):
         self.prompt_length = prompt_length
-        width = max(map(len, prefixes), default=0)
+        width = max(map(len, prefixes))
         self.prefixes = torch.tensor([list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes])
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
