@@ -30,7 +30,6 @@ class TestRPETransformer(ModelContract):
         "default": {},
         "typed-lstm-pre-norm": {**TYPED, "rpe_cell": "lstm", "normalize_before": True},
         "sliced-sru-relative": {**SLICED, "rpe_cell": "sru", "self_attention_type": "relative"},
-        "projected-gru": {"rpe_type": "rpehead", "rpe_recurrence": "projected", "rpe_cell": "gru"},
     }
 
     def test_one_step_of_the_recurrence_for_each_new_word(self, variant, monkeypatch):
@@ -74,6 +73,29 @@ class TestRPETransformer(ModelContract):
         assert len(places) == 1
         expected = model(source, decoder_input_ids=words).logits
         torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rpe_cell": "gru"},
+        {"rpe_type": "rpehead", "rpe_recurrence": "projected"},
+        {"rpe_recurrence": "projected", "rpe_cell": "lstm"},
+        {"rpe_encoder": False, "rpe_dim": 32},
+        {"rpe_decoder": False},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_other_recurrences_go_through_the_cache(fields):
+    """What the variants above do not have: steps, beams, padded prompts, roll-backs and exchanged rows."""
+    contract = TestRPETransformer()
+    contract.test_steps_equal_teacher_forcing(fields)
+    contract.test_every_cache_gives_the_same_logits(fields, "beam", 4)
+    contract.test_padded_prompts_go_on_as_they_do_alone(fields, 3)
+    contract.test_cache_select_repeat_reorder_reset(fields)
+    contract.test_gradient_reaches_every_parameter(fields)
+    if fields.get("rpe_decoder", True):
+        contract.test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(fields)
 
 
 # -- the equations -----------------------------------------------------------------------------------------------------
