@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from recnmt_hf.models.fast_paths import time_in_turns
-from recnmt_hf.models.modeling_onlstm_transformer import ONLSTMLayer
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
 from recnmt_hf.models.recurrent_layers import RecurrentLayer
 from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
 
@@ -29,8 +29,8 @@ def layers(width: int) -> dict[str, torch.nn.Module]:
         "gru": RecurrentLayer("gru", width, width),
         "rnn": RecurrentLayer("rnn", width, width),
         "sru": SimpleRecurrentUnit(width, width),
-        "onlstm, chunks of 1": ONLSTMLayer(1, width, width),
-        "onlstm, chunks of 8": ONLSTMLayer(8, width, width),
+        "onlstm, chunks of 1": ONLSTM(1, width, width),
+        "onlstm, chunks of 8": ONLSTM(8, width, width),
     }
 
 

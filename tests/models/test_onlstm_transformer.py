@@ -13,9 +13,8 @@ from recnmt_hf import (
 )
 from recnmt_hf.models import modeling_onlstm_transformer as modeling
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
-from recnmt_hf.models.modeling_onlstm_transformer import ONLSTMLayer, on_lstm_reference
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference, pack
 from recnmt_hf.models.ordered_neurons import ONLSTMSteps
-from recnmt_hf.models.recurrent_layers import MaskedRNN
 
 
 class TestONLSTMTransformer(ModelContract):
@@ -211,19 +210,20 @@ def check_equations(model, side):
 # -- ordered neurons ---------------------------------------------------------------------------------------------------
 
 
-def gates_and_weights(length, batch_size, size, chunk, directions=2, dtype=torch.float64, std=1.0):
+def gates_and_weights(counts, size, chunk, directions=2, std=1.0):
     torch.manual_seed(4)
     rows = 4 * size + 2 * (size // chunk)
-    gates = torch.randn(length, directions, batch_size, rows, dtype=dtype, requires_grad=True)
-    weights = [(torch.randn(rows, size, dtype=dtype) * std).requires_grad_() for _ in range(directions)]
+    gates = [torch.randn(sum(counts), rows, dtype=torch.float64, requires_grad=True) for _ in range(directions)]
+    weights = [(torch.randn(rows, size, dtype=torch.float64) * std).requires_grad_() for _ in range(directions)]
     return gates, weights
 
 
+@pytest.mark.parametrize("counts", [[2, 2, 2], [3, 2, 2, 1], [2]], ids=str)
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_steps_pass_gradcheck(chunk, directions):
-    gates, weights = gates_and_weights(4, 2, 6, chunk, directions)
-    assert torch.autograd.gradcheck(lambda each, *own: ONLSTMSteps.apply(each, chunk, *own), (gates, *weights))
+def test_steps_pass_gradcheck(chunk, directions, counts):
+    gates, weights = gates_and_weights(counts, 6, chunk, directions)
+    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, *each), (*gates, *weights))
 
 
 @pytest.mark.parametrize(
@@ -232,23 +232,24 @@ def test_steps_pass_gradcheck(chunk, directions):
 @pytest.mark.parametrize(("length", "chunk"), [(1, 1), (63, 1), (100, 8)])
 def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
     """States and gradients; those of half precision beside the same numbers in float32."""
-    size = 16
-    gates, weights = gates_and_weights(length, 3, size, chunk, std=size**-0.5)
-    gates, *weights = (each.detach().to(dtype).requires_grad_() for each in (gates, *weights))
-    upstream = torch.randn(length, 2, 3, size, dtype=torch.float64)
+    size, rows = 16, 3
+    gates, weights = gates_and_weights([rows] * length, size, chunk, std=size**-0.5)
+    tensors = [each.detach().to(dtype).requires_grad_() for each in (*gates, *weights)]
+    upstream = torch.randn(length * rows, 2, size, dtype=torch.float64)
 
-    def outcome(run, *tensors):
+    def outcome(run, tensors):
         states = run(*tensors)
         found = torch.autograd.grad(states, tensors, upstream.to(states.dtype))
         return [each.double() for each in (states.detach(), *found)]
 
-    def reference(each, *own):
-        columns = [on_lstm_reference(each[:, d], weight, chunk) for d, weight in enumerate(own)]
-        return torch.stack(columns, dim=1)
+    def reference(*each):
+        steps = [gate.unflatten(0, (length, rows)) for gate in each[:2]]
+        columns = [on_lstm_reference(gate, weight, chunk) for gate, weight in zip(steps, each[2:], strict=True)]
+        return torch.stack(columns, dim=2).flatten(0, 1)
 
-    exact = [each.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for each in (gates, *weights)]
-    expected = outcome(reference, *exact)
-    found = outcome(lambda each, *own: ONLSTMSteps.apply(each, chunk, *own), gates, *weights)
+    wide = torch.promote_types(dtype, torch.float32)
+    expected = outcome(reference, [each.detach().to(wide).requires_grad_() for each in tensors])
+    found = outcome(lambda *each: ONLSTMSteps.apply([rows] * length, chunk, *each), tensors)
     for fast, slow in zip(found, expected, strict=True):
         largest = max(float(slow.abs().max()), 1e-3)
         torch.testing.assert_close(fast / largest, slow / largest, atol=tolerance, rtol=0)
@@ -259,7 +260,7 @@ def test_what_padding_holds_changes_nothing(path, monkeypatch):
     """Ragged rows in both directions: states and gradients are those of each sentence alone."""
     monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
     torch.manual_seed(1)
-    rnn = MaskedRNN(lambda width, size: ONLSTMLayer(2, width, size), 5, 6, bidirectional=True).double()
+    rnn = ONLSTM(2, 5, 6, bidirectional=True).double()
     for parameter in rnn.parameters():
         torch.nn.init.normal_(parameter)
     inputs = torch.randn(3, 7, 5, dtype=torch.float64)
@@ -272,8 +273,24 @@ def test_what_padding_holds_changes_nothing(path, monkeypatch):
         torch.testing.assert_close(states[row, words], alone[0], atol=1e-10, rtol=0)
         torch.testing.assert_close(last[row], end[0], atol=1e-10, rtol=0)
         assert states[row, ~words].eq(0).all()
+    assert torch.equal(rnn(inputs, torch.zeros_like(mask))[0], torch.zeros(3, 7, 12, dtype=torch.float64))
     states.sum().backward()
     assert filled.grad[mask == 0].eq(0).all() and filled.grad.isfinite().all()
+
+
+def test_words_are_packed_without_padding():
+    """Step by step, longer sentences first; the backward direction from each sentence's own end."""
+    mask = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1]])
+    (onward, backward), (last, first), counts = pack(mask, 4, 4, mask.device)
+    assert counts == [3, 3, 1, 1]
+    assert onward.tolist() == [4, 1, 12, 5, 2, 15, 6, 7] and backward.tolist() == [7, 2, 15, 6, 1, 12, 5, 4]
+    assert last[[0, 1, 3]].tolist() == [2, 3, 3] and first[[0, 1, 3]].tolist() == [1, 0, 0]
+    # Where asking for lengths would wait for the device every row has every step, padding last.
+    (onward, backward), _, counts = pack(mask.to("meta"), 4, 4, torch.device("meta"))
+    assert counts == [4] * 4 and onward.shape == backward.shape == (16,)
+    (onward, backward), (last, first), counts = pack(None, 2, 3, mask.device)
+    assert (onward.tolist(), backward.tolist(), counts) == ([0, 3, 1, 4, 2, 5], [2, 5, 1, 4, 0, 3], [2, 2, 2])
+    assert (last.tolist(), first.tolist()) == ([2, 2], [0, 0])
 
 
 @pytest.mark.parametrize("path", ["fast", "reference"])
@@ -282,10 +299,10 @@ def test_the_last_chunk_is_never_written(chunk, path, monkeypatch):
     """i~ ends at 0, so that these channels stay exactly 0, whatever the data; all others are used."""
     monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
     torch.manual_seed(2)
-    layer = ONLSTMLayer(chunk, 8, 12)
+    layer = ONLSTM(chunk, 8, 12)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=2)
-    states = layer(torch.randn(5, 9, 8))
+    states = layer(torch.randn(5, 9, 8))[0]
     assert states[..., -chunk:].eq(0).all() and states[..., :-chunk].ne(0).any(dim=0).any(dim=0).all()
 
 
@@ -313,10 +330,10 @@ def test_the_fast_path_can_be_switched_off(monkeypatch):
     model = TestONLSTMTransformer().model()
     monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
     expected = model(**ragged_batch()).logits
-    assert calls == [4]  # both directions in one call
+    assert calls == [6]  # both directions in one call
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=1e-10, rtol=0)
-    assert calls == [4]
+    assert calls == [6]
 
 
 # -- sizes and fields --------------------------------------------------------------------------------------------------

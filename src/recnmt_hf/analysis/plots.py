@@ -250,6 +250,52 @@ def similarities_by_distance(
         figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
 
 
+def tree_and_bars(
+    path: str | Path,
+    nodes: Sequence[tuple[float, int, Sequence[float]]],
+    labels: Sequence[str],
+    heights: np.ndarray,
+    height_name: str,
+    title: str | None = None,
+) -> None:
+    """
+    A binary tree over labels, and below it bars.
+
+    Args:
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+        nodes: Place over the labels and height of each inner node, with place and height of both its children.
+        labels (sequence of `str`): Of the leaves.
+        heights (`numpy.ndarray` of shape `(len(labels),)`): Of the bars, from 0 to 1.
+        height_name (`str`): What they are.
+        title (`str`, *optional*): Above both.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    top = max((height for _, height, _ in nodes), default=1)
+    figure = Figure(figsize=(1.6 + 0.5 * len(labels), 2.2 + 0.3 * top), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.3 * top, 1.2])
+    for place, height, children in nodes:
+        for child, own in zip(children[::2], children[1::2], strict=True):
+            above.plot([place, child], [height, own], color="steelblue")
+    above.set_axis_off()
+    below.bar(range(len(labels)), heights, color="steelblue")
+    below.set_xticks(
+        range(len(labels)), labels, rotation=60, ha="right", rotation_mode="anchor", fontsize=8, parse_math=False
+    )
+    below.set_ylim(0.0, 1.0)
+    below.set_ylabel(height_name, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+
+
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:
     """
     A sentence pair's attention as a heat map, with gold links marked: squares are sure, circles possible.

@@ -34,6 +34,7 @@ COMMANDS = {
     "attention": ("attention", "show what the steps of a recurrence encoder read"),
     "global": ("global_state", "show what the capsules of a GRET read, and how far its gate opens"),
     "positions": ("recurrent_positions", "show what recurrent positional embeddings add to position embeddings"),
+    "tree": ("tree", "show the tree that the master gates of an ON-LSTM make of a sentence"),
     "probe-words": ("probe_words", "measure which words of the translation a vector of the source foretells"),
     "parameters": ("parameters", "count parameters of models, and what one adds to another"),
     "corpus": ("corpus", "write the generated English-German corpus"),

@@ -22,7 +22,7 @@ from .fast_paths import enabled
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
-from .recurrent_layers import RecurrentEncoderLayer, left_aligned, reversed_order, scan_steps, take
+from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, left_aligned, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Seq2SeqEncoderOutput
 from .seq2seq_stacks import TokenAndPositionInput
@@ -102,17 +102,12 @@ def cumax(scores: torch.Tensor) -> torch.Tensor:
 
 class ONLSTMLayer(nn.Module):
     """
-    An ON-LSTM in one direction, for [`~.recurrent_layers.MaskedRNN`].
-
-    It runs as [`~.ordered_neurons.ONLSTMSteps`], both directions in one call; as [`on_lstm_reference`] in compiled and
-    exported graphs, and with `RECNMT_FAST_PATHS=0`.
+    An ON-LSTM in one direction, from zero states: the parameters, and [`on_lstm_reference`] over them.
 
     Args:
         chunk_size (`int`): As in the configuration.
         input_size, hidden_size (`int`): Widths of input and state.
     """
-
-    state_names = ("state", "memory")
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int):
         super().__init__()
@@ -136,34 +131,102 @@ class ONLSTMLayer(nn.Module):
         return f"{self.weight_ih.shape[1]}, {self.hidden_size}, chunk_size={self.chunk_size}"
 
     def gates(self, inputs: torch.Tensor) -> torch.Tensor:
-        """W x + b of all words, `(length, batch_size, gates)`."""
-        return nn.functional.linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+        """W x + b of words `(.., input_size)`, in the order f, i, o, c^, f~, i~."""
+        return nn.functional.linear(inputs, self.weight_ih, self.bias)
 
     def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
-        """Inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`, from zero states."""
-        if enabled():
-            return ONLSTMSteps.apply(self.gates(inputs)[:, None], self.chunk_size, self.weight_hh)[:, 0].transpose(0, 1)
-        return on_lstm_reference(self.gates(inputs), self.weight_hh, self.chunk_size).transpose(0, 1)
-
-    def both(
-        self, other: "ONLSTMLayer", inputs: torch.Tensor, mirrored: torch.Tensor, initial_states: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states of this layer over `inputs`, and those of `other` over `mirrored`."""
-        if not enabled():
-            return self(inputs), other(mirrored)
-        gates = torch.stack([self.gates(inputs), other.gates(mirrored)], dim=1)
-        states = ONLSTMSteps.apply(gates, self.chunk_size, self.weight_hh, other.weight_hh)
-        return states[:, 0].transpose(0, 1), states[:, 1].transpose(0, 1)
+        """Inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`."""
+        return on_lstm_reference(self.gates(inputs.transpose(0, 1)), self.weight_hh, self.chunk_size).transpose(0, 1)
 
     def distances(self, inputs: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """
-        1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and the states over them.
-        """
+        """1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and the states over them."""
         before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
         rows = slice(4 * self.hidden_size, 4 * self.hidden_size + self.sizes[4])
         scores = nn.functional.linear(inputs, self.weight_ih[rows], self.bias[rows])
         scores = scores + nn.functional.linear(before.to(inputs.dtype), self.weight_hh[rows])
         return 1 - cumulative_softmax(scores.to(wide_type(scores.dtype)))[1].mean(dim=-1)
+
+
+class ONLSTM(MaskedRNN):
+    """
+    A one- or two-directional ON-LSTM with a masked carry.
+
+    It runs as [`~.ordered_neurons.ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone;
+    as [`on_lstm_reference`] in compiled and exported graphs, and with `RECNMT_FAST_PATHS=0`.
+
+    Args:
+        chunk_size (`int`): As in the configuration.
+        input_size, hidden_size (`int`): Widths of the input and of each direction's state.
+        bidirectional (`bool`, *optional*, defaults to `False`): Adds the backward direction.
+    """
+
+    def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
+        super().__init__(partial(ONLSTMLayer, chunk_size), input_size, hidden_size, bidirectional)
+        self.chunk_size = chunk_size
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        initial_states: tuple[torch.Tensor | None, ...] = (None, None),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As [`MaskedRNN`] has it, but that both directions start from zero states."""
+        if not enabled():
+            return super().forward(inputs, attention_mask)
+        layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
+        places, ends, counts = pack(attention_mask, inputs.shape[0], inputs.shape[1], inputs.device)
+        if attention_mask is not None:
+            # Whatever stands at padding (NaN included) must not reach the gradients of real words.
+            inputs = inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+        words = inputs.flatten(0, 1)
+        if counts:
+            gates = [layer.gates(words[each]) for layer, each in zip(layers, places, strict=False)]
+            found = ONLSTMSteps.apply(counts, self.chunk_size, *gates, *(layer.weight_hh for layer in layers))
+            blank = found.new_zeros(len(words), self.hidden_size)
+            parts = [blank.index_copy(0, place, each) for place, each in zip(places, found.unbind(1), strict=False)]
+            states = torch.cat(parts, dim=-1)
+        else:  # nothing but padding
+            states = words.new_zeros(len(words), len(layers) * self.hidden_size)
+        states = states.unflatten(0, inputs.shape[:2])
+        if attention_mask is not None:
+            states = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+        of_layers = zip(states.split(self.hidden_size, dim=-1), ends, strict=False)
+        return states, torch.cat([take(part, end[:, None])[:, 0] for part, end in of_layers], dim=-1)
+
+
+def pack(
+    attention_mask: torch.Tensor | None, batch_size: int, length: int, device: torch.device
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor], list[int]]:
+    """
+    The order in which a recurrence reads the words of a batch, step by step, in either direction.
+
+    On the CPU padding is left out, and longer sentences come first. Elsewhere padding comes behind the words of its
+    sentence, since leaving it out would wait for the device.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
+
+    Returns:
+        Of each direction the places of the words read, `row * length + column`; of each direction the column of every
+        row's last word read `(batch_size,)`; and how many sentences have each step.
+    """
+    rows, steps = torch.arange(batch_size, device=device), torch.arange(length, device=device)
+    if attention_mask is None:
+        first = rows * length
+        onward, backward = ((each[:, None] + first).flatten() for each in (steps, steps.flip(0)))
+        return (onward, backward), (torch.full_like(rows, length - 1), torch.zeros_like(rows)), [batch_size] * length
+    order, lengths = left_aligned(attention_mask), (attention_mask != 0).sum(dim=1)
+    mirrored = order.gather(1, reversed_order(lengths, length))
+    last = order.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+    ends = (last, order[:, 0])
+    if device.type != "cpu":
+        places = [(each + rows[:, None] * length).t().flatten() for each in (order, mirrored)]
+        return (places[0], places[1]), ends, [batch_size] * length
+    by_length = torch.argsort(lengths, descending=True, stable=True)
+    is_real = steps[:, None] < lengths[by_length]
+    counts = [count for count in is_real.sum(dim=1).tolist() if count]
+    places = [(each + rows[:, None] * length)[by_length].t()[is_real] for each in (order, mirrored)]
+    return (places[0], places[1]), ends, counts
 
 
 class MasterGateDistances(nn.Module):
@@ -190,9 +253,8 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
     """
 
     def __init__(self, config: ONLSTMTransformerConfig, kind: str):
-        cell: Any = partial(ONLSTMLayer, config.onlstm_chunk_size) if kind == "onlstm" else kind
         super().__init__(
-            cell,
+            partial(ONLSTM, config.onlstm_chunk_size) if kind == "onlstm" else kind,
             config.d_model,
             config.rnn_hidden_size,
             config.rnn_bidirectional,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -231,8 +232,7 @@ class MaskedRNN(nn.Module):
 
     The forward direction runs over the left-aligned batch, the backward direction over a copy reversed within each
     sentence, so it starts, with its initial state, at the last real token. This equals packed sequences, needs no
-    lengths on the host, and takes padding on either side. Outputs at padding are zero. A class of layers that runs
-    both directions in one call has a method `both`.
+    lengths on the host, and takes padding on either side. Outputs at padding are zero.
 
     Args:
         cell (`str` or class): As in [`build_recurrent_layer`].
@@ -273,8 +273,11 @@ class MaskedRNN(nn.Module):
             real tokens.
         """
         if attention_mask is None:
-            outputs = self.run(inputs, lambda states: states.flip(1), initial_states)
-            last = [outputs[0][:, -1], *(states[:, 0] for states in outputs[1:])]
+            outputs = [self.forward_rnn(inputs, initial_states[0])]
+            last = [outputs[0][:, -1]]
+            if self.backward_rnn is not None:
+                outputs.append(self.backward_rnn(inputs.flip(1), initial_states[1]).flip(1))
+                last.append(outputs[1][:, 0])
             return torch.cat(outputs, dim=-1), torch.cat(last, dim=-1)
         order = left_aligned(attention_mask)
         lengths = (attention_mask != 0).sum(dim=1)
@@ -282,29 +285,15 @@ class MaskedRNN(nn.Module):
         # Zeroed padding: whatever stands there (NaN included) must not reach the matmuls of real rows' gradients.
         real = torch.arange(inputs.shape[1], device=inputs.device)[None, :] < lengths[:, None]
         aligned = aligned.masked_fill(~real[:, :, None], 0.0)
-        mirror = reversed_order(lengths, inputs.shape[1])
-        outputs = self.run(aligned, lambda states: take(states, mirror), initial_states)
+        outputs = [self.forward_rnn(aligned, initial_states[0])]
+        if self.backward_rnn is not None:
+            mirror = reversed_order(lengths, inputs.shape[1])
+            outputs.append(take(self.backward_rnn(take(aligned, mirror), initial_states[1]), mirror))
         states = torch.cat(outputs, dim=-1).masked_fill(~real[:, :, None], 0.0)
         ends = take(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
         if self.backward_rnn is not None:
             ends = torch.cat([ends[:, : self.hidden_size], states[:, 0, self.hidden_size :]], dim=-1)
         return take(states, torch.argsort(order, dim=1)), ends
-
-    def run(
-        self,
-        inputs: torch.Tensor,
-        mirrored: Callable[[torch.Tensor], torch.Tensor],
-        initial_states: tuple[torch.Tensor | None, ...],
-    ) -> list[torch.Tensor]:
-        """States of each direction over left-aligned inputs; `mirrored` reverses the words of each sentence."""
-        if self.backward_rnn is None:
-            return [self.forward_rnn(inputs, initial_states[0])]
-        if hasattr(self.forward_rnn, "both"):
-            onward, backward = self.forward_rnn.both(self.backward_rnn, inputs, mirrored(inputs), initial_states)
-        else:
-            onward = self.forward_rnn(inputs, initial_states[0])
-            backward = self.backward_rnn(mirrored(inputs), initial_states[1])
-        return [onward, mirrored(backward)]
 
 
 class CachedRecurrence(nn.Module):
@@ -391,7 +380,8 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
     `x + Drop(W_p [..](LN(x)) + b_p)`.
 
     Args:
-        cell (`str`): As in [`MaskedRNN`].
+        cell (`str` or callable): A cell's name as in [`MaskedRNN`], or what makes a masked recurrence from the widths
+            of input and state and whether it has two directions.
         d_model (`int`): Width of input and output.
         hidden_size (`int`): Width of each direction.
         bidirectional (`bool`): Adds the backward direction.
@@ -402,7 +392,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
 
     def __init__(
         self,
-        cell: str,
+        cell: str | Callable[[int, int, bool], Any],
         d_model: int,
         hidden_size: int,
         bidirectional: bool,
@@ -413,7 +403,8 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.dropout = dropout
         self.normalize_before = normalize_before
-        self.rnn = MaskedRNN(cell, d_model, hidden_size, bidirectional)
+        build: Any = partial(MaskedRNN, cell) if isinstance(cell, str) else cell
+        self.rnn = build(d_model, hidden_size, bidirectional)
         self.out_proj = nn.Linear((1 + bidirectional) * hidden_size, d_model)
         self.rnn_layer_norm = nn.LayerNorm(d_model, eps=layer_norm_eps)
 
