@@ -879,7 +879,7 @@ class ModelContract:
     def test_compiled_forward_equals_eager(self, variant):
         if version.parse(torch.__version__) < version.parse("2.8"):
             pytest.skip("torch 2.6 and 2.7 cannot follow transformers' own wrappers, not MarianMT's either")
-        model = self.model(variant, torch.float32)
+        model = self.model({"decoder_layers": 1, **variant}, torch.float32)  # a second one has the same graph
         batch = ragged_batch()
         expected = model(**batch).logits
         torch._dynamo.reset()  # what other models compiled counts against the limit of recompilations
@@ -898,7 +898,7 @@ class ModelContract:
     @pytest.mark.slow
     def test_an_exported_graph_is_free_of_batch_and_source_length(self, variant):
         """Other numbers and lengths of sentences than those it was made with give the same logits."""
-        model = self.model(variant)
+        model = self.model({"decoder_layers": 1, **variant})
         free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
         def inputs(*lengths):

@@ -274,7 +274,7 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
         cell.name,
         dict(cell.values),
         cell.seed,
-        without_memory(AutoConfig.from_pretrained(folder / FINAL)).num_parameters(),
+        without_memory(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False)).num_parameters(),
         int(state.get("global_step", 0)),
         {name: value for name, value in last.items() if name in kinds},
         scores,
