@@ -62,6 +62,14 @@ def ragged_batch(lengths=(7, 4, 1), target_lengths=(5, 3, 2), seed=3):
     return {"input_ids": source, "attention_mask": mask, "labels": labels}
 
 
+def left_padded(batch):
+    """The same sentences with their source padding on the left."""
+    source, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        source[row, -length:], mask[row, -length:] = batch["input_ids"][row, :length], 1
+    return {**batch, "input_ids": source, "attention_mask": mask}
+
+
 def scatter_parameters(model, std=0.3):
     """Large random parameters: at usual initial values wrong states and masks hardly show."""
     generator = torch.Generator().manual_seed(11)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_contract import ModelContract, ragged_batch
+from model_contract import ModelContract, left_padded, ragged_batch
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 
 from recnmt_hf import (
@@ -155,14 +155,6 @@ EQUATIONS = [
 
 def name_fields(fields):
     return "-".join(str(value) for value in fields.values()).replace(" ", "")
-
-
-def left_padded(batch):
-    """The same sentences with their source padding on the left."""
-    source, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
-    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-        source[row, -length:], mask[row, -length:] = batch["input_ids"][row, :length], 1
-    return {**batch, "input_ids": source, "attention_mask": mask}
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

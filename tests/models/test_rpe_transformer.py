@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model_contract import ModelContract, ragged_batch
+from model_contract import ModelContract, left_padded, ragged_batch
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 
@@ -245,14 +245,6 @@ EQUATIONS = [
 
 def name_fields(fields):
     return "-".join(f"{name.removeprefix('rpe_')}={value}" for name, value in fields.items()) or "default"
-
-
-def left_padded(batch):
-    """The same sentences with their source padding on the left."""
-    source, mask = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["attention_mask"])
-    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-        source[row, -length:], mask[row, -length:] = batch["input_ids"][row, :length], 1
-    return {**batch, "input_ids": source, "attention_mask": mask}
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

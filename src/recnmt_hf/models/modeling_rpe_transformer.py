@@ -155,19 +155,18 @@ class RecurrentPositionInput(TokenAndPositionInput):
 
     Args:
         config ([`RPETransformerConfig`]): Of the model.
-        position_kind (`str`): A `position_embedding_type`; `"none"` leaves P without positions.
-        positions ([`RecurrentPositions`], *optional*): `None` leaves R the bare embedding.
-        heads (`int`): H of this side.
+        side (`str`): `"encoder"` or `"decoder"`; the configuration says whether P has positions there, whether R is the
+            bare embedding, and how many heads H there are.
+        positions (class): The [`RecurrentPositions`] of this side.
     """
 
-    def __init__(
-        self, config: RPETransformerConfig, position_kind: str, positions: RecurrentPositions | None, heads: int
-    ):
+    def __init__(self, config: RPETransformerConfig, side: str, positions: type[RecurrentPositions]):
         plain = config.d_model - config.rpe_dim
-        super().__init__(config, position_kind if plain else "none", plain)
+        has_positions = plain > 0 and getattr(config, f"{side}_position_embeddings")
+        super().__init__(config, config.position_embedding_type if has_positions else "none", plain)
         self.sizes = (plain, config.rpe_dim)
-        self.slices = heads if config.rpe_type == "mprhead" else 1
-        self.recurrent_positions = positions
+        self.slices = getattr(config, f"{side}_attention_heads") if config.rpe_type == "mprhead" else 1
+        self.recurrent_positions = positions(config) if config.has_recurrence(side) else None
 
     def forward(
         self,
@@ -226,8 +225,10 @@ class SlicedProjection(nn.Module):
         return projected.reshape(*states.shape[:-1], heads * head_dim) + self.bias
 
 
-def part_heads(config: RPETransformerConfig, attention: Any) -> None:
-    """Gives the first layer's self-attention the projections of `rpe_head_partition`."""
+def part_heads(config: RPETransformerConfig, side: str, index: int, attention: Any) -> None:
+    """Gives the self-attention of the first layer of `"encoder"` or `"decoder"` what `rpe_head_partition` says."""
+    if index > 0 or config.rpe_head_partition == "none" or not config.mixes(side):
+        return
     for name in ("q_proj", "k_proj", "v_proj"):
         if config.rpe_head_partition == "slice":
             setattr(attention, name, SlicedProjection(attention.num_heads, attention.head_dim))
@@ -257,16 +258,13 @@ class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder
         self.post_init()
 
     def build_input(self, config: RPETransformerConfig) -> nn.Module:
-        if not config.mixes("encoder"):
-            return super().build_input(config)
-        kind = config.position_embedding_type if config.encoder_position_embeddings else "none"
-        positions = SourceRecurrentPositions(config) if config.has_recurrence("encoder") else None
-        return RecurrentPositionInput(config, kind, positions, config.encoder_attention_heads)
+        if config.mixes("encoder"):
+            return RecurrentPositionInput(config, "encoder", SourceRecurrentPositions)
+        return super().build_input(config)
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         layer: Any = super().build_layer(config, index)
-        if index == 0 and config.rpe_head_partition != "none" and config.mixes("encoder"):
-            part_heads(config, layer.self_attn)
+        part_heads(config, "encoder", index, layer.self_attn)
         return layer
 
 
@@ -280,16 +278,13 @@ class RPETransformerDecoder(RPETransformerPreTrainedModel, NMTTransformerDecoder
     }
 
     def build_input(self, config: RPETransformerConfig) -> nn.Module:
-        if not config.mixes("decoder"):
-            return super().build_input(config)
-        kind = config.position_embedding_type if config.decoder_position_embeddings else "none"
-        positions = TargetRecurrentPositions(config) if config.has_recurrence("decoder") else None
-        return RecurrentPositionInput(config, kind, positions, config.decoder_attention_heads)
+        if config.mixes("decoder"):
+            return RecurrentPositionInput(config, "decoder", TargetRecurrentPositions)
+        return super().build_input(config)
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         layer: Any = super().build_layer(config, index)
-        if index == 0 and config.rpe_head_partition != "none" and config.mixes("decoder"):
-            part_heads(config, layer.self_attn)
+        part_heads(config, "decoder", index, layer.self_attn)
         return layer
 
 
