@@ -1,5 +1,6 @@
 """Several processes: accelerate's launcher with the shipped settings, and fully sharded models equal to whole ones."""
 
+import json
 import os
 import re
 import subprocess
@@ -70,12 +71,16 @@ def test_fully_sharded_step_equals_a_whole_one(tmp_path):
     assert result.stdout.count("equal") == 2
 
 
-# accelerate shards on accelerators only. Two CPU processes that it takes for two GPUs run the same code.
-AS_ACCELERATORS = """
+# Several runs in one launch: starting processes takes longer than these runs. accelerate shards on accelerators only;
+# two CPU processes that it takes for two GPUs run the same code.
+RUNS = """
+    import json
+    import os
+    import runpy
     import sys
     from accelerate import PartialState
     from accelerate.utils import DistributedType
-    from recnmt_hf.commands.main import main
+    from recnmt_hf import Recipe, train
     from recnmt_hf.training.trainer import TranslationTrainer
 
     begin, step = PartialState.__init__, TranslationTrainer.training_step
@@ -91,47 +96,54 @@ AS_ACCELERATORS = """
         assert self.accelerator.is_fsdp2 and own < 0.6 * whole, (own, whole)
         return step(self, *args, **kwargs)
 
-    PartialState.__init__, TranslationTrainer.training_step = relabelled, watched
-    sys.exit(main(["train", *sys.argv[1:]]))
+    mode, runs, script = sys.argv[1:]
+    if mode == "sharded":
+        PartialState.__init__, TranslationTrainer.training_step = relabelled, watched
+    *first, last = json.load(open(runs))
+    for recipe, changes, folder in first:
+        train(Recipe.from_file(recipe, changes), folder)
+    recipe, changes, folder = last
+    resume = ["--resume"] * (mode == "sharded")
+    if resume and os.environ["RANK"] == "0":
+        newest = max(os.listdir(folder), key=lambda name: (name.startswith("checkpoint-"), name))
+        os.remove(os.path.join(folder, newest, "complete.json"))
+    sys.argv = [script, recipe, *changes, "--output", folder, *resume]
+    runpy.run_path(script, run_name="__main__")
 """
 
 
-def launch(repository, settings, program, *arguments, options=()):
-    """`accelerate launch` with a file of scripts/accelerate; returns what the program wrote to standard error."""
+def launch(tmp_path, repository, mode, settings, runs, options=()):
+    """`accelerate launch` with a file of scripts/accelerate; the last run is `scripts/train.py`. Returns all output."""
+    program, plan = tmp_path / "program.py", tmp_path / f"{mode}.json"
+    program.write_text(textwrap.dedent(RUNS))
+    plan.write_text(json.dumps([[*run[:-1], str(tmp_path / mode / run[-1])] for run in runs]))
     port = str(20000 + (os.getpid() + 104729) % 20000)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", port, *options]
     result = subprocess.run(
-        [*command, "--config_file", repository / "scripts/accelerate" / settings, program, *arguments],
-        capture_output=True,
+        [
+            *(sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", port, *options),
+            *("--config_file", repository / "scripts/accelerate" / settings, program),
+            *(mode, plan, repository / "scripts/train.py"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout + result.stderr
+    assert result.returncode == 0, result.stdout[-3000:]
+    return result.stdout
 
 
 def losses(output):
     return re.findall(r"'(?:eval_)?loss': '([\d.]+)'", output)
 
 
-@needs_sharding_on_cpu
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "tied", "baseline_steps"),
-    [
-        ("biarn_transformer", "false", "2"),
-        ("rnmt", "true", "null"),
-    ],
-)
-def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, baseline_steps):
-    """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
-    steps = 2 if baseline_steps == "null" else 6  # the resumed run goes on in the second stage
-    arguments = [
-        repository / "scripts/recipes/quickstart_biarn.yaml",
+def tiny_run(repository, folder, kind, tied, steps, baseline_steps, fields=()):
+    """Recipe, changes and folder of a short run, with a checkpoint after each two steps."""
+    changes = [
         "data.train=[{generated: train, size: 100}]",
         "data.validation=[{generated: validation, size: 20}]",
         "model.type=" + kind,
-        *(["model.fields.readout_dropout=0", "model.fields.init_uniform=null"] if kind == "rnmt" else []),
+        *("model.fields." + field for field in fields),
         "tokenizer.joint=" + tied,
         "model.fields.tie_word_embeddings=" + tied,
         "model.fields.dropout=0.0",
@@ -141,34 +153,33 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository, kind, tied, ba
         "training.learning_rate=0.01",
         "training.warmup_steps=1",
         f"training.max_steps={steps}",
-        "training.baseline_steps=" + baseline_steps,
+        f"training.baseline_steps={baseline_steps}",
         "training.save_steps=2",
         "training.eval_steps=2",
         "training.logging_steps=1",
         "average.count=2",
     ]
-    whole = launch(
-        repository, "cpu_2.yaml", repository / "scripts/train.py", *arguments, "--output", tmp_path / "whole"
-    )
-    assert "; 2 processes on cpu" in whole
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(AS_ACCELERATORS))
-    arguments += ["--output", tmp_path / "sharded"]
-    options = ("--num_processes", "2", "--mixed_precision", "no")
-    sharded = launch(repository, "fsdp_8.yaml", program, *arguments, options=options)
-    assert losses(sharded) == losses(whole) and len(losses(whole)) == 1.5 * steps
-    expected = load_file(tmp_path / "whole/model/model.safetensors")
+    return str(repository / "scripts/recipes/quickstart_biarn.yaml"), changes, folder
 
-    def check():
-        found = load_file(tmp_path / "sharded/model/model.safetensors")
+
+@needs_sharding_on_cpu
+@pytest.mark.slow
+def test_accelerate_trains_sharded_as_whole(tmp_path, repository):
+    """cpu_2.yaml runs two processes; under fsdp_8.yaml (two of them) losses, weights and a resumed run are the same."""
+    rnmt = tiny_run(repository, "rnmt", "rnmt", "true", 2, "null", fields=("readout_dropout=0", "init_uniform=null"))
+    biarn = tiny_run(repository, "biarn", "biarn_transformer", "false", 6, "2")
+    whole = launch(tmp_path, repository, "whole", "cpu_2.yaml", [rnmt, biarn])
+    assert whole.count("; 2 processes on cpu") == 2
+    # The resumed one goes on in the second stage.
+    options = ("--num_processes", "2", "--mixed_precision", "no")
+    sharded = launch(tmp_path, repository, "sharded", "fsdp_8.yaml", [rnmt, biarn, biarn], options=options)
+    sharded, resumed = sharded.split("Resuming from")
+    assert losses(sharded) == losses(whole) and len(losses(whole)) == 1.5 * (2 + 6)
+    assert "checkpoint-4" in resumed.splitlines()[0] and losses(resumed) == losses(whole)[-3:]
+    for run in ("rnmt", "biarn"):
+        expected, found = (
+            load_file(tmp_path / mode / run / "model/model.safetensors") for mode in ("whole", "sharded")
+        )
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             assert (found[name] - tensor).abs().max() < 1e-4, name
-
-    check()
-    if kind == "rnmt":
-        return  # resuming knows no model: once is enough
-    (tmp_path / f"sharded/checkpoint-{steps}/complete.json").unlink()
-    resumed = launch(repository, "fsdp_8.yaml", program, *arguments, "--resume", options=options)
-    assert "Resuming from" in resumed and f"checkpoint-{steps - 2}" in resumed
-    check()
