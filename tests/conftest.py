@@ -1,5 +1,6 @@
 """Settings of the whole suite: offline, deterministic, one thread per worker; shared fixtures."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -65,7 +66,7 @@ def repository():
 
 
 # Runs what it is sent, and answers each with a line of JSON: what `found` holds then, or the error.
-STRANGER = """
+OTHER = """
     import contextlib, json, os, sys, traceback
 
     class Absent:
@@ -73,7 +74,8 @@ STRANGER = """
             if name.split(".")[0] == "recnmt_hf":
                 raise ImportError("recnmt_hf is not installed here")
 
-    sys.meta_path.insert(0, Absent())
+    if sys.argv[1] == "stranger":
+        sys.meta_path.insert(0, Absent())
     for line in sys.stdin:
         folder, code = json.loads(line)
         os.chdir(folder)
@@ -81,12 +83,45 @@ STRANGER = """
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 exec(code, own)
-            assert not any(name.split(".")[0] == "recnmt_hf" for name in sys.modules)
+            if sys.argv[1] == "stranger":
+                assert not any(name.split(".")[0] == "recnmt_hf" for name in sys.modules)
             answer = {"found": own["found"]}
         except BaseException:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)
 """
+
+
+@contextlib.contextmanager
+def other_process(kind, home, **environment):
+    """
+    A function that runs code in a folder, in one process of its own, and returns what the code left in `found`. A
+    stranger cannot import recnmt_hf.
+    """
+    settings = {"HF_HOME": str(home), "OMP_NUM_THREADS": "1", **({"PYTHONPATH": ""} if kind == "stranger" else {})}
+    with (
+        open(home / f"{kind}.txt", "w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(OTHER), kind],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **settings, **environment},
+        ) as process,
+    ):
+
+        def run(code, folder):
+            process.stdin.write(json.dumps([str(folder), textwrap.dedent(code)]) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, (home / f"{kind}.txt").read_text()[-3000:]
+            answer = json.loads(line)
+            assert "error" not in answer, answer["error"]
+            return answer["found"]
+
+        yield run
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")
@@ -95,31 +130,8 @@ def stranger(tmp_path_factory):
     Runs code in a folder, in a process that cannot import recnmt_hf, and returns what it left in `found`. One process
     for all, since it takes longest to import torch.
     """
-    home = tmp_path_factory.mktemp("stranger")
-    environment = {**os.environ, "HF_HOME": str(home), "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    with (
-        open(home / "errors.txt", "w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(STRANGER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        ) as process,
-    ):
-
-        def run(code, folder):
-            process.stdin.write(json.dumps([str(folder), textwrap.dedent(code)]) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            assert line, (home / "errors.txt").read_text()[-3000:]
-            answer = json.loads(line)
-            assert "error" not in answer, answer["error"]
-            return answer["found"]
-
+    with other_process("stranger", tmp_path_factory.mktemp("stranger")) as run:
         yield run
-        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

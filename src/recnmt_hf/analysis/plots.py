@@ -234,6 +234,38 @@ def lines_over_numbers(
         figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
 
 
+def lines_of_curves(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], axis_name: str, path: str | Path
+) -> None:
+    """
+    A panel for each quantity, a line in it for each name.
+
+    Args:
+        panels (mapping): For each title the points of each line.
+        axis_name (`str`): Below all panels.
+        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
+
+    Raises:
+        ValueError: As in [`heat_maps`].
+    """
+    path = check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.0 + 4.2 * len(panels), 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axis, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for label, points in lines.items():
+            marker = "o" if len(points) < 30 else None
+            axis.plot([x for x, _ in points], [y for _, y in points], marker=marker, markersize=3, label=label)
+        axis.set_title(title, fontsize=10, loc="left", parse_math=False)
+        axis.set_xlabel(axis_name, fontsize=9)
+        if len(lines) > 1:
+            axis.legend(fontsize=7)
+    with open_output(path, binary=True) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+
+
 def similarities_by_distance(
     path: str | Path,
     rows: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, np.ndarray]], Sequence[tuple[Any, ...]]]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from ..models.user_errors import UserError
 
@@ -23,6 +24,7 @@ def run(args: argparse.Namespace) -> None:
 
     from accelerate import PartialState
 
+    from ..hub.card import write_card
     from ..training.checks import check_model
     from ..training.recipe import Recipe
     from ..training.run import train
@@ -35,6 +37,11 @@ def run(args: argparse.Namespace) -> None:
         print(recipe.to_yaml(), end="")
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem
-    train(recipe, output, resume=args.resume, overwrite=args.overwrite)
+    folder = train(recipe, output, resume=args.resume, overwrite=args.overwrite)
+    if PartialState().is_main_process:
+        try:
+            write_card(folder)
+        except UserError as error:
+            print(f"The model is whole; its card is not: {error}", file=sys.stderr)
     # Left to the interpreter's end, the threads of a process group can abort a run that has done all its work.
     PartialState().destroy_process_group()

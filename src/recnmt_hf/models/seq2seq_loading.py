@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from .configuration_seq2seq import Seq2SeqConfig
 from .initialization import Initialization, is_loaded
+from .seq2seq_card import write_plain_card
 from .user_errors import UserError
 
 
@@ -90,8 +91,13 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys or {})
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; every saved folder also names all Auto classes that can load it as remote code."""
+    def save_pretrained(  # type: ignore[override]  # whatever else transformers takes is passed on
+        self, save_directory: str | Path, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """
+        As in transformers; every saved folder also names all Auto classes that can load it as remote code, and has a
+        card.
+        """
         # Code and names are those of the nearest class that was registered for the Auto classes: FSDP gives a model a
         # class of its own, and a user's subclass stands in a file that the Hub need not have.
         wrapped = type(self)
@@ -103,9 +109,20 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         given = self._keys_to_ignore_on_save
         self._keys_to_ignore_on_save = self.still_tied() or None
         try:
-            super().save_pretrained(*args, **kwargs)
+            super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+            # A folder of adapters has a card of its own kind.
+            if is_main_process and Path(save_directory).is_dir() and not getattr(self, "_hf_peft_config_loaded", False):
+                write_plain_card(self.config, save_directory)
         finally:
             self.__class__, self._keys_to_ignore_on_save = wrapped, given
+
+    def _upload_modified_files(  # type: ignore[override]  # as above
+        self, working_dir: str | Path, repo_id: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        # Pushing writes the repository's card over the saved one: its own where it has one, else one whose code does
+        # not run.
+        write_plain_card(self.config, working_dir, str(repo_id))
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def still_tied(self) -> list[str]:
         """

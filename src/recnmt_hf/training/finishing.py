@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 
+from .._plain_text import is_blank
 from ..data.corpora import load_pairs
 from ..data.files import open_output
 from ..evaluation.loading import load_model
 from ..evaluation.translator import DecodingOptions, Translator
+from ..models.seq2seq_card import write_plain_card
 from .checkpoints import average_checkpoints, choose_checkpoints
-from .metrics import text_scores
+from .evidence import Evidence, evidence_of_run, hardware
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import say
-from .recipe import Recipe
+from .recipe import Recipe, each_corpus
+from .testing import test_model
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
@@ -44,12 +48,36 @@ def finish(
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
+    evidence = evidence_of_run(
+        recipe,
+        trainer.model,
+        trainer.tokenizers,
+        {"training_pairs": len(trainer.train_dataset), "validation_pairs": len(trainer.eval_dataset)},
+        trainer.state.log_history,
+        {
+            "steps": trainer.state.global_step,
+            "seconds_per_step": trainer.seconds_per_step(),
+            "processes": trainer.args.world_size,
+            "hardware": hardware(trainer.args.device),
+            "averaged": [folder.name for folder in chosen],
+            "seed": trainer.args.seed,
+        },
+    )
+    evidence.example = example_of(trainer.eval_dataset)
+    evidence.save(working)
+    write_plain_card(trainer.model.config, working, str(final))
     replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
         results = test(recipe, final, arguments)
         results["averaged"] = [folder.name for folder in chosen]
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
+
+
+def example_of(validation: Dataset) -> str:
+    """A sentence of usual length, for a reader to try the model on."""
+    texts = sorted((text for text in validation["source"][:] if not is_blank(text)), key=len)
+    return texts[len(texts) // 2] if texts else ""
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
@@ -79,29 +107,26 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
 
 
 def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArguments | None = None) -> dict[str, Any]:
-    """Translates the recipe's test sets, keeps the translations beside the model, and returns the scores."""
+    """
+    Translates the recipe's test sets and returns the scores. The translations stand beside the model's folder and in
+    it, where the scores join its evidence.
+    """
     device = None if arguments is None else arguments.device
     translator = Translator.from_pretrained(model, device=device)
     options = DecodingOptions(**recipe.decoding)
     results: dict[str, Any] = {"decoding": {f.name: getattr(options, f.name) for f in fields(options)}}
+    folder, data = Path(model), recipe.data
+    evidence = Evidence.load(folder)
     for name, corpora in recipe.test.items():
-        pairs = list(load_pairs(corpora, recipe.data.source_lang, recipe.data.target_lang, recipe.data.on_empty))
-        with torch.no_grad():
-            found = [each.text for each in translator.translate((pair.source for pair in pairs), options)]
-        with open_output(Path(model).parent / f"{FINAL}-{name}.{recipe.data.target_lang}") as file:
-            file.writelines(f"{text}\n" for text in found)
-        training = recipe.training
-        scores = text_scores(
-            found,
-            [pair.target for pair in pairs],
-            training.get("text_metric", "bleu"),
-            training.get("rouge_units", "words"),
-            bool(training.get("bleu_lowercase")),
+        pairs = list(load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty))
+        dataset = [corpus for _, corpus in each_corpus(name, corpora)]
+        score, found, words = test_model(
+            translator, folder, name, pairs, data.target_lang, options, recipe.training, dataset
         )
-        say(f"{name}: {', '.join(map(str, scores.values()))}")
-        results[name] = {
-            **{kind: score.score for kind, score in scores.items()},
-            "signature": next(iter(scores.values())).signature,
-            "sentences": len(pairs),
-        }
+        with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:
+            file.writelines(f"{text}\n" for text in found)
+        say(words)
+        results[name] = {**score.scores, "signature": score.signature, "sentences": len(pairs)}
+        evidence.add(score)
+    evidence.save(folder)
     return results

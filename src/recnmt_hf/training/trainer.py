@@ -194,6 +194,7 @@ class StageCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.trainer.steps_before = state.global_step
         if state.global_step == self.trainer.first_step > 0:
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
@@ -283,6 +284,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.model_accepts_loss_kwargs = False
         self.train_sampler: TokenBatchSampler | None = None
         self.loss_is_finite: torch.Tensor | None = None
+        self.steps_before = 0  # of an earlier process
         self.add_callback(IntervalCallback())
         self.add_callback(SamplerEpochCallback(self))
         self.add_callback(StageCallback(self))
@@ -339,6 +341,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         return math.ceil(self.args.num_train_epochs * updates)
 
     # -- learning rate -----------------------------------------------------------------------------------------------
+
+    def seconds_per_step(self) -> float | None:
+        """What a step of this process took on average, evaluation included; `None` where it made none."""
+        runtimes = [entry["train_runtime"] for entry in self.state.log_history if "train_runtime" in entry]
+        steps = self.state.global_step - self.steps_before
+        return round(runtimes[-1] / steps, 4) if runtimes and steps else None
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None

@@ -1,0 +1,71 @@
+"""`recnmt publish`: a trained model becomes a repository of the Hub."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from pathlib import Path
+
+from ..models.user_errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a run's folder, or that of a trained model")
+    parser.add_argument("name", help="of the repository: user/name, or organisation/name")
+    parser.add_argument("--license", help="of the model, as the Hub names licences, e.g. apache-2.0 or cc-by-4.0")
+    parser.add_argument("--sentence", help="what the code in the card translates (default: one of the validation set)")
+    parser.add_argument("--notes", metavar="FILE", help="Markdown that the card shows below the scores")
+    parser.add_argument("--shard-size", default="50GB", help="largest file of weights (default: 50GB)")
+    parser.add_argument("--output", "-o", help="keeps what is uploaded in this new folder")
+    parser.add_argument("--dry-run", action="store_true", help="writes the folder (--output) and uploads nothing")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--private", dest="private", action="store_true", default=None, help="of a new repository")
+    group.add_argument("--public", dest="private", action="store_false", help="of a new repository")
+    parser.add_argument("--branch", help="made where it is not there (default: main)")
+    parser.add_argument("--pull-request", action="store_true", help="proposes the upload")
+    parser.add_argument("--message", "-m", help="of the commit")
+    parser.add_argument("--tag", help="marks the commit, e.g. v1.0")
+    parser.add_argument("--collection", metavar="SLUG", help="a collection that the model joins")
+
+
+def check(args: argparse.Namespace) -> None:
+    if args.dry_run and not args.output:
+        raise UserError("--dry-run writes a folder. Remedy: name it with --output.")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", args.name):
+        raise UserError(f"{args.name!r} is no name of a repository. Remedy: user/name, of letters, digits, -, _ and .")
+    if not re.fullmatch(r"\d+([KMG]i?B)?", args.shard_size):
+        raise UserError(f"--shard-size {args.shard_size} is no size. Remedy: e.g. 5GB or 500MB.")
+    if args.pull_request and args.tag:
+        raise UserError("--tag marks what is in the repository, and --pull-request only proposes. Remedy: give one.")
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..data.text import read_lines
+    from ..hub.publishing import Destination, files_of, listing, prepare_repository, upload
+
+    notes = None if args.notes is None else "\n".join(read_lines(args.notes))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = prepare_repository(
+            args.model,
+            args.output or Path(temporary) / "repository",
+            args.name,
+            license=args.license,
+            sentence=args.sentence,
+            notes=notes,
+            shard=args.shard_size,
+        )
+        print(listing(files_of(folder)), flush=True)
+        if args.dry_run:
+            print(f"{folder}: nothing was uploaded.")
+            return
+        to = Destination(
+            name=args.name,
+            private=args.private,
+            branch=args.branch,
+            pull_request=args.pull_request,
+            message=args.message,
+            tag=args.tag,
+            collection=args.collection,
+        )
+        print(upload(folder, to))

@@ -1,0 +1,103 @@
+"""`recnmt test`: a trained model's scores on test sets, kept in its folder for its card."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..evaluation.options import DecodingOptions
+from ..models.user_errors import UserError
+from .arguments import add_device_arguments, add_options, load_translator, named_twice, read_settings, told_twice
+from .translate import DECODING, FLAGS
+
+
+if TYPE_CHECKING:
+    from ..data.text import SentencePair
+    from ..evaluation.translator import Translator
+    from ..training.evidence import Evidence
+
+# A best translation has no use for these.
+NOT_HERE = ("num_hypotheses", "alignments", "alignment_layer")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a run's folder, or that of a trained model, which keeps scores and translations")
+    parser.add_argument(
+        "--set",
+        nargs=3,
+        action="append",
+        required=True,
+        metavar=("NAME", "SOURCE", "REFERENCE"),
+        help="a test set: its name, source sentences and references, plain or gzipped; given once for each",
+    )
+    parser.add_argument(
+        "--baseline", metavar="MODEL", help="a model tested before on the same sets; adds p of a paired bootstrap"
+    )
+    parser.add_argument("--source-lang", help="code of the source's language (default: what the run says)")
+    parser.add_argument("--target-lang", help="likewise, of the target; ends the names of the translations")
+    parser.add_argument("--rouge", choices=("words", "characters", "english"), help="ROUGE on these units, not BLEU")
+    parser.add_argument("--lowercase", action="store_true", help="case-insensitive BLEU")
+    add_options(parser, DecodingOptions, [name for name in DECODING if name not in NOT_HERE], FLAGS)
+    parser.add_argument(
+        "--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="as for recnmt translate"
+    )
+    add_device_arguments(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    if twice := named_twice([name for name, _, _ in args.set]):
+        raise UserError(f"{told_twice(twice)}. Remedy: give each test set a name of its own.")
+    args.generate = read_settings(args.generate, "--generate")
+    known = [each.name for each in fields(DecodingOptions) if each.name not in NOT_HERE]
+    args.options = DecodingOptions(**{name: getattr(args, name) for name in known})
+
+
+def complete(evidence: Evidence, translator: Translator, args: argparse.Namespace, pairs: list[SentencePair]) -> None:
+    """What a model that no run of ours has trained lacks."""
+    from ..training.evidence import about_model
+
+    if not evidence.model:
+        evidence.model = about_model(translator.model.config, translator.model.num_parameters())
+    if not evidence.languages and args.source_lang and args.target_lang:
+        evidence.languages = [args.source_lang, args.target_lang]
+    if not evidence.example:
+        evidence.example = pairs[0].source
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..data.text import read_parallel
+    from ..hub.publishing import model_folder
+    from ..training.evidence import Evidence, public
+    from ..training.recipe import LANGUAGE, name_of_test
+    from ..training.testing import compare_with_baseline, test_model
+
+    for name, _, _ in args.set:
+        name_of_test(name)
+    for code in (args.source_lang, args.target_lang):
+        if code is not None and not LANGUAGE.fullmatch(code):
+            raise UserError(f"{code!r} is no code of a language. Remedy: e.g. de or zh-CN.")
+    folder = model_folder(args.model)
+    baseline = None if args.baseline is None else model_folder(args.baseline)
+    sets = {name: list(read_parallel(source, reference)) for name, source, reference in args.set}
+    args.model = str(folder)
+    translator = load_translator(args)
+    evidence = Evidence.load(folder)
+    language = args.target_lang or (evidence.languages or ["", "txt"])[1]
+    complete(evidence, translator, args, next(iter(sets.values())))
+    training = {"bleu_lowercase": args.lowercase}
+    if args.rouge:
+        training = {"text_metric": "rouge", "rouge_units": args.rouge}
+    for name, source, reference in args.set:
+        dataset = [{"source": Path(source).name, "target": Path(reference).name}]
+        pairs = sets[name]
+        score, found, words = test_model(translator, folder, name, pairs, language, args.options, training, dataset)
+        if baseline is not None:
+            references = [pair.target for pair in pairs]
+            compare_with_baseline(score, found, references, baseline, public(args.baseline), training)
+            before = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
+            words += f"; {args.baseline} {before}, p = {score.p_value:.4f} ({score.test})"
+        print(words)
+        evidence.add(score)
+        evidence.save(folder)

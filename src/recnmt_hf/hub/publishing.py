@@ -1,0 +1,325 @@
+"""A trained model as a repository of the Hub: what belongs there, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from .._loading_errors import shorten
+from ..data.files import open_output_folder
+from ..data.tokenizer_pair import TokenizerPair
+from ..evaluation.loading import load_model
+from ..evaluation.model_checks import check_weights
+from ..models.seq2seq_card import CARD
+from ..models.user_errors import MissingFileError, UserError
+from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, public
+from ..training.output_folder import FINAL
+from ..training.recipe_yaml import dump_yaml
+from ..training.resuming import RECIPE
+from .card import STRANGER, write_card
+
+
+# What a repository may hold. Nothing else is ever uploaded, whatever lies in a folder.
+ALLOWED = (
+    CARD,
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+    "target_tokenizer/*.json",
+    "*.py",
+    RECIPE,
+    EVIDENCE,
+    f"{TRANSLATIONS}/*",
+    "curve.png",
+)
+# What an earlier upload may have left that is no longer there.
+REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*")
+# An access token of the Hub, wherever somebody has written it.
+TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{20,}")
+# transformers' own limit of a file of weights.
+SHARD = "50GB"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """
+    Where a model goes.
+
+    Attributes:
+        name (`str`): `user/name`, or `name` for the user's own.
+        private (`bool`, *optional*): Of a new repository; `None`: as its owner has it.
+        branch (`str`, *optional*): Made where it is not there; by default `main`.
+        pull_request (`bool`): Proposes the upload.
+        message (`str`, *optional*): Of the commit.
+        tag (`str`, *optional*): Marks the commit.
+        collection (`str`, *optional*): Slug of a collection that the model joins.
+        token (`str`, *optional*): By default the one that is stored.
+    """
+
+    name: str
+    private: bool | None = None
+    branch: str | None = None
+    pull_request: bool = False
+    message: str | None = None
+    tag: str | None = None
+    collection: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder of a model, or that of a run's final model."""
+    path = Path(path)
+    if (path / "config.json").is_file():
+        return path
+    if (path / FINAL / "config.json").is_file():
+        return path / FINAL
+    raise MissingFileError(
+        f"{path} holds no model (config.json is missing). Remedy: give a run's folder, that of its model, or one that "
+        "save_pretrained wrote."
+    )
+
+
+def prepare_repository(
+    source: str | Path,
+    output: str | Path,
+    name: str,
+    license: str | None = None,
+    sentence: str | None = None,
+    notes: str | None = None,
+    shard: str = SHARD,
+    run: str = STRANGER,
+) -> Path:
+    """
+    Writes a folder with what a repository holds: weights, configuration, code, tokenizers, card, recipe, evidence,
+    translations. The model is loaded and checked first, and the card's code is run.
+
+    Args:
+        source (`str` or `Path`): A model's folder, or a run's.
+        output (`str` or `Path`): A new folder.
+        name (`str`): The repository's.
+        license, sentence, notes, run: As for [`~recnmt_hf.hub.card.card_of`].
+        shard (`str`, *optional*): Largest file of weights.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: The model is not whole, or its tokenizers are not its own; the card's code fails; a text holds an
+            access token.
+        FileExistsError: The output is there and not empty.
+    """
+    folder = model_folder(source)
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder} holds adapters of a model. Remedy: merge them (merge_and_unload) and save the whole model, or "
+            "push them with peft."
+        )
+    model: Any = load_model(folder, "cpu")
+    check_weights(model)
+    tokenizers = TokenizerPair.load(folder)
+    tokenizers.check(model)
+    evidence = Evidence.load(folder)
+    set_generation(model, evidence)
+    with open_output_folder(output, must_be_new=True) as working:
+        model.save_pretrained(working, max_shard_size=shard)
+        tokenizers.save(working)
+        if any((folder / EVIDENCE).parent.glob(EVIDENCE)):
+            evidence.save(working)
+        for test in evidence.tests:
+            copy_translations(folder, working, test.translations)
+        if (recipe := recipe_of(folder)) is not None:
+            (working / RECIPE).write_text(recipe, encoding="utf-8")
+        (working / CARD).unlink(missing_ok=True)
+        write_card(working, name, license=license, sentence=sentence, run=run, notes=notes)
+        for cache in working.rglob("__pycache__"):
+            shutil.rmtree(cache)
+        check_contents(working)
+    return Path(output)
+
+
+def set_generation(model: Any, evidence: Evidence) -> None:
+    """
+    What `model.generate` does by itself: beams and penalty of the model's tests, and at most as many tokens as it has
+    positions for.
+    """
+    config = model.generation_config
+    if evidence.tests:
+        decoding = evidence.tests[0].decoding
+        config.num_beams = decoding.get("beams", config.num_beams)
+        if (config.num_beams or 1) > 1:
+            config.length_penalty = float(decoding.get("length_penalty", 1.0))
+    if config.max_new_tokens is None:
+        most = config.max_length or 256
+        config.max_new_tokens = max(int(most) - 1, 1)  # one is the start
+    config.max_length = None
+
+
+def copy_translations(folder: Path, working: Path, name: str) -> None:
+    """One file of translations; what its name leads out of the folder to stays where it is."""
+    place = (folder / name).resolve()
+    if not fnmatch(name, f"{TRANSLATIONS}/*") or not place.is_relative_to(folder.resolve()) or not place.is_file():
+        raise MissingFileError(
+            f"{folder / name}, which {EVIDENCE} names, is no file of the folder {TRANSLATIONS}. Remedy: test the model "
+            "again."
+        )
+    (working / TRANSLATIONS).mkdir(exist_ok=True)
+    shutil.copyfile(place, working / name)
+
+
+def recipe_of(folder: Path) -> str | None:
+    """The recipe of the run that a model's folder belongs to, without what is private."""
+    for place in (folder / RECIPE, folder.parent / RECIPE):
+        if place.is_file() and not place.is_symlink():
+            try:
+                return dump_yaml(public(yaml.safe_load(place.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, yaml.YAMLError) as error:
+                raise UserError(f"{place} is no recipe ({shorten(str(error))}). Remedy: move it away.") from error
+    return None
+
+
+def files_of(folder: Path) -> list[tuple[str, int]]:
+    """Names and sizes of a prepared repository's files."""
+    found = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in found]
+
+
+def is_allowed(name: str) -> bool:
+    # fnmatch's star crosses slashes; what lies in a subfolder is allowed by patterns with one.
+    return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
+
+
+def check_contents(folder: Path) -> None:
+    """
+    Whether a folder holds what may be published, and nothing else.
+
+    Raises:
+        UserError: A file has no place there, leads out of the folder, or holds an access token.
+    """
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise UserError(f"{name} is a link. Remedy: publish files.")
+        if path.is_dir():
+            continue
+        if not is_allowed(name):
+            raise UserError(f"{name} has no place in a repository. Remedy: remove it.")
+        if path.suffix != ".safetensors" and TOKEN.search(path.read_bytes()):
+            raise UserError(
+                f"{name} holds what looks like an access token of the Hub. Remedy: remove it there, and revoke it at "
+                "huggingface.co/settings/tokens if anybody may have seen it."
+            )
+
+
+def upload(folder: str | Path, to: Destination) -> str:
+    """
+    Uploads a prepared repository; files that the Hub has already are not sent again.
+
+    Args:
+        folder (`str` or `Path`): As [`prepare_repository`] writes it.
+        to ([`Destination`]): Where it goes.
+
+    Returns:
+        The address of the commit, or of the pull request.
+
+    Raises:
+        UserError: The folder holds what may not be published, or the Hub refuses.
+    """
+    folder = Path(folder)
+    check_contents(folder)
+    api = HfApi(token=to.token)
+    with explained_upload(to.name):
+        name = str(api.create_repo(to.name, private=to.private, exist_ok=True).repo_id)
+        if to.branch is not None:
+            api.create_branch(name, branch=to.branch, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            revision=to.branch,
+            commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
+            create_pr=to.pull_request,
+            allow_patterns=list(ALLOWED),
+            delete_patterns=list(REPLACED),
+        )
+        if to.tag is not None:
+            api.create_tag(name, tag=to.tag, revision=commit.oid, exist_ok=False)
+        if to.collection is not None:
+            api.add_collection_item(to.collection, item_id=name, item_type="model", exists_ok=True)
+    return commit.pr_url or commit.commit_url
+
+
+@contextmanager
+def explained_upload(name: str) -> Iterator[None]:
+    """Turns what the Hub and the connection to it answer into a [`UserError`]."""
+    try:
+        yield
+    except UserError:
+        raise
+    except HFValidationError as error:
+        raise UserError(f"{name!r} is no name of a repository ({shorten(str(error))}). Remedy: user/name.") from error
+    except OfflineModeIsEnabled as error:
+        raise UserError(
+            "HF_HUB_OFFLINE keeps this process off the Hub. Remedy: unset it, or write the folder alone (--dry-run)."
+        ) from error
+    except LocalTokenNotFoundError as error:
+        raise UserError("There is no access token of the Hub. Remedy: `hf auth login`, or set HF_TOKEN.") from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
+        raise UserError(
+            f"The Hub has no {name} that this token may write ({shorten(str(error))}). Remedy: correct the name, or "
+            "use a token with write access."
+        ) from error
+    except HfHubHTTPError as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        remedy = {
+            401: "`hf auth login` with a token that is valid, or set HF_TOKEN",
+            403: "use a token with write access to this repository",
+            409: "choose another name, branch or tag: this one is taken",
+        }.get(status or 0, "try again later; what was uploaded is not sent twice")
+        raise UserError(f"The Hub refuses {name} ({shorten(str(error))}). Remedy: {remedy}.") from error
+    except OSError as error:
+        raise connection_failed(name, error) from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "requests", "urllib3"):
+            raise
+        raise connection_failed(name, error) from error
+
+
+def connection_failed(name: str, error: Exception) -> UserError:
+    place = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    return UserError(
+        f"{place} cannot be reached to upload {name} ({shorten(str(error))}). Remedy: see to the connection and try "
+        "again; what was uploaded is not sent twice."
+    )
+
+
+def listing(files: Sequence[tuple[str, int]]) -> str:
+    """Names and sizes, a line each, and their sum."""
+    width = max(len(name) for name, _ in files)
+    lines = [f"{name:<{width}}  {size:>13,}" for name, size in files]
+    return "\n".join([*lines, f"{f'{len(files)} files':<{width}}  {sum(size for _, size in files):>13,}"])

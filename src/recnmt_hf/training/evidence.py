@@ -1,0 +1,248 @@
+"""What is known of a model, in a file beside its weights: how it was trained, and what it scored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..data.files import open_output
+from ..data.tokenizer_pair import TokenizerPair
+from ..models.user_errors import UserError
+from .recipe import TRAINING_DEFAULTS, Recipe
+
+
+EVIDENCE = "evidence.json"
+# Of a model's folder: translations of test sets, NAME.LANGUAGE each.
+TRANSLATIONS = "translations"
+FORMAT = 1
+# Libraries on which figures depend.
+LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+# What is no property of the training, or nobody's business.
+PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
+
+
+@dataclass
+class TestScore:
+    """
+    What a model scored on a test set.
+
+    Attributes:
+        name (`str`): Of the test set.
+        scores (`dict[str, float]`): By metric, e.g. `{"bleu": 38.2}`.
+        signature (`str`): How they were computed.
+        sentences (`int`): How many.
+        source_sha256, reference_sha256 (`str`): Sums of the sentences, one a line.
+        decoding (`dict`): The options that differ from the default, and the beams and penalty in any case.
+        translations (`str`): Their file in the model's folder.
+        baseline (`str`, *optional*): What it was compared with.
+        baseline_scores (`dict`), p_value (`float`), test (`str`): Of that comparison.
+        dataset (`dict`): Where the set comes from, as recipes say it.
+    """
+
+    __test__ = False  # no class of tests
+
+    name: str
+    scores: dict[str, float]
+    signature: str
+    sentences: int
+    source_sha256: str
+    reference_sha256: str
+    decoding: dict[str, Any]
+    translations: str
+    baseline: str | None = None
+    baseline_scores: dict[str, float] = field(default_factory=dict)
+    p_value: float | None = None
+    test: str | None = None
+    dataset: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Evidence:
+    """
+    What is known of a model.
+
+    Attributes:
+        model (`dict`): `type`, `parameters`, and `preset` where a recipe named one.
+        languages (`list[str]`): Of source and target.
+        recipe (`dict`): What differs from a recipe's defaults, by section.
+        data (`dict`): `training_pairs`, `validation_pairs`.
+        tokenizer (`dict`): `kind`, `source_symbols`, `target_symbols`, `joint`.
+        training (`dict`): `steps`, `seconds_per_step`, `processes`, `hardware`, `averaged` checkpoints, `seed`.
+        curve (`list[dict]`): Loss and validation by step.
+        versions (`dict[str, str]`): Of the libraries.
+        base_model (`str`, *optional*): The model it was initialised from.
+        example (`str`): A sentence to try it on.
+        tests (`list[TestScore]`): Scores.
+    """
+
+    model: dict[str, Any] = field(default_factory=dict)
+    languages: list[str] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    base_model: str | None = None
+    example: str = ""
+    tests: list[TestScore] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Evidence:
+        """
+        The evidence in a model's folder; empty where there is none.
+
+        Raises:
+            UserError: The file holds something else.
+        """
+        path = Path(folder) / EVIDENCE
+        if not path.is_file():
+            return cls()
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            known = {each.name for each in fields(cls)}
+            content = {name: value for name, value in content.items() if name in known}
+            tests = [TestScore(**each) for each in content.pop("tests", [])]
+            found = cls(**content, tests=tests)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{path} holds no evidence of a model ({error}). Remedy: delete it, or copy it again."
+            ) from error
+        return found
+
+    def save(self, folder: str | Path) -> None:
+        with open_output(Path(folder) / EVIDENCE) as file:
+            json.dump({"format": FORMAT, **asdict(self)}, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+
+    def add(self, score: TestScore) -> None:
+        """Adds a score; an earlier one of the same test set goes."""
+        self.tests = [each for each in self.tests if each.name != score.name] + [score]
+
+
+def evidence_of_run(
+    recipe: Recipe,
+    model: PreTrainedModel,
+    tokenizers: TokenizerPair,
+    pairs: Mapping[str, int],
+    log: Sequence[Mapping[str, Any]],
+    training: Mapping[str, Any],
+) -> Evidence:
+    """
+    The evidence of a finished run, but for its scores.
+
+    Args:
+        recipe ([`Recipe`]): Of the run.
+        model (`PreTrainedModel`): The finished model.
+        tokenizers ([`TokenizerPair`]): Its tokenizers.
+        pairs (mapping): `training_pairs` and `validation_pairs`.
+        log (sequence of mappings): The Trainer's log.
+        training (mapping): What [`Evidence`] says of `training`.
+    """
+    joint = tokenizers.is_joint
+    base = recipe.model.init_from
+    return Evidence(
+        model={**about_model(model.config, model.num_parameters()), "preset": recipe.model.preset},
+        languages=[recipe.data.source_lang, recipe.data.target_lang],
+        recipe=public(differences(recipe)),
+        data=dict(pairs),
+        tokenizer={
+            "kind": recipe.tokenizer.kind if not (base or recipe.tokenizer.source) else "given",
+            "source_symbols": len(tokenizers.source),
+            "target_symbols": len(tokenizers.target),
+            "joint": joint,
+        },
+        training=dict(training),
+        curve=curve_of(log),
+        versions=versions(),
+        base_model=None if base is None else public(base),
+    )
+
+
+def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
+    return {"type": config.model_type, "parameters": parameters}
+
+
+def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Loss and validation by step, a row for each step at which there was something to say."""
+    rows: dict[int, dict[str, Any]] = {}
+    for entry in log:
+        found = {
+            name: value
+            for name, value in entry.items()
+            if (name in ("loss", "learning_rate") or name.startswith("eval_"))
+            and not name.endswith(("_runtime", "_per_second"))
+            and isinstance(value, (int, float))
+        }
+        if found and "step" in entry:
+            rows.setdefault(int(entry["step"]), {"step": int(entry["step"])}).update(found)
+    return [rows[step] for step in sorted(rows)]
+
+
+def differences(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says that its defaults do not; languages, data, preset, steps and seed in any case."""
+    always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
+    plain = Recipe().to_dict()
+    found = {}
+    for section, values in recipe.to_dict().items():
+        defaults = {"training": TRAINING_DEFAULTS, "decoding": {}, "test": {}}.get(section, plain[section])
+        changed = {name: value for name, value in values.items() if name in always or defaults.get(name, None) != value}
+        if changed:
+            found[section] = changed
+    return found
+
+
+def public(value: Any) -> Any:
+    """A recipe's values without what is private: places of this machine shrink to the names of files."""
+    if isinstance(value, Mapping):
+        return {name: public(each) for name, each in value.items() if name not in PRIVATE}
+    if isinstance(value, (list, tuple)):
+        return [public(each) for each in value]
+    if isinstance(value, str) and (os.path.isabs(value) or value.startswith(("~", "../"))):
+        return os.path.basename(value.rstrip("/"))
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the libraries on which figures depend."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware(device: torch.device) -> str:
+    """What computes, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    name = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    threads = torch.get_num_threads()
+    return f"CPU ({name or platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+
+
+def sum_of_lines(lines: Iterable[str]) -> str:
+    """The SHA-256 sum of sentences, one a line, in UTF-8."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()

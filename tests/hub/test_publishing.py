@@ -1,0 +1,366 @@
+"""Publishing: what is uploaded and what is not, to a server that speaks the Hub's own words; loading from there."""
+
+import json
+import os
+import shutil
+import textwrap
+
+import pytest
+import torch
+from conftest import other_process
+from huggingface_hub import ModelCard
+from loopback_hub import loopback_hub
+from safetensors.torch import load_file, save_file
+
+import recnmt_hf
+from recnmt_hf._registration import FAMILIES
+from recnmt_hf.hub.card import HERE
+from recnmt_hf.hub.publishing import ALLOWED, check_contents, files_of, is_allowed, listing, prepare_repository
+from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A finished run, with what a careless user has put beside the model."""
+    folder = tmp_path_factory.mktemp("publishing") / "run"
+    recipe = recnmt_hf.Recipe(
+        model={"type": "gret", "preset": "tiny", "fields": {"d_model": 32}},
+        data={
+            "train": [{"generated": "train", "size": 60}],
+            "validation": [{"generated": "validation", "size": 10}],
+            "cache_dir": str(folder.parent / "prepared"),
+        },
+        tokenizer={"kind": "word", "joint": False},
+        training={"max_steps": 4, "eval_steps": 2, "save_steps": 2, "max_tokens": 500, "baseline_steps": 2},
+        test={"test": {"generated": "test", "size": 5}},
+        average={"count": 1},
+        decoding={"beams": 2, "length_penalty": 0.7},
+    )
+    recnmt_hf.train(recipe, folder)
+    for name in ("optimizer.pt", "training_args.bin", "events.out.tfevents.1", ".env", "notes.txt", "data.tsv"):
+        (folder / "model" / name).write_text("private")
+    (folder / "model" / "runs").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository_folder(run_folder, tmp_path_factory):
+    return prepare_repository(run_folder, tmp_path_factory.mktemp("prepared") / "repository", "tester/model", run=HERE)
+
+
+def test_what_a_repository_holds(run_folder, repository_folder):
+    names = {name for name, _ in files_of(repository_folder)}
+    for needed in (
+        *("README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
+        *("target_tokenizer/tokenizer.json", "modeling_gret.py", "configuration_gret.py", "seq2seq_base.py"),
+        *("recipe.yaml", "evidence.json", "translations/test.de"),
+    ):
+        assert needed in names
+    assert all(map(is_allowed, names)) and not any("private" in name or "runs" in name for name in names)
+    own = load_file(run_folder / "model/model.safetensors")
+    found = load_file(repository_folder / "model.safetensors")
+    assert own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
+    settings = json.loads((repository_folder / "generation_config.json").read_text())
+    assert (settings["num_beams"], settings["length_penalty"], settings["max_new_tokens"]) == (2, 0.7, 255)
+    everything = b"".join(path.read_bytes() for path in repository_folder.rglob("*") if path.is_file())
+    assert str(run_folder.parent).encode() not in everything and b"private" not in everything
+    translated = (repository_folder / "translations/test.de").read_text().splitlines()
+    assert len(translated) == 5 and translated == (run_folder / "model-test.de").read_text().splitlines()
+    text = listing(files_of(repository_folder))
+    assert text.splitlines()[-1].startswith(f"{len(names)} files") and "model.safetensors" in text
+
+
+def test_the_card_says_what_is_known(repository_folder):
+    card = ModelCard.load(repository_folder / "README.md")
+    assert card.data.language == ["en", "de"] and card.data.pipeline_tag == "translation"
+    assert card.data.library_name == "transformers" and {"recnmt_hf", "gret"} <= set(card.data.tags)
+    (result,) = card.data.eval_results
+    score = Evidence.load(repository_folder).tests[0]
+    assert result.metric_value == round(score.scores["bleu"], 4) and result.metric_args["signature"] == score.signature
+    for words in (
+        'name = "tester/model"',
+        "trust_remote_code=True",
+        "60 sentence pairs, 10 for validation",
+        "Beam 2, log-probability divided by ((5 + length) / 6)^0.7",
+        "28.46 (p < .05)",
+        "| step | validation loss |",
+        "seed 1",
+        "Weng et al., 2020",
+    ):
+        assert words in card.text, words
+    # What the code in the card prints is what it printed.
+    code = card.text.partition("```python\n")[2].partition("```")[0]
+    said = card.text.partition("```text\n")[2].partition("\n```")[0]
+    printed = []
+    code = code.replace("tester/model", str(repository_folder))
+    exec(code, {"print": lambda text: printed.append(text)})
+    assert printed == [said]
+
+
+TRANSLATES = """
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    model = AutoModelForSeq2SeqLM.from_pretrained({name!r}, trust_remote_code=True{more})
+    tokenizer = AutoTokenizer.from_pretrained({name!r}, trust_remote_code=True{more})
+    batch = tokenizer(["the dog sleeps .", "we see the cat ."], padding=True, return_tensors="pt")
+    found = [type(model).__name__, model.generate(**batch, max_new_tokens=9).tolist()]
+"""
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, tmp_path, stranger):
+    """In shards and half precision too; the same tokens as here."""
+    prefix = FAMILIES[model_type][0]
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
+    torch.manual_seed(3)
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
+    model.init_weights()
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", shard="200KB", run=HERE)
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    found = stranger(TRANSLATES.format(name=str(folder), more=""), tmp_path)
+    own = {}
+    exec(textwrap.dedent(TRANSLATES.format(name=str(folder), more="")), own)
+    assert found == own["found"] and found[0] == f"{prefix}ForConditionalGeneration"
+    assert isinstance(own["model"], type(model)) and own["model"].dtype == torch.bfloat16
+
+
+COMMAND = """
+    import contextlib, io
+    from recnmt_hf.commands.main import main
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main({words!r})
+    found = [code, said.getvalue()]
+"""
+UPLOAD = """
+    from recnmt_hf.hub.publishing import Destination, upload
+    from recnmt_hf.models.user_errors import UserError
+    try:
+        found = upload({folder!r}, Destination(**{to!r}))
+    except UserError as error:
+        found = str(error)
+"""
+
+
+UNREACHABLE = """
+    from recnmt_hf.hub import publishing
+    from recnmt_hf.models.user_errors import UserError
+    own, publishing.HfApi = publishing.HfApi, lambda token: own(token=token, endpoint="http://127.0.0.1:9")
+    try:
+        found = publishing.upload({folder!r}, publishing.Destination("tester/model"))
+    except UserError as error:
+        found = str(error)
+"""
+
+
+@pytest.mark.slow
+def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
+    """Equal weights and translations; a second push sends what changed; branch, tag, proposal, collection, refusals."""
+    folder = tmp_path / "repository"
+    shutil.copytree(repository_folder, folder)
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    online = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_fake", "HF_HUB_OFFLINE": "0"}
+    with (
+        loopback_hub() as (hub, address),
+        other_process("publisher", tmp_path / "own", HF_ENDPOINT=address, **online) as publisher,
+        other_process("stranger", tmp_path / "other", HF_ENDPOINT=address, **online) as reader,
+    ):
+
+        def send(licence=None, **to):
+            """What the upload says, and which files it sends."""
+            if licence is not None:
+                card = ModelCard.load(folder / "README.md")
+                card.data.license = licence
+                card.save(folder / "README.md")
+            before = len(hub.uploaded)
+            said = publisher(UPLOAD.format(folder=str(folder), to={"name": "tester/model", **to}), tmp_path)
+            return said, hub.uploaded[before:]
+
+        words = ["publish", str(run_folder), "tester/model", "--private", "--tag", "v1", "--collection", "tester/zoo-1"]
+        code, said = publisher(COMMAND.format(words=words), tmp_path)
+        assert code == 0, said
+        repository = hub.repositories["tester/model"]
+        assert repository.private and hub.collections == [("tester/zoo-1", "tester/model")]
+        assert "model.safetensors" in said and f"{address}/tester/model/commit/" in said
+        assert set(hub.uploaded) == set(repository.commits[repository.at("v1")]) and all(map(is_allowed, hub.uploaded))
+        assert send()[1] == []
+        (folder / "translations/second.de").write_text("Hund\n")
+        assert set(send("mit")[1]) == {"README.md", "translations/second.de"}
+        (folder / "translations/second.de").unlink()
+        assert send("cc0-1.0", branch="next")[1] == ["README.md"]
+        said, uploaded = send("afl-3.0", pull_request=True)
+        assert said.endswith("discussions/1") and uploaded == ["README.md"]
+        revisions = {each: repository.commits[repository.at(each)] for each in ("v1", "main", "next", "refs/pr/1")}
+        cards = [files["README.md"].decode() for files in revisions.values()]
+        licences = [card.partition("\nlicense: ")[2].split("\n")[0] for card in cards]
+        assert licences == ["", "mit", "cc0-1.0", "afl-3.0"]
+        # What is no longer there goes with the next upload.
+        assert ["translations/second.de" in files for files in revisions.values()] == [False, True, False, False]
+
+        found = reader(TRANSLATES.format(name="tester/model", more=", revision='v1'"), tmp_path)
+        own = {}
+        local = str(run_folder / "model")
+        exec(textwrap.dedent(TRANSLATES.format(name=local, more="")), own)
+        settings = {"num_beams": 2, "length_penalty": 0.7, "max_length": None, "max_new_tokens": 9}
+        assert found == ["GRETForConditionalGeneration", own["model"].generate(**own["batch"], **settings).tolist()]
+        weights = load_file(next((tmp_path / "other").rglob("model.safetensors")))
+        state = own["model"].state_dict()
+        assert all(torch.equal(weights[name], state[name]) for name in weights)
+
+        # A model's own push has code, and a card whose code runs.
+        code = f"""
+            from recnmt_hf import GRETForConditionalGeneration
+            model = GRETForConditionalGeneration.from_pretrained({local!r})
+            model.push_to_hub("tester/plain")
+            found = True
+        """
+        assert publisher(code, tmp_path)
+        plain = hub.repositories["tester/plain"]
+        files = plain.commits[plain.at("main")]
+        assert "modeling_gret.py" in files and b'"tester/plain"' in files["README.md"]
+        assert b"pipeline(" not in files["README.md"]
+
+        hub.refuse = 403
+        assert "Remedy: use a token with write access" in send("apache-2.0")[0]
+        hub.refuse = None
+        assert "is no name of a repository" in send(name="no/such/name")[0]
+        assert publisher(UNREACHABLE.format(folder=str(folder)), tmp_path).count("cannot be reached") == 1
+
+
+def test_dry_run_and_card(run_folder, tmp_path, capsys):
+    from recnmt_hf.commands.main import main
+
+    notes = tmp_path / "notes.md"
+    notes.write_text("## Why\n\nBecause.\n")
+    words = ["publish", str(run_folder / "model"), "tester/model", "--dry-run", "--notes", str(notes)]
+    assert main([*words, "--output", str(tmp_path / "out"), "--sentence", "the dog sleeps ."]) == 0
+    assert "nothing was uploaded" in capsys.readouterr().out
+    card = (tmp_path / "out/README.md").read_text()
+    assert "## Why\n\nBecause." in card and 'tokenizer(["the dog sleeps ."]' in card
+    assert main([*words, "--output", str(tmp_path / "out")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "name it with --output" in capsys.readouterr().err
+    assert main(["card", str(run_folder), "--license", "mit"]) == 0
+    assert "license: mit" in (run_folder / "model/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
+        (lambda folder: cut(folder / "model.safetensors"), "cut short or damaged"),
+        (lambda folder: reshape(folder / "model.safetensors"), "another shape"),
+        (lambda folder: pickled(folder), "cannot be loaded"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge them"),
+        (lambda folder: linked(folder), "is no file of the folder translations"),
+        (lambda folder: secret(folder), "access token"),
+    ],
+)
+def test_what_is_not_published(run_folder, tmp_path, change, message):
+    folder = tmp_path / "model"
+    shutil.copytree(run_folder / "model", folder)
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        prepare_repository(folder, tmp_path / "out", "tester/model", run=HERE)
+    assert not (tmp_path / "out").exists()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def reshape(path):
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("fc1.weight"))
+    save_file({**weights, name: torch.zeros(3, 3)}, path, metadata={"format": "pt"})
+
+
+def pickled(folder):
+    """A file that would run code where it is read."""
+
+    class Harm:
+        def __reduce__(self):
+            return (os.mkdir, (str(folder / "harm"),))
+
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Harm()}, folder / "pytorch_model.bin")
+
+
+def linked(folder):
+    (folder / "translations/test.de").unlink()
+    (folder / "translations/test.de").symlink_to("/etc/passwd")
+
+
+def secret(folder):
+    evidence = Evidence.load(folder)
+    evidence.example = "hf_" + "a" * 34
+    evidence.save(folder)
+
+
+def test_pickle_is_never_read(run_folder, tmp_path):
+    """By none of what loads models."""
+    folder = tmp_path / "model"
+    shutil.copytree(run_folder / "model", folder)
+    pickled(folder)
+    for load in (
+        recnmt_hf.Translator.from_pretrained,
+        recnmt_hf.from_marian,
+        lambda place: recnmt_hf.average_checkpoints([place], tmp_path / "mean"),
+        recnmt_hf.GRETForConditionalGeneration(recnmt_hf.GRETConfig.from_preset("tiny")).init_from_baseline,
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match="Remedy"):
+            load(folder)
+    assert not (folder / "harm").exists()
+
+
+def test_contents_are_checked_again(tmp_path):
+    for name in ("model.bin", "translations/a/b.de", "../x", "runs/log.txt", "model.safetensors.pt"):
+        assert not is_allowed(name)
+    (tmp_path / "README.md").write_text("a card")
+    check_contents(tmp_path)
+    (tmp_path / "optimizer.pt").write_text("")
+    with pytest.raises(ValueError, match="has no place"):
+        check_contents(tmp_path)
+    (tmp_path / "optimizer.pt").unlink()
+    (tmp_path / "config.json").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="is a link"):
+        check_contents(tmp_path)
+    assert not any(pattern.startswith("*") and pattern != "*.py" for pattern in ALLOWED)
+
+
+def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
+    """`recnmt test`, against a baseline that was tested before; on other sentences it is refused."""
+    from recnmt_hf.commands.main import main
+
+    for name in ("old", "new"):
+        shutil.copytree(run_folder / "model", tmp_path / name)
+    sources, references = tmp_path / "a.en", tmp_path / "a.de"
+    sources.write_text("the dog sleeps .\nwe see the cat .\n")
+    references.write_text("der Hund schläft .\nwir sehen die Katze .\n")
+    words = ["--set", "mine", str(sources), str(references), "--beams", "1"]
+    assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
+    assert "has no translations of mine (it has those of: test)" in capsys.readouterr().err
+    assert main(["test", str(tmp_path / "old"), *words]) == 0
+    assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 0
+    assert "p = 1.0000 (paired bootstrap, 1000 samples)" in capsys.readouterr().out
+    score = Evidence.load(tmp_path / "new").tests[-1]
+    assert (score.name, score.baseline, score.p_value, score.decoding["beams"]) == ("mine", "old", 1.0, 1)
+    assert score.source_sha256 == sum_of_lines(["the dog sleeps .", "we see the cat ."])
+    assert main(["card", str(tmp_path / "new")]) == 0
+    assert "| mine | 2 |" in (tmp_path / "new/README.md").read_text()
+    references.write_text("anders .\nanders .\n")
+    assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
+    assert "was tested on other sentences" in capsys.readouterr().err
+
+
+def test_evidence_is_refused_where_it_is_none(tmp_path):
+    for content in ("[", "[1]", '{"tests": [{"nome": 1}]}'):
+        (tmp_path / "evidence.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no evidence of a model"):
+            Evidence.load(tmp_path)
+    empty = Evidence.load(tmp_path / "nowhere")
+    assert empty.tests == [] and TestScore.__test__ is False
