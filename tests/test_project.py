@@ -59,7 +59,8 @@ def test_version_has_release_notes(repository):
 
 
 def test_imported_packages_are_required(repository, project):
-    known = requirements(project, "plots").keys() | {"recnmt-hf"}
+    extras = ("plots", "marian", "engines")
+    known = {"recnmt-hf"}.union(*(requirements(project, extra).keys() for extra in extras))
     for path in (repository / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

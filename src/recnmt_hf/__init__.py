@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from .evaluation.rouge import Rouge as Rouge
     from .evaluation.significance import compare_systems as compare_systems
     from .evaluation.translator import Translator as Translator
+    from .hub.marian import export_marian as export_marian
     from .hub.marian import from_marian as from_marian
+    from .hub.marian import import_marian as import_marian
+    from .hub.marian import to_marian as to_marian
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
     from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig

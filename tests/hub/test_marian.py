@@ -1,10 +1,16 @@
 """MarianMT models taken over: the same logits, translations and scores."""
 
+import json
+from unittest import mock
+
 import pytest
 import torch
-from transformers import MarianConfig, MarianMTModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
 import recnmt_hf
+import recnmt_hf.models.seq2seq_loading
+from recnmt_hf.commands.main import main
 
 
 BASE = {
@@ -137,3 +143,192 @@ def test_marian_translates_control_tokens_as_text(tmp_path):
     assert translator.encode_source("a</s>b").count(1) == translator.encode_target("<pad></s>").count(1) == 1
     assert 0 not in translator.encode_target("<pad></s>")
     assert translator.score(["a</s>"], ["<pad>"])[0].log_prob < 0
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def pieces(path, texts, size):
+    """A SentencePiece model trained on texts."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_prefix=str(path.with_suffix("")),
+        vocab_size=size,
+        minloglevel=2,
+        num_threads=1,
+    )
+    path.with_suffix(".model").rename(path)
+    path.with_suffix(".vocab").unlink()
+    model = sentencepiece.SentencePieceProcessor(str(path))
+    return [model.id_to_piece(i) for i in range(len(model))]
+
+
+def opus_folder(folder, corpus, separate=False):
+    """A folder as OPUS-MT publishes it: SentencePiece files, and a vocabulary that ends in the padding token."""
+    folder.mkdir()
+    source = pieces(folder / "source.spm", [pair.en for pair in corpus["train"]], 120)
+    target = pieces(folder / "target.spm", [pair.de for pair in corpus["train"]], 150)
+    controls = ("<unk>", "<s>", "</s>")
+
+    def vocabulary(*sides):
+        found = ["</s>", "<unk>", *dict.fromkeys(each for side in sides for each in side if each not in controls)]
+        return {token: number for number, token in enumerate([*found, "<pad>"])}
+
+    if separate:
+        symbols = [vocabulary(source), vocabulary(target)]
+        # One padding id for both sides.
+        room = max(map(len, symbols)) - 1
+        symbols = [{**each, "<pad>": room} for each in symbols]
+        for each in symbols:
+            each.update({f"<empty{number}>": number for number in range(len(each) - 1, room)})
+        (folder / "target_vocab.json").write_text(json.dumps(symbols[1]))
+    else:
+        symbols = [vocabulary(source, target)] * 2
+    (folder / "vocab.json").write_text(json.dumps(symbols[0]))
+    about = {"source_lang": "en", "target_lang": "de", **({"separate_vocabs": True} if separate else {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    pad = symbols[0]["<pad>"]
+    settings = {**BASE, "vocab_size": len(symbols[0]), "pad_token_id": pad, "decoder_start_token_id": pad}
+    if separate:
+        settings |= {"decoder_vocab_size": len(symbols[1]), "share_encoder_decoder_embeddings": False}
+    torch.manual_seed(5)
+    model = MarianMTModel(MarianConfig(**settings))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.25)
+    generation = {"num_beams": 3, "max_length": 40, "bad_words_ids": [[pad]], "forced_eos_token_id": 0}
+    model.generation_config.update(**generation)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=["one vocabulary", "a vocabulary for each side"])
+def imported(request, corpus, tmp_path_factory):
+    """The original model and tokenizer, and the folder that the command made of them."""
+    folder = tmp_path_factory.mktemp("marian")
+    model = opus_folder(folder / "opus", corpus, separate=request.param != "one vocabulary")
+    assert main(["import-marian", str(folder / "opus"), str(folder / "own")]) == 0
+    return model, AutoTokenizer.from_pretrained(folder / "opus"), folder / "own"
+
+
+def test_imported_folder_translates_as_the_original(imported, corpus):
+    """Equal tokens by its own settings, and by beams and scores of the Translator."""
+    marian, tokenizer, folder = imported
+    texts = [pair.en for pair in corpus["test"][:6]]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    own = AutoTokenizer.from_pretrained(folder)
+    found = own(texts, return_tensors="pt", padding=True)
+    assert torch.equal(found["input_ids"], inputs["input_ids"])
+    expected = marian.generate(**inputs)
+    assert torch.equal(model.generate(**found), expected) and model.generation_config.num_beams == 3
+    target = tokenizer(text_target=[pair.de for pair in corpus["test"][:6]], return_tensors="pt", padding=True)
+    logits = [each(**inputs, decoder_input_ids=target["input_ids"]).logits for each in (marian, model)]
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
+
+    translator = recnmt_hf.Translator.from_pretrained(folder)
+    settings = {"num_beams": 3, "length_penalty": 1.0, "length_penalty_type": "hf", "max_new_tokens": 39}
+    settings |= {"bad_words_ids": [[marian.config.pad_token_id]]}
+    translations = translator(texts, **settings)
+    decoded = tokenizer.batch_decode(expected, skip_special_tokens=True)
+    assert [each.text for each in translations] == [text.strip() for text in decoded]
+    references = [pair.de for pair in corpus["test"][:6]]
+    scores = [each.log_prob for each in translator.score(texts, references)]
+    labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
+    start = torch.full((6, 1), marian.config.pad_token_id)
+    logits = marian(**inputs, decoder_input_ids=torch.cat([start, target["input_ids"][:, :-1]], 1)).logits
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
+    torch.testing.assert_close(torch.tensor(scores), -losses, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["biarn_transformer", "gret", "onlstm_transformer", "rpe_transformer"])
+def test_variants_start_from_an_imported_model(imported, model_type, tmp_path):
+    """What both have is copied bit for bit, and fine-tuning runs to a folder that translates."""
+    _, _, folder = imported
+    fields = {name: BASE[name] for name in BASE if name.endswith(("layers", "heads", "ffn_dim")) or name == "d_model"}
+    fields |= {"activation_function": "gelu", "max_position_embeddings": 64, "position_embedding_type": "marian"}
+    recipe = recnmt_hf.Recipe(
+        model={"type": model_type, "preset": "tiny", "fields": fields, "init_from": str(folder)},
+        data={
+            "train": [{"generated": "train", "size": 40}],
+            "validation": [{"generated": "validation", "size": 8}],
+            "max_source_length": 60,
+            "max_target_length": 60,
+        },
+        training={"max_steps": 2, "save_steps": 2, "eval_steps": 2, "max_tokens": 800, "bleu_samples": 0},
+        average={"count": 1},
+    )
+    report = []
+    own = recnmt_hf.models.seq2seq_loading.Seq2SeqPreTrainedModel.init_from_baseline
+
+    def watched(self, baseline):
+        report.append(own(self, baseline))
+        state, source = self.state_dict(), load_file(folder / "model.safetensors")
+        assert all(torch.equal(state[name], source[name]) for name in report[-1].copied if name in source)
+        return report[-1]
+
+    with mock.patch.object(recnmt_hf.models.seq2seq_loading.Seq2SeqPreTrainedModel, "init_from_baseline", watched):
+        model = recnmt_hf.train(recipe, tmp_path / "run")
+    (found,) = report
+    assert {"model.decoder.layers.0.self_attn.q_proj.weight", "model.decoder.layers.1.fc2.bias"} <= set(found.copied)
+    assert len(found.copied) > 40
+    assert recnmt_hf.Translator.from_pretrained(model)("the dog sleeps .", max_new_tokens=5)[0].hypotheses
+
+
+@pytest.mark.parametrize("fields", [{"position_embedding_type": "sinusoidal"}, {"position_embedding_type": "marian"},
+                                    {"activation_function": "gelu", "scale_embedding": False, "encoder_layers": 1},
+                                    {"tie_word_embeddings": False}])  # fmt: skip
+def test_given_back_to_marian(fields, tokenizer, tmp_path):
+    """The paper's sinusoids too, by an order of channels."""
+    shape = {"d_model": 32, "vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", **shape, **fields)
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.25)
+    model.save_pretrained(tmp_path / "own")
+    tokenizer.save_pretrained(tmp_path / "own")
+    assert main(["export-marian", str(tmp_path / "own"), str(tmp_path / "marian")]) == 0
+    marian = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "marian").eval()
+    assert type(marian) is MarianMTModel
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "marian")(["the dog sleeps .", "we see ."], return_tensors="pt",
+                                                                padding=True)  # fmt: skip
+    target = torch.randint(4, 36, (2, 9))
+    logits = [each(**inputs, decoder_input_ids=target).logits for each in (model, marian)]
+    torch.testing.assert_close(*logits, atol=2e-5, rtol=1e-5)
+    settings = {"num_beams": 3, "max_length": 12}
+    assert torch.equal(marian.generate(**inputs, **settings), model.generate(**inputs, **settings))
+    # And back again.
+    again = recnmt_hf.from_marian(tmp_path / "marian")
+    torch.testing.assert_close(again(**inputs, decoder_input_ids=target).logits, logits[0], atol=2e-5, rtol=1e-5)
+
+
+def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
+    for number, (prefix, fields, message) in enumerate(
+        (
+            ("NMTTransformer", {"normalize_before": True}, "no model with normalize_before=True, only False"),
+            ("NMTTransformer", {"self_attention_type": "relative"}, "self_attention_type='relative'"),
+            ("NMTTransformer", {"position_embedding_type": "learned"}, "only 'sinusoidal' or 'marian'"),
+            ("GRET", {}, "MarianMT has no gret"),
+        )
+    ):
+        config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), **fields)
+        model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
+        model.save_pretrained(tmp_path / f"{number}")
+        tokenizer.save_pretrained(tmp_path / f"{number}")
+        assert main(["export-marian", str(tmp_path / f"{number}"), str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_no_marian_models(corpus, tiny_folder, tmp_path, capsys):
+    opus_folder(tmp_path / "opus", corpus)
+    assert main(["import-marian", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 2
+    assert "holds no model" in capsys.readouterr().err
+    (tmp_path / "opus/source.spm").unlink()
+    assert main(["import-marian", str(tmp_path / "opus"), str(tmp_path / "out")]) == 2
+    assert "tokenizer of" in capsys.readouterr().err
+    (tmp_path / "opus/model.safetensors").rename(tmp_path / "opus/pytorch_model.bin")
+    assert main(["import-marian", str(tmp_path / "opus"), str(tmp_path / "out")]) == 2
+    assert "which is pickled: reading it may run code. Remedy:" in capsys.readouterr().err
+    assert main(["import-marian", str(tiny_folder), str(tmp_path / "out")]) == 2
+    assert "Remedy" in capsys.readouterr().err and not (tmp_path / "out").exists()

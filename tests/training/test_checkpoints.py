@@ -54,6 +54,21 @@ def test_average_is_the_mean_and_keeps_what_stands_beside(tmp_path):
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_a_mean_has_a_card_of_its_own_and_keeps_pieces(tmp_path, tiny_folder):
+    """What is known of one of the averaged models does not hold for their mean."""
+    shutil.copytree(tiny_folder, tmp_path / "one")
+    for name in ("README.md", "evidence.json", "source.spm"):
+        (tmp_path / "one" / name).write_text("38.2 BLEU")
+    (tmp_path / "one/translations").mkdir()
+    out = average_checkpoints([tmp_path / "one", tiny_folder], tmp_path / "mean")
+    assert not (out / "evidence.json").exists()
+    out = average_checkpoints([tiny_folder, tmp_path / "one"], tmp_path / "other")
+    assert not (out / "evidence.json").exists() and not (out / "translations").exists()
+    assert (out / "source.spm").read_text() == "38.2 BLEU"
+    assert "nmt_transformer" in (out / "README.md").read_text()
+    assert "38.2" not in (out / "README.md").read_text()
+
+
 def test_half_precision_is_averaged_in_float32(tmp_path):
     """Added up in bfloat16, whose steps above 1 are 1/128, the small values would be lost one after the other."""
     folders = []

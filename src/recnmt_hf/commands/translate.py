@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         lines = read_lines(source)
         lines = lines if source is None else begun(lines)
         prefixes = None if args.prefix is None else begun(read_lines(stream(args.prefix)))
-        translations = load_translator(args).translate(lines, args.options, prefixes)
+        translations = load_translator(args).translate(lines, args.options, prefixes, scores=args.format != "text")
         for line, translation in enumerate(progress(translations, "sentences", out=out)):
             if args.format == "text":
                 print(translation.text, file=out)

@@ -143,7 +143,7 @@ def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: 
         else:
             known = {"revision", "token", "cache_dir", "local_files_only"}
             place = {name: value for name, value in kwargs.items() if name in known}
-            is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer.json", **place)
+            is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **place)
         if not is_there:
             return None
         # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,8 @@ class Translator(ForcedDecoder):
 
         Args:
             path (`str` or `Path`): Folder or model id. A target tokenizer of its own stands in the subfolder
-                `target_tokenizer`.
+                `target_tokenizer`. A folder that [`~recnmt_hf.hub.engines.export_ctranslate2`] wrote gives an
+                [`~recnmt_hf.evaluation.engine.EngineTranslator`].
             device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
             dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
             check (`bool`, *optional*, defaults to `True`): `False` takes weights and tokenizers as they are.
@@ -100,7 +102,11 @@ class Translator(ForcedDecoder):
             FileNotFoundError: A local path does not exist or holds no model.
             ValueError: Something is wrong with the files, as in [`load_model`], or tokenizer and model do not fit.
         """
+        from .engine import EngineTranslator, is_engine
+
         path = str(path)
+        if is_engine(path):
+            return EngineTranslator(path, device, check)
         model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
         tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
         return cls(model, tokenizers.source, tokenizers.target, check)
@@ -117,6 +123,7 @@ class Translator(ForcedDecoder):
         sentences: Iterable[str],
         options: DecodingOptions | None = None,
         prefixes: Iterable[str] | None = None,
+        scores: bool = True,
         **changes: Any,
     ) -> Iterator[Translation]:
         """
@@ -128,6 +135,8 @@ class Translator(ForcedDecoder):
             options ([`DecodingOptions`], *optional*): How.
             prefixes (iterable of `str`, *optional*): For each sentence what its translation must begin with; an empty
                 text leaves it free.
+            scores (`bool`, *optional*, defaults to `True`): Whether hypotheses have their scores, which takes a pass
+                of the model over them; else these are NaN, and the hypotheses in the order of the search.
             **changes: Fields of [`DecodingOptions`] in place of `options`, or transformers' names: `num_beams`,
                 `max_new_tokens`, and what else `generate` has.
 
@@ -148,7 +157,7 @@ class Translator(ForcedDecoder):
                 self.prepare(sentence, options, prefix, f"Sentence {number}")
                 for number, (sentence, prefix) in enumerate(chunk, start=first)
             ]
-            yield from self.search(prepared, options, unknown, first - 1)
+            yield from self.search(prepared, options, unknown, first - 1, scores)
             first += len(chunk)
         unknown.warn()
 
@@ -221,6 +230,7 @@ class Translator(ForcedDecoder):
         options: DecodingOptions,
         unknown: UnknownTokens | None = None,
         offset: int = 0,
+        scores: bool = True,
     ) -> list[Translation]:
         """
         Translates prepared sentences, in batches of similar length.
@@ -230,6 +240,7 @@ class Translator(ForcedDecoder):
             options ([`DecodingOptions`]): How.
             unknown ([`UnknownTokens`], *optional*): Counts the sources' unknown tokens.
             offset (`int`, *optional*): Sentences before these, of which sampling shall be independent.
+            scores (`bool`, *optional*, defaults to `True`): As for [`translate`].
         """
         pieces = [(i, piece) for i, each in enumerate(prepared) for piece in each.pieces]
         starts = [bool(k == 0 or pieces[k - 1][0] != i) for k, (i, _) in enumerate(pieces)]
@@ -241,7 +252,9 @@ class Translator(ForcedDecoder):
         rows = max(options.beams, options.num_hypotheses)
         with seeded(options.seed, offset, self.model.device):
             for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // rows):
-                hypotheses = self._generate([pieces[k][1] for k in batch], options, [prefixes[k] for k in batch])
+                hypotheses = self._generate(
+                    [pieces[k][1] for k in batch], options, [prefixes[k] for k in batch], scores
+                )
                 for k, of_piece in zip(batch, hypotheses, strict=True):
                     found[k] = of_piece
         of_sentence: list[list[list[Hypothesis]]] = [[] for _ in prepared]
@@ -256,16 +269,25 @@ class Translator(ForcedDecoder):
             results.append(Translation(each.text, best))
         return results
 
-    @torch.no_grad()
-    def _generate(
-        self, sources: Sequence[Sequence[int]], options: DecodingOptions, prefixes: Sequence[Sequence[int]]
-    ) -> list[list[Hypothesis]]:
-        input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
+    def limits(
+        self, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], options: DecodingOptions
+    ) -> list[int]:
+        """Most new tokens of each sentence, prefix and end token included."""
         limits = [max(1, int(options.max_length_factor * len(source)) + options.max_length_extra) for source in sources]
         limits = [max(limit, len(prefix) + bool(prefix)) for limit, prefix in zip(limits, prefixes, strict=True)]
-        target_room = self.longest_target()
-        if target_room is not None:
-            limits = [min(limit, target_room) for limit in limits]
+        most = self.longest_target()
+        return limits if most is None else [min(limit, most) for limit in limits]
+
+    @torch.no_grad()
+    def _generate(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingOptions,
+        prefixes: Sequence[Sequence[int]],
+        scores: bool = True,
+    ) -> list[list[Hypothesis]]:
+        input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
+        limits = self.limits(sources, prefixes, options)
         penalty = options.penalty()
         kept = options.num_hypotheses
         settings: dict[str, Any] = {"do_sample": False, **options.generate}
@@ -295,19 +317,28 @@ class Translator(ForcedDecoder):
         repeated = [source for source in sources for _ in range(kept)]
         # generate reports its scores only along with those of the whole vocabulary at every step; a forced pass over
         # the finished hypotheses costs less than keeping those, and is what `score` computes.
-        log_probs = [sum(each) for each in self.score_tokens(repeated, tokens, options.max_tokens)]
-        scores = [total / max(len(row), 1) ** penalty for total, row in zip(log_probs, tokens, strict=True)]
+        log_probs = [math.nan] * len(tokens)
+        if scores:
+            log_probs = [sum(each) for each in self.score_tokens(repeated, tokens, options.max_tokens)]
         alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         texts = self.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = [
-            Hypothesis(text.strip(), score, log_prob, row, bool(row) and row[-1] in ends, alignment)
-            for text, score, log_prob, row, alignment in zip(texts, scores, log_probs, tokens, alignments, strict=True)
+            Hypothesis(
+                text.strip(),
+                log_prob / max(len(row), 1) ** penalty,
+                log_prob,
+                row,
+                bool(row) and row[-1] in ends,
+                alignment,
+            )
+            for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True)
         ]
+        results = [hypotheses[i : i + kept] for i in range(0, len(hypotheses), kept)]
         # The search adds in float32; among near-ties the order by the scores reported here may differ.
-        return [sorted(hypotheses[i : i + kept], key=lambda each: -each.score) for i in range(0, len(hypotheses), kept)]
+        return [sorted(each, key=lambda one: -one.score) for each in results] if scores else results
 
 
 def paired(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

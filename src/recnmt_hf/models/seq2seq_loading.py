@@ -110,9 +110,9 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         self._keys_to_ignore_on_save = self.still_tied() or None
         try:
             super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-            # A folder of adapters has a card of its own kind.
-            if is_main_process and Path(save_directory).is_dir() and not getattr(self, "_hf_peft_config_loaded", False):
-                write_plain_card(self.config, save_directory)
+            folder = Path(save_directory)
+            if is_main_process and folder.is_dir() and not (folder / "adapter_config.json").exists():
+                write_plain_card(self.config, folder)
         finally:
             self.__class__, self._keys_to_ignore_on_save = wrapped, given
 

@@ -10,17 +10,23 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from .._registration import MODEL_TYPES
+from ..models.seq2seq_card import write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better
 
 
 MANIFEST = "complete.json"
+# What is known of a finished model, and its translations of test sets, NAME.LANGUAGE each; a mean of models is another.
+EVIDENCE = "evidence.json"
+TRANSLATIONS = "translations"
 PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 # What a checkpoint holds beside the model itself; going on needs it, translating and averaging do not.
@@ -279,6 +285,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         mean = mean_of(paths)
         working.mkdir(parents=True)
         copy_beside_weights(paths[-1], working)
+        write_card_of_mean(working)
         save_file(mean, working / "model.safetensors", metadata={"format": "pt"})
         check_still_there(marked)
         os.replace(working, output)
@@ -288,6 +295,16 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return output
+
+
+def write_card_of_mean(folder: Path) -> None:
+    """The plain card of a model of the zoo: what was written about one of the averaged models does not hold for it."""
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(settings, dict) and settings.get("model_type") in MODEL_TYPES:
+        write_plain_card(SimpleNamespace(**settings), folder)
 
 
 def check_still_there(marked: Sequence[Path]) -> None:
@@ -337,10 +354,11 @@ def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
 def copy_beside_weights(folder: str | Path, output: str | Path) -> None:
     """Copies configuration, code and tokenizers of a checkpoint; not its weights and training state."""
     for file in Path(folder).iterdir():
-        if file.is_dir():
+        if file.is_dir() and file.name != TRANSLATIONS:
             shutil.copytree(file, Path(output) / file.name, dirs_exist_ok=True)
-        elif file.suffix in (".json", ".py", ".txt", ".model") and file.name not in (
+        elif file.suffix in (".json", ".py", ".txt", ".model", ".spm") and file.name not in (
             MANIFEST,
+            EVIDENCE,
             "trainer_state.json",
             "model.safetensors.index.json",
         ):

@@ -18,12 +18,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..data.files import open_output
 from ..data.tokenizer_pair import TokenizerPair
 from ..models.user_errors import UserError
+from .checkpoints import EVIDENCE, TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
 
-EVIDENCE = "evidence.json"
-# Of a model's folder: translations of test sets, NAME.LANGUAGE each.
-TRANSLATIONS = "translations"
+__all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "evidence_of_run", "public"]
+
 FORMAT = 1
 # Libraries on which figures depend.
 LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")

@@ -17,8 +17,7 @@ from ..data.corpora import load_pairs
 from ..data.files import open_output
 from ..evaluation.loading import load_model
 from ..evaluation.translator import DecodingOptions, Translator
-from ..models.seq2seq_card import write_plain_card
-from .checkpoints import average_checkpoints, choose_checkpoints
+from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
 from .evidence import Evidence, evidence_of_run, hardware
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import say
@@ -48,14 +47,15 @@ def finish(
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
+    newest = checkpoints_in(output_dir)[-1][1]  # a run that had all its steps already has no log of its own
     evidence = evidence_of_run(
         recipe,
         trainer.model,
         trainer.tokenizers,
         {"training_pairs": len(trainer.train_dataset), "validation_pairs": len(trainer.eval_dataset)},
-        trainer.state.log_history,
+        state_of(newest)["log_history"],
         {
-            "steps": trainer.state.global_step,
+            "steps": steps_of(newest),
             "seconds_per_step": trainer.seconds_per_step(),
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
@@ -65,7 +65,6 @@ def finish(
     )
     evidence.example = example_of(trainer.eval_dataset)
     evidence.save(working)
-    write_plain_card(trainer.model.config, working, str(final))
     replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
         results = test(recipe, final, arguments)

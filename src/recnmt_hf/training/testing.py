@@ -72,7 +72,7 @@ def test_model(
     """
     references = [pair.target for pair in pairs]
     with torch.no_grad():
-        found = [each.text for each in translator.translate((pair.source for pair in pairs), options)]
+        found = [each.text for each in translator.translate((pair.source for pair in pairs), options, scores=False)]
     file = f"{TRANSLATIONS}/{name}.{language}"
     with open_output(folder / file) as out:
         out.writelines(f"{text}\n" for text in found)

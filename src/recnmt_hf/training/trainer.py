@@ -473,7 +473,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         sources, references = sample["source"][:], sample["target"][:]
         pairs = [
             (i, translation.text)
-            for i, translation in zip(own, translator.translate((sources[i] for i in own), options), strict=True)
+            for i, translation in zip(
+                own, translator.translate((sources[i] for i in own), options, scores=False), strict=True
+            )
         ]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
         texts = [text for _, text in pairs]

@@ -1,0 +1,34 @@
+"""`recnmt export`: a trained model in the format of an engine."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..models.user_errors import UserError
+
+
+FORMATS = ("ctranslate2",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="folder of a trained model, or its model id")
+    parser.add_argument("output", help="a new folder")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        required=True,
+        help="ctranslate2: base Transformers, for `recnmt translate` and CTranslate2 itself",
+    )
+    parser.add_argument(
+        "--quantization",
+        default="float32",
+        help="of ctranslate2: float32, float16, bfloat16, int16, int8, int8_float16, ... (default: float32)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..hub.engines import QUANTIZATIONS, export_ctranslate2
+
+    if args.quantization not in QUANTIZATIONS:
+        raise UserError(f"There is no quantization {args.quantization!r}. Remedy: one of {', '.join(QUANTIZATIONS)}.")
+    print(export_ctranslate2(args.model, args.output, args.quantization))

@@ -1,0 +1,16 @@
+"""`recnmt export-marian`: a base Transformer as a MarianMT checkpoint of transformers."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="folder of a trained base Transformer, or its model id")
+    parser.add_argument("output", help="a new folder")
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..hub.marian import export_marian
+
+    print(export_marian(args.source, args.output))

@@ -1,0 +1,205 @@
+"""Translating with a model that was exported to CTranslate2, by the Translator's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .._loading_errors import explained_loading, shorten
+from ..data.tokenizer_pair import TokenizerPair
+from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from ..models.user_errors import UserError
+from .forced_decoding import batches_by_tokens
+from .options import DecodingOptions
+from .results import Hypothesis
+from .translator import Translator
+
+
+# Beside the engine's own files: the configuration of the model that it was made of.
+ENGINE_SETTINGS = "recnmt_engine.json"
+# What `generate` calls them, and what the engine does; the others it has not.
+GENERATION = {
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_decoding_length",
+    "temperature": "sampling_temperature",
+    "top_k": "sampling_topk",
+    "top_p": "sampling_topp",
+}
+# Where all symbols may be drawn.
+ALL_SYMBOLS = 0
+
+
+def load_engine_package() -> Any:
+    """
+    The package ctranslate2.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        import ctranslate2  # type: ignore[import-untyped]
+    except ImportError:
+        raise UserError(
+            'Models of CTranslate2 need the package ctranslate2. Remedy: pip install "recnmt-hf[engines]".'
+        ) from None
+    return ctranslate2
+
+
+def is_engine(path: str | Path) -> bool:
+    """Whether a folder holds a model that was exported to an engine."""
+    return (Path(path) / ENGINE_SETTINGS).is_file()
+
+
+class EngineTranslator(Translator):
+    """
+    A [`Translator`] whose model runs in CTranslate2. It translates and scores; it has no attention to align by.
+
+    The engine's search ends once as many hypotheses are finished as there are beams (transformers'
+    `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`; which of the finished hypotheses
+    is best is decided by the penalty that the options name. Hypotheses of a batch are cut at their own limits; the
+    search goes on to the largest one.
+
+    Args:
+        path (`str` or `Path`): As [`~recnmt_hf.hub.engines.export_ctranslate2`] writes it.
+        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; `None`: CUDA if the engine finds any.
+        check (`bool`, *optional*, defaults to `True`): Whether tokenizers that are not the model's own are refused.
+
+    Raises:
+        ValueError: The package is not installed, or the files are damaged.
+    """
+
+    def __init__(self, path: str | Path, device: str | torch.device | None = None, check: bool = True):
+        engine = load_engine_package()
+        path = Path(path)
+        try:
+            about = json.loads((path / ENGINE_SETTINGS).read_text(encoding="utf-8"))
+            config = NMTTransformerConfig.from_dict(about["config"])
+            generation = GenerationConfig.from_dict(about["generation_config"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path / ENGINE_SETTINGS} cannot be read ({shorten(str(error))}). Remedy: export the model again."
+            ) from error
+        kind = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")[0]
+        with explained_loading(path):
+            tokenizers = TokenizerPair.load(path)
+        try:
+            self.engine = engine.Translator(str(path), device=kind, intra_threads=torch.get_num_threads())
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"CTranslate2 cannot load {path} ({shorten(str(error))}). Remedy: export the model again, or name "
+                "another device."
+            ) from error
+        stand_in: Any = SimpleNamespace(config=config, generation_config=generation, device=torch.device("cpu"))
+        self.model = stand_in
+        self.tokenizers = tokenizers
+        tokenizers.check(stand_in, strict=check)
+        self.control_ids = tokenizers.control_ids()
+        self.symbols = [vocabulary_of(path, side) for side in ("source", "target")]
+        self.numbers = {symbol: number for number, symbol in enumerate(self.symbols[1])}
+
+    def _generate(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: DecodingOptions,
+        prefixes: Sequence[Sequence[int]],
+        scores: bool = True,
+    ) -> list[list[Hypothesis]]:
+        if options.alignments:
+            raise UserError("CTranslate2's models give no alignments here. Remedy: align with the model itself.")
+        limits = self.limits(sources, prefixes, options)
+        penalty = options.penalty()
+        found = self.engine.translate_batch(
+            [[self.symbols[0][id] for id in source] for source in sources],
+            target_prefix=[[self.symbols[1][id] for id in prefix] for prefix in prefixes] if any(prefixes) else None,
+            beam_size=options.beams,
+            num_hypotheses=max(options.beams, options.num_hypotheses),
+            length_penalty=float(penalty),
+            max_decoding_length=max(limits),
+            return_scores=True,
+            return_end_token=True,
+            **self.settings(options),
+        )
+        rows = [
+            [self.strip([self.numbers[symbol] for symbol in symbols][:limit]) for symbols in each.hypotheses]
+            for limit, each in zip(limits, found, strict=True)
+        ]
+        # The engine divides by the length of what it returns.
+        log_probs = [
+            [
+                score * len(symbols) ** float(penalty)
+                for symbols, score in zip(each.hypotheses, each.scores, strict=True)
+            ]
+            for each in found
+        ]
+        if scores:  # its own are sums in float32, of what was cut off too
+            pairs = [(source, row) for source, of_source in zip(sources, rows, strict=True) for row in of_source]
+            exact = iter(self.score_tokens([one for one, _ in pairs], [row for _, row in pairs], options.max_tokens))
+            log_probs = [[sum(next(exact)) for _ in of_source] for of_source in rows]
+        ends = self.end_ids()
+        results = []
+        for of_rows, of_scores in zip(rows, log_probs, strict=True):
+            texts = self.target_tokenizer.batch_decode(of_rows, skip_special_tokens=True)
+            hypotheses = [
+                Hypothesis(
+                    text.strip(), log_prob / max(len(row), 1) ** penalty, log_prob, row, bool(row) and row[-1] in ends
+                )
+                for text, row, log_prob in zip(texts, of_rows, of_scores, strict=True)
+            ]
+            results.append(sorted(hypotheses, key=lambda one: -one.score)[: options.num_hypotheses])
+        return results
+
+    def settings(self, options: DecodingOptions) -> dict[str, Any]:
+        """The engine's arguments for what `generate` shall do beside."""
+        given = dict(options.generate)
+        samples = given.pop("do_sample", False)
+        unknown = sorted(set(given) - set(GENERATION))
+        if unknown:
+            raise UserError(
+                f"CTranslate2 has no {unknown[0]} here. Remedy: leave it out, or translate with the model itself."
+            )
+        found = {GENERATION[name]: value for name, value in given.items()}
+        if samples:
+            if options.beams > 1:
+                raise UserError("CTranslate2 samples without beams alone. Remedy: --beams 1.")
+            found.setdefault("sampling_topk", ALL_SYMBOLS)
+            if options.seed is not None:
+                load_engine_package().set_random_seed(options.seed)
+        return found
+
+    def score_tokens(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int = 4096
+    ) -> list[list[float]]:
+        """Log-probability of every target token."""
+        results: list[list[float]] = [[] for _ in targets]
+        ends = self.end_ids()
+        lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+        for batch in batches_by_tokens(lengths, max_tokens):
+            # The engine adds the end token itself, and scores it.
+            texts = [
+                list(targets[i][:-1]) if targets[i] and targets[i][-1] in ends else list(targets[i]) for i in batch
+            ]
+            found = self.engine.score_batch(
+                [[self.symbols[0][id] for id in sources[i]] for i in batch],
+                [[self.symbols[1][id] for id in text] for text in texts],
+            )
+            for i, scores in zip(batch, found, strict=True):
+                results[i] = list(scores.log_probs)[: len(targets[i])]
+        return results
+
+    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Any:
+        raise UserError("CTranslate2's models give no alignments here. Remedy: align with the model itself.")
+
+
+def vocabulary_of(path: Path, side: str) -> list[str]:
+    """The names of the rows of an embedding, as the engine has them."""
+    for name in (f"{side}_vocabulary.json", "shared_vocabulary.json"):
+        if (path / name).is_file():
+            return json.loads((path / name).read_text(encoding="utf-8"))
+    raise UserError(f"{path} has no {side}_vocabulary.json. Remedy: export the model again.")

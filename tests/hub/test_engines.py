@@ -1,0 +1,150 @@
+"""Base Transformers in CTranslate2: the same probabilities and beams, and the same commands."""
+
+import json
+
+import pytest
+import torch
+
+import recnmt_hf
+from recnmt_hf.commands.main import main
+from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.evaluation.engine import EngineTranslator
+
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="the package ctranslate2 is not installed")
+
+VARIANTS = {
+    "post-norm": {},
+    "pre-norm": {"normalize_before": True, "activation_function": "gelu", "encoder_layers": 3},
+    "marian": {"position_embedding_type": "marian", "final_logits_bias": True, "scale_embedding": False},
+    "learned": {"position_embedding_type": "learned", "decoder_attention_heads": 8, "activation_function": "silu"},
+    "no-positions": {"encoder_position_embeddings": False, "tie_word_embeddings": False},
+    "relative": {"self_attention_type": "relative", "relative_per_head": False, "max_relative_positions": 3},
+    "separate": {"share_encoder_decoder_embeddings": False},
+}
+
+
+def saved(folder, corpus, tokenizer, prefix="NMTTransformer", **fields):
+    """A folder with a random model that is sure of what it says."""
+    torch.manual_seed(7)
+    tokenizers = recnmt_hf.TokenizerPair(tokenizer)
+    if not fields.get("share_encoder_decoder_embeddings", True):
+        tokenizers = recnmt_hf.TokenizerPair(
+            tokenizer, train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 300)
+        )
+    sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset(
+        "tiny", d_model=32, max_position_embeddings=64, **{**sizes, **fields}
+    )
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 or "layer_norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    if model.final_logits_bias is not None:
+        model.final_logits_bias.normal_()
+    model.save_pretrained(folder)
+    tokenizers.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_probabilities_and_beams(variant, corpus, tokenizer, tmp_path):
+    folder = saved(tmp_path / "model", corpus, tokenizer, **VARIANTS[variant])
+    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    own, engine = (recnmt_hf.Translator.from_pretrained(tmp_path / name) for name in ("model", "engine"))
+    assert isinstance(engine, EngineTranslator) and not isinstance(own, EngineTranslator)
+    pairs = corpus["test"][:12]
+    sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
+    for one, other in zip(own.score(sources, targets), engine.score(sources, targets), strict=True):
+        found = torch.tensor([one.token_log_probs, other.token_log_probs])
+        # Of tokens that a random model finds very unlikely, float32 keeps as many digits.
+        torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=5e-6)
+    plain = {"length_penalty_type": "hf", "length_penalty": 1.0, "max_length_factor": 0.0, "max_length_extra": 12}
+    for beams, settings in ((1, plain), (3, plain), (3, {**plain, "length_penalty": 0.0})):
+        stop = {"early_stopping": True} if beams > 1 else {}
+        expected = own(sources, beams=beams, num_hypotheses=beams, **settings, generate=stop)
+        found = engine(sources, beams=beams, num_hypotheses=beams, **settings)
+        for one, other in zip(expected, found, strict=True):
+            assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses], (
+                variant,
+                beams,
+            )
+            assert [each.text for each in one.hypotheses] == [each.text for each in other.hypotheses]
+            scores = [torch.tensor([each.score for each in each_one.hypotheses]) for each_one in (one, other)]
+            torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-5)
+
+
+def test_the_command_takes_an_engine_as_a_model(corpus, tokenizer, tmp_path, capsys):
+    folder = saved(tmp_path / "model", corpus, tokenizer)
+    for kind in ("float32", "int8"):
+        place = tmp_path / kind
+        assert main(["export", str(folder), str(place), "--format", "ctranslate2", "--quantization", kind]) == 0
+    # Quantizing scales in place; the model's own weights stay.
+    again = recnmt_hf.Translator.from_pretrained(folder)
+    (tmp_path / "a.en").write_text("\n".join(pair.en for pair in corpus["test"][:6]) + "\n\n")
+    (tmp_path / "a.de").write_text("\n".join(pair.de for pair in corpus["test"][:6]) + "\n\n")
+    (tmp_path / "prefix").write_text("Der\n" * 6 + "\n")
+    outputs = {}
+    for name in ("model", "float32", "int8"):
+        words = ["translate", str(tmp_path / name), "-i", str(tmp_path / "a.en"), "--max-length-extra", "3"]
+        words += ["--prefix", str(tmp_path / "prefix"), "-o", str(tmp_path / f"{name}.out")]
+        assert main([*words, "--beams", "1", "--generate", "no_repeat_ngram_size=2"]) == 0
+        outputs[name] = (tmp_path / f"{name}.out").read_text().splitlines()
+    assert (
+        len(outputs["int8"]) == 7
+        and outputs["int8"][-1] == ""
+        and all(line.startswith("Der") for line in outputs["int8"][:6])
+    )
+    assert outputs["model"] == outputs["float32"]
+    assert again("The dog sleeps.")[0].text == recnmt_hf.Translator.from_pretrained(folder)("The dog sleeps.")[0].text
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("float32", "int8")]
+    assert sizes[1] < 0.45 * sizes[0]
+    assert json.loads((tmp_path / "int8/recnmt_engine.json").read_text())["quantization"] == "int8"
+    drawn = [
+        [each.text for each in recnmt_hf.Translator.from_pretrained(tmp_path / "float32")(
+            ["The dog sleeps."], beams=1, num_hypotheses=3, do_sample=True, seed=3, max_length_extra=5)[0].hypotheses]
+        for _ in range(2)
+    ]  # fmt: skip
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 1
+
+
+def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
+    for number, (prefix, fields, message) in enumerate(
+        (
+            ("GRET", {}, "CTranslate2 computes no gret"),
+            ("NMTTransformer", {"self_attention_type": "directional"}, "self_attention_type='directional'"),
+            ("NMTTransformer", {"self_attention_type": "relative"}, "relative_per_head=True"),
+            ("NMTTransformer", {"activation_function": "mish"}, "activation_function='mish'"),
+        )
+    ):
+        folder = saved(tmp_path / f"{number}", corpus, tokenizer, prefix, **fields)
+        assert main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2"]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+    folder = saved(tmp_path / "model", corpus, tokenizer)
+    assert (
+        main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2", "--quantization", "int3"]) == 2
+    )
+    assert "no quantization 'int3'" in capsys.readouterr().err
+    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    engine = recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
+    for options, message in (
+        ({"alignments": True}, "no alignments"),
+        ({"generate": {"bad_words_ids": [[5]]}}, "has no bad_words_ids"),
+        ({"generate": {"do_sample": True}, "beams": 2}, "samples without beams"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine("The dog sleeps.", **options)
+    other = train_tokenizer((pair.de for pair in corpus["train"]), "word", 50)
+    other.save_pretrained(tmp_path / "engine")
+    with pytest.raises(ValueError, match="Remedy"):
+        recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
+    (tmp_path / "engine/recnmt_engine.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
+
+
+def test_without_the_package(corpus, tokenizer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
+    folder = saved(tmp_path / "model", corpus, tokenizer)
+    assert main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2"]) == 2
+    assert 'pip install "recnmt-hf[engines]"' in capsys.readouterr().err
