@@ -105,7 +105,7 @@ class Echo:
     def __init__(self, seen):
         self.seen = seen
 
-    def translate(self, sentences, options, prefixes=None):
+    def translate(self, sentences, options, prefixes=None, scores=True):
         from recnmt_hf.evaluation.translator import Hypothesis, Translation
 
         for sentence in sentences:

@@ -173,6 +173,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Where and how a model is loaded."""
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if there is any)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights' type (default: as saved)")
+    parser.add_argument(
+        "--quantization",
+        choices=("int8",),
+        help="on the CPU: whole numbers for weights, faster and slightly less exact",
+    )
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a Hub model brings along")
 
 
@@ -180,7 +185,7 @@ def load_translator(args: argparse.Namespace) -> Translator:
     """The model, on the device and in the data type that the arguments name."""
     from ..evaluation.translator import Translator
 
-    settings = {"device": args.device, "dtype": args.dtype}
+    settings = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
     return Translator.from_pretrained(args.model, trust_remote_code=args.trust_remote_code, **settings)
 
 

@@ -76,6 +76,10 @@ class MaxLengthPerSentence(StoppingCriteria):
         reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
         return cast("torch.BoolTensor", reached.repeat_interleave(rows))
 
+    def keep_sentences(self, sentences: torch.Tensor) -> None:
+        """The other sentences have left the batch."""
+        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
+
 
 class PrefixPerSentence(LogitsProcessor):
     """
@@ -103,3 +107,7 @@ class PrefixPerSentence(LogitsProcessor):
         tokens = forced.clamp(min=0)
         kept = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
         return cast("torch.FloatTensor", torch.where(forced < 0, scores, kept))
+
+    def keep_sentences(self, sentences: torch.Tensor) -> None:
+        """The other sentences have left the batch."""
+        self.prefixes = self.prefixes.index_select(0, sentences.to(self.prefixes.device))

@@ -62,7 +62,7 @@ class EngineTranslator(Translator):
     A [`Translator`] whose model runs in CTranslate2. It translates and scores; it has no attention to align by.
 
     The engine's search ends once as many hypotheses are finished as there are beams (transformers'
-    `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`; which of the finished hypotheses
+    `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`; which of the finished ones
     is best is decided by the penalty that the options name. Hypotheses of a batch are cut at their own limits; the
     search goes on to the largest one.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from .._loading_errors import looks_local
 from .._plain_text import is_blank, truncated
@@ -22,8 +22,10 @@ from ..models.user_errors import UserError
 from .decoding import MaxLengthPerSentence, PrefixPerSentence
 from .forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
 from .loading import load_model
-from .options import DecodingOptions, decoding_options, reason
+from .options import PYTHON_ARGUMENTS, DecodingOptions, decoding_options, reason
+from .quantization import check_quantization, quantized
 from .results import Hypothesis, SentenceScore, Translation
+from .search import search
 from .splitting import join_pieces, split_text
 
 
@@ -39,6 +41,24 @@ __all__ = [
     "load_target_tokenizer",
     "looks_local",
 ]
+
+
+# Settings of `generate` with which finished sentences may leave a batch: each row is looked at by itself.
+SEARCHED = {
+    *("do_sample", "length_penalty", "num_return_sequences", "early_stopping", "no_repeat_ngram_size"),
+    *("repetition_penalty", "min_new_tokens", "min_length", "bad_words_ids", "suppress_tokens"),
+}
+# Settings in a model's own generation_config.json with which they may not, and the values that switch them off.
+KEPT_TOGETHER = {
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,),
+    "cache_implementation": (None, "dynamic"),
+    "use_cache": (None, True),
+    "prompt_lookup_num_tokens": (None,),
+    "low_memory": (None, False),
+}
 
 
 @dataclass
@@ -82,6 +102,7 @@ class Translator(ForcedDecoder):
         dtype: torch.dtype | str | None = None,
         check: bool = True,
         trust_remote_code: bool = False,
+        quantization: str | None = None,
         **kwargs: Any,
     ) -> Translator:
         """
@@ -96,6 +117,8 @@ class Translator(ForcedDecoder):
             check (`bool`, *optional*, defaults to `True`): `False` takes weights and tokenizers as they are.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that the model's files bring along
                 may run.
+            quantization (`str`, *optional*): `"int8"`: weights of linear layers as whole numbers, and their inputs at
+                each call, on the CPU ([`~recnmt_hf.evaluation.quantization.quantized`]).
             **kwargs: Passed on to `from_pretrained`, e.g. `revision=...`.
 
         Raises:
@@ -106,10 +129,21 @@ class Translator(ForcedDecoder):
 
         path = str(path)
         if is_engine(path):
+            if quantization or dtype:
+                raise UserError(
+                    f"{path} was exported to an engine, with its type of weights. Remedy: leave --dtype and "
+                    "--quantization out, or export it with another --quantization."
+                )
             return EngineTranslator(path, device, check)
+        if quantization is not None:
+            check_quantization(quantization, device, dtype)
+            device = "cpu"
         model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
         tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
-        return cls(model, tokenizers.source, tokenizers.target, check)
+        translator = cls(model, tokenizers.source, tokenizers.target, check)
+        if quantization is not None:
+            translator.model = quantized(model)
+        return translator
 
     def __call__(
         self, sentences: str | Iterable[str], prefixes: str | Iterable[str] | None = None, **options: Any
@@ -299,6 +333,8 @@ class Translator(ForcedDecoder):
         if settings.get("stop_strings"):
             settings["tokenizer"] = self.target_tokenizer
         model: Any = self.model  # PreTrainedModel alone has no `generate`
+        if leaves_finished(settings, options, model.generation_config):
+            settings["custom_generate"] = search
         with explained_generation(options):
             outputs = model.generate(
                 input_ids=input_ids,
@@ -339,6 +375,13 @@ class Translator(ForcedDecoder):
         results = [hypotheses[i : i + kept] for i in range(0, len(hypotheses), kept)]
         # The search adds in float32; among near-ties the order by the scores reported here may differ.
         return [sorted(each, key=lambda one: -one.score) for each in results] if scores else results
+
+
+def leaves_finished(settings: dict[str, Any], options: DecodingOptions, own: GenerationConfig) -> bool:
+    """Whether [`search`] may do what is asked for: search without chance, row by row, with a growing cache."""
+    if settings["do_sample"] or not set(settings) <= SEARCHED or set(options.generate) & set(PYTHON_ARGUMENTS):
+        return False
+    return all(getattr(own, name, None) in allowed for name, allowed in KEPT_TOGETHER.items())
 
 
 def paired(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

@@ -96,6 +96,8 @@ class SourceMemoryLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.keys is None:
+            # Nothing says which rows are whose: what plain paths keep without a memory is prepared anew.
+            self.masks, self.vectors, self.spread = {}, {}, {}
             return
         rows = torch.arange(self.decoder_rows, device=self.keys.device)
         self.take_rows(rows[indices.to(self.keys.device)])
