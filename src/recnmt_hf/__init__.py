@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .evaluation.alignment import AlignmentErrorRate as AlignmentErrorRate
     from .evaluation.alignment import align_pairs as align_pairs
     from .evaluation.decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
+    from .evaluation.ensemble import EnsembleTranslator as EnsembleTranslator
     from .evaluation.metrics import Bleu as Bleu
     from .evaluation.metrics import ChrF as ChrF
     from .evaluation.metrics import Ter as Ter
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
     from .evaluation.rouge import Rouge as Rouge
     from .evaluation.significance import compare_systems as compare_systems
     from .evaluation.translator import Translator as Translator
+    from .hub.card import write_card as write_card
+    from .hub.engines import export_ctranslate2 as export_ctranslate2
     from .hub.marian import export_marian as export_marian
     from .hub.marian import from_marian as from_marian
     from .hub.marian import import_marian as import_marian
     from .hub.marian import to_marian as to_marian
+    from .hub.publishing import prepare_repository as prepare_repository
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
     from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig

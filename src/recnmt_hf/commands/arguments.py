@@ -182,11 +182,16 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_translator(args: argparse.Namespace) -> Translator:
-    """The model, on the device and in the data type that the arguments name."""
+    """The model, or several as an ensemble, on the device and in the data type that the arguments name."""
+    from ..evaluation.ensemble import EnsembleTranslator
     from ..evaluation.translator import Translator
 
     settings = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
-    return Translator.from_pretrained(args.model, trust_remote_code=args.trust_remote_code, **settings)
+    models = [args.model] if isinstance(args.model, str) else args.model
+    settings["trust_remote_code"] = args.trust_remote_code
+    if len(models) == 1:
+        return Translator.from_pretrained(models[0], **settings)
+    return EnsembleTranslator.from_pretrained(models, **settings)
 
 
 def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="folder of a trained model, or a model id of the Hub")
+    parser.add_argument(
+        "model",
+        nargs="+",
+        help="folder of a trained model, or a model id of the Hub; several are an ensemble: models of one vocabulary, "
+        "whose log-probabilities are averaged",
+    )
     parser.add_argument("--source", "-s", help="source sentences, one a line")
     parser.add_argument("--target", "-t", help="their translations, one a line")
     parser.add_argument(

@@ -21,7 +21,12 @@ DECODING = [each.name for each in fields(DecodingOptions) if each.name != "gener
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="folder of a trained model, or a model id of the Hub")
+    parser.add_argument(
+        "model",
+        nargs="+",
+        help="folder of a trained model, or a model id of the Hub; several are an ensemble: models of one vocabulary, "
+        "whose log-probabilities are averaged",
+    )
     parser.add_argument("--input", "-i", help="text file, plain or gzipped (default: -, standard input)")
     parser.add_argument("--output", "-o", help="file to write (default: -, standard output)")
     parser.add_argument(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
 
@@ -33,6 +33,7 @@ class Rows:
     def __init__(self, model: Any, model_kwargs: dict[str, Any], rows: int, sentences: int):
         self.model, self.model_kwargs = model, model_kwargs
         self.rows, self.sentences = rows, sentences
+        self.gives_log_probs = getattr(model, "gives_log_probs", False)
 
     def log_scores(self, tokens: torch.Tensor) -> torch.Tensor:
         """The last logits `(rows, vocab_size)`, in float32, after tokens that the cache does not have yet."""
@@ -50,7 +51,7 @@ class Rows:
         self.model_kwargs["past_key_values"].batch_select_indices(rows)
         places = {self.rows: rows, self.sentences: sentences}
         for name, value in self.model_kwargs.items():
-            if not isinstance(value, Cache):
+            if name != "past_key_values":
                 self.model_kwargs[name] = selected(value, places)
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
 
@@ -77,7 +78,7 @@ def tell(parts: Sequence[Any], sentences: torch.Tensor) -> None:
 
 
 def search(
-    model: PreTrainedModel,
+    model: Any,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
@@ -88,7 +89,7 @@ def search(
     What `generate(custom_generate=search)` calls in the place of its own search: beams, or greedy where there is one.
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder with a growing cache.
+        model (`PreTrainedModel`): An encoder-decoder with a growing cache, or what is called as one.
         input_ids (`torch.LongTensor` of shape `(rows, prompt_length)`): The decoder's prompts, one for each beam.
         logits_processor, stopping_criteria: They look at each row by itself, or have `keep_sentences(indices)`.
         generation_config (`GenerationConfig`): `num_beams`, `num_return_sequences`, `length_penalty`,
@@ -198,7 +199,7 @@ class Beams(Greedy):
 
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         sentences, beams = self.running.shape[:2]
-        scores = logits.log_softmax(-1)
+        scores = logits if self.rows.gives_log_probs else logits.log_softmax(-1)
         if self.processors:
             scores = self.processors(self.running.flatten(0, 1)[:, :length], scores)
         scores = scores.view(sentences, beams, -1) + self.running_scores[:, :, None]

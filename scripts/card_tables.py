@@ -1,0 +1,10 @@
+#!/usr/bin/env python
+"""Makes the tables of model_cards/*.md anew from model_cards/evidence."""
+
+from pathlib import Path
+
+from recnmt_hf.hub.card_tables import with_tables
+
+
+for card in sorted((Path(__file__).resolve().parents[1] / "model_cards").glob("*.md")):
+    card.write_text(with_tables(card), encoding="utf-8")

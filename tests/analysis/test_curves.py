@@ -1,0 +1,55 @@
+"""`recnmt plot`: curves of runs that go on, and of finished models."""
+
+import json
+import shutil
+
+import pytest
+
+from recnmt_hf.analysis.curves import curve_of_run
+from recnmt_hf.commands.main import main
+from recnmt_hf.training.checkpoints import mark_complete
+from recnmt_hf.training.evidence import Evidence, curve_of
+
+
+LOG = [
+    {"step": 5, "loss": 4.0, "learning_rate": 1e-3, "grad_norm": 1.0},
+    {"step": 10, "loss": 3.5, "learning_rate": 2e-3},
+    {"step": 10, "eval_loss": 3.6, "eval_bleu": 1.5, "eval_runtime": 2.0, "eval_samples_per_second": 3.0},
+    {"step": 10, "train_runtime": 3.0},
+]
+CURVE = [
+    {"step": 5, "loss": 4.0, "learning_rate": 1e-3},
+    {"step": 10, "loss": 3.5, "learning_rate": 2e-3, "eval_loss": 3.6, "eval_bleu": 1.5},
+]
+
+
+def run_with_a_checkpoint(folder):
+    (folder / "checkpoint-10").mkdir(parents=True)
+    (folder / "checkpoint-10/trainer_state.json").write_text(json.dumps({"log_history": LOG}))
+    mark_complete(folder / "checkpoint-10")
+    return folder
+
+
+def test_a_row_for_each_step():
+    assert curve_of(LOG) == CURVE
+
+
+def test_curves_of_checkpoints_and_models(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    run = run_with_a_checkpoint(tmp_path / "run")
+    assert curve_of_run(run) == CURVE
+    (tmp_path / "model").mkdir()
+    Evidence(curve=CURVE).save(tmp_path / "model")
+    assert curve_of_run(tmp_path / "model") == CURVE
+    picture = tmp_path / "curve.png"
+    assert main(["plot", str(run), str(tmp_path / "model"), "--output", str(picture)]) == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    shutil.rmtree(run / "checkpoint-10")
+    for words, message in (
+        ([str(run)], "has no curve"),
+        ([str(tmp_path / "none")], "is no folder"),
+        ([str(run), str(run)], "is named twice"),
+        ([str(tmp_path / "model"), "-o", "a.txt"], "names no picture"),
+    ):
+        assert main(["plot", *words]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""Several models that translate together, against a slow reference; any families, greedy and with beams."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+import recnmt_hf
+from recnmt_hf._registration import FAMILIES
+from recnmt_hf.commands.main import main
+from recnmt_hf.data.tokenization import train_tokenizer
+
+
+def model_of(prefix, size, seed=0, **fields):
+    torch.manual_seed(seed)
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=size, d_model=32, **fields)
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def members(tokenizer):
+    """One of each family, and one of transformers' own."""
+    models = [model_of(prefix, len(tokenizer), seed) for seed, (prefix, _, _) in enumerate(FAMILIES.values())]
+    controls = {
+        name: getattr(models[0].config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+    }
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    torch.manual_seed(9)
+    marian = MarianMTModel(
+        MarianConfig(vocab_size=len(tokenizer), d_model=16, **shape, forced_eos_token_id=None, **controls)
+    ).eval()
+    for parameter in marian.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return [recnmt_hf.Translator(model, tokenizer, check=False) for model in [*models, marian]]
+
+
+@torch.no_grad()
+def mean_log_probs(members, source, target):
+    """Of every next token after a target, without any cache."""
+    total = 0
+    for member in members:
+        start = member.model.config.decoder_start_token_id
+        logits = member.model(
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *target]]), use_cache=False
+        ).logits
+        total = total + logits[0, -1].log_softmax(-1)
+    return total / len(members)
+
+
+def slow_beam_search(members, source, beams, most, end):
+    """The best finished hypothesis, by its mean log-probability for each token (transformers' penalty 1)."""
+    running, finished = [(0.0, [])], []
+    for length in itertools.count(1):
+        candidates = []
+        for score, tokens in running:
+            scores = score + mean_log_probs(members, source, tokens)
+            best = scores.topk(2 * beams)
+            candidates += [
+                (value, [*tokens, token])
+                for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+        candidates = sorted(candidates, key=lambda each: -each[0])[: 2 * beams]
+        ended = [tokens[-1] == end or length == most for _, tokens in candidates]
+        finished += [
+            (score / length, tokens) for (score, tokens), last in zip(candidates[:beams], ended, strict=False) if last
+        ]
+        finished = sorted(finished, key=lambda each: -each[0])[:beams]
+        running = [each for each, last in zip(candidates, ended, strict=True) if not last][:beams]
+        if not running or (len(finished) == beams and running[0][0] / length <= finished[-1][0]):
+            return finished[0][1]
+
+
+@pytest.mark.parametrize("chosen", [(0, 1), (2, 3, 4), (5, 6), (0, 1, 2, 3, 4, 5, 6)])
+def test_equal_to_the_slow_reference(members, chosen, corpus):
+    members = [members[number] for number in chosen]
+    ensemble = recnmt_hf.EnsembleTranslator(members)
+    sentences = [pair.en for pair in corpus["test"][:5]]
+    sources = [ensemble.encode_source(sentence) for sentence in sentences]
+    most = 7
+    plain = {"length_penalty_type": "hf", "length_penalty": 1.0, "max_new_tokens": most}
+    (end,) = ensemble.end_ids()
+    for source, found in zip(sources, ensemble(sentences, beams=1, **plain), strict=True):
+        target = []
+        while len(target) < most and target[-1:] != [end]:
+            target.append(int(mean_log_probs(members, source, target).argmax()))
+        assert found.hypotheses[0].tokens == target
+        expected = [mean_log_probs(members, source, target[:i])[token].item() for i, token in enumerate(target)]
+        assert found.hypotheses[0].log_prob == pytest.approx(sum(expected), abs=1e-3)
+    for source, found in zip(sources, ensemble(sentences, beams=3, num_hypotheses=2, **plain), strict=True):
+        assert found.hypotheses[0].tokens == slow_beam_search(members, source, 3, most, end)
+    (score,) = ensemble.score(sentences[:1], [corpus["test"][0].de])
+    alone = [member.score(sentences[:1], [corpus["test"][0].de])[0].log_prob for member in members]
+    assert score.log_prob == pytest.approx(sum(alone) / len(alone), abs=1e-4)
+
+
+def test_one_model_twice_is_that_model(members, corpus):
+    sentences = [pair.en for pair in corpus["test"][:6]]
+    options = {"beams": 3, "num_hypotheses": 3, "max_length_extra": 3, "no_repeat_ngram_size": 2}
+    ensemble = recnmt_hf.EnsembleTranslator([members[0]] * 2)
+    for one, other in zip(members[0](sentences, **options), ensemble(sentences, **options), strict=True):
+        assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
+    prefixed = ensemble(sentences, ["Der"] * 6, beams=2, min_new_tokens=4, repetition_penalty=1.2, max_length_extra=2)
+    assert all(each.text.startswith("Der") for each in prefixed)
+
+
+def test_commands_take_several_models(tokenizer, corpus, tmp_path, capsys):
+    for seed, prefix in enumerate(("NMTTransformer", "RNMT", "NMTTransformer")):
+        model_of(prefix, len(tokenizer), seed).save_pretrained(tmp_path / f"{seed}")
+        tokenizer.save_pretrained(tmp_path / f"{seed}")
+    (tmp_path / "a.en").write_text("\n".join(pair.en for pair in corpus["test"][:3]) + "\n")
+    folders = [str(tmp_path / f"{seed}") for seed in range(3)]
+    words = ["-i", str(tmp_path / "a.en"), "-o", str(tmp_path / "a.jsonl"), "--format", "jsonl", "--beams", "2"]
+    assert main(["translate", *folders, *words, "--max-length-extra", "2"]) == 0
+    assert main(["score", *folders, "--jsonl", str(tmp_path / "a.jsonl")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+
+
+def test_models_that_say_other_tokens_are_refused(members, corpus, tokenizer, tmp_path):
+    other = train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 400)
+    for tokens, message in ((other, "differ in the source tokenizer"), (tokenizer, "differ in the rows")):
+        size = len(tokens) + (8 if tokens is tokenizer else 0)
+        member = recnmt_hf.Translator(model_of("NMTTransformer", size), tokens, check=False)
+        with pytest.raises(ValueError, match=message):
+            recnmt_hf.EnsembleTranslator([members[0], member])
+    with pytest.raises(ValueError, match="at least two models"):
+        recnmt_hf.EnsembleTranslator(members[:1])
+    ensemble = recnmt_hf.EnsembleTranslator(members[:2])
+    with pytest.raises(ValueError, match="no alignments"):
+        ensemble("The dog sleeps.", alignments=True)
+    with pytest.raises(ValueError, match="has no do_sample"):
+        ensemble("The dog sleeps.", beams=1, do_sample=True)

@@ -1,0 +1,34 @@
+"""Tables of the hand-written cards: those of their files."""
+
+import json
+
+import pytest
+
+from recnmt_hf.hub.card_tables import table_of, with_tables
+
+
+def test_cards_have_the_tables_of_their_files(repository):
+    """`python scripts/card_tables.py` changes nothing, and no file is nobody's."""
+    named = set()
+    for card in sorted((repository / "model_cards").glob("*.md")):
+        text = card.read_text(encoding="utf-8")
+        assert with_tables(card) == text, card.name
+        named |= {part.split(" -->")[0] for part in text.split("<!-- evidence: ")[1:]}
+    assert named == {path.stem for path in (repository / "model_cards/evidence").glob("*.json")}
+
+
+def test_tables_of_sweeps_and_of_rows(tmp_path):
+    run = {"seed": 1, "parameters": 1_690_000, "steps": 5, "validation": {"loss": 2.3333}, "p_values": {}}
+    second = {**run, "p_values": {"set": 0.001}, "scores": {"set": {"bleu": 31.0}}, "values": {"row": "b | c"}}
+    results = [{**run, "values": {"row": "a"}, "scores": {"set": {"bleu": 30.4321}}}, second]
+    (tmp_path / "sweep.json").write_text(json.dumps(results))
+    assert table_of(tmp_path / "sweep.json").splitlines()[2:] == [
+        "| a | 1.69M | 2.333 | 30.43 |  |",
+        "| b / c | 1.69M | 2.333 | 31.00 | < .01 |",
+    ]
+    (tmp_path / "rows.json").write_text('[["x", "y"], [1, "2"]]')
+    assert table_of(tmp_path / "rows.json") == "| x | y |\n| --- | --- |\n| 1 | 2 |"
+    (tmp_path / "other.json").write_text('[{"a": 1}]')
+    for name in ("other.json", "none.json"):
+        with pytest.raises(ValueError, match=r"holds no table .*Remedy"):
+            table_of(tmp_path / name)
