@@ -11,6 +11,7 @@ from transformers import (
 )
 
 import recnmt_hf
+from recnmt_hf._registration import FAMILIES
 from recnmt_hf.data.corpora import prepare_dataset
 
 
@@ -83,6 +84,82 @@ def test_evaluation_by_generation(tmp_path, tokenizer):
     )
     metrics = trainer.evaluate()
     assert metrics["eval_loss"] > 0 and metrics["eval_tokens"] > 0
+
+
+@pytest.mark.parametrize("prefix", [family[0] for family in FAMILIES.values()])
+def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, prefix):
+    """What `compute_metrics` sees, and a run that was cut in two, which ends in the weights of one."""
+    settings = {
+        "predict_with_generate": True,
+        "generation_max_length": 6,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 5,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "max_steps": 4,
+        "metric_for_best_model": "tokens",
+    }
+    whole = trainer_for(tmp_path / "whole", tokenizer, prefix, **settings)
+    whole.train()
+    tokens = [entry["eval_tokens"] for entry in whole.state.log_history if "eval_tokens" in entry]
+    assert len(tokens) == 2 and all(count > 0 for count in tokens)
+    assert whole.predict(whole.eval_dataset).predictions.shape[0] == 16
+    again = trainer_for(tmp_path / "again", tokenizer, prefix, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole/out/checkpoint-2"))
+    for (name, one), other in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("prefix", [family[0] for family in FAMILIES.values()])
+def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
+    """
+    LoRA on every linear layer but the output matrix, which may be the embeddings' too: it alone learns, loads again, and
+    merged or not the outputs are the same.
+    """
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    trainer = trainer_for(tmp_path, tokenizer, prefix, max_steps=2)
+    base = trainer.model
+    before = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
+    linears = sorted(
+        {name.rpartition(".")[2] for name, each in base.named_modules() if type(each) is torch.nn.Linear} - {"lm_head"}
+    )
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=linears, task_type="SEQ_2_SEQ_LM"))
+    assert {"q_proj", "k_proj"} & set(linears) and any("proj" in name for name in linears)
+    trainer = Seq2SeqTrainer(
+        model=adapted,
+        args=trainer.args,
+        train_dataset=trainer.train_dataset,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=adapted),
+    )
+    trainer.train()
+    adapted.eval()
+    frozen = {
+        name.replace("base_model.model.", "").replace(".base_layer", ""): p for name, p in adapted.named_parameters()
+    }
+    assert all(torch.equal(frozen[name], before[name]) for name in before if name in frozen)
+    batch = tokenizer(["the dog sleeps .", "we see ."], padding=True, return_tensors="pt")
+    target = torch.tensor([[1, 7, 8], [1, 9, 5]])
+    outputs = [adapted(**batch, decoder_input_ids=target).logits]
+    assert (outputs[0] - base.eval()(**batch, decoder_input_ids=target).logits).abs().max() == 0
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter/model.safetensors").exists()
+    adapted.merge_adapter()
+    outputs.append(adapted(**batch, decoder_input_ids=target).logits)
+    adapted.unmerge_adapter()
+    outputs.append(adapted(**batch, decoder_input_ids=target).logits)
+    with adapted.disable_adapter():
+        plain = adapted(**batch, decoder_input_ids=target).logits
+    assert (plain - outputs[0]).abs().max() > 1e-5
+    fresh = trainer_for(tmp_path / "fresh", tokenizer, prefix).model
+    fresh.load_state_dict(before, strict=False)
+    loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+    outputs.append(loaded(**batch, decoder_input_ids=target).logits)
+    outputs.append(loaded.merge_and_unload().eval()(**batch, decoder_input_ids=target).logits)
+    for other in outputs[1:]:
+        torch.testing.assert_close(other, outputs[0], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "RNMT"])
