@@ -23,7 +23,7 @@ def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", **settings):
         vocab_size=len(tokenizer),
         share_encoder_decoder_embeddings=True,
         d_model=32,
-        encoder_layers=1,
+        encoder_layers=2 if prefix == "ONLSTMTransformer" else 1,
         decoder_layers=1,
         dropout=0.0,
         **({"relation_layers": 0} if prefix == "RNMT" else {}),
@@ -115,8 +115,8 @@ def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, pr
 @pytest.mark.parametrize("prefix", [family[0] for family in FAMILIES.values()])
 def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
     """
-    LoRA on every linear layer but the output matrix, which may be the embeddings' too: it alone learns, loads again, and
-    merged or not the outputs are the same.
+    LoRA on every linear layer but the output matrix, which may be the embeddings' too: it alone learns, loads again,
+    and merged or not the outputs are the same.
     """
     peft = pytest.importorskip("peft", reason="peft is not installed")
     trainer = trainer_for(tmp_path, tokenizer, prefix, max_steps=2)
