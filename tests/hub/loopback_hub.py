@@ -15,6 +15,10 @@ def git_oid(data):
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+def is_large(name):
+    return fnmatch.fnmatch(name, "*.safetensors")
+
+
 class Repository:
     def __init__(self, private):
         self.private = private
@@ -124,11 +128,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def tree(self, body, name, revision, folder):
         if found := self.repository(name, revision):
-            entries = [
-                {"type": "file", "path": file, "size": len(data), "oid": git_oid(data)}
-                for file, data in found[2].items()
-                if file.startswith(f"{folder}/" if folder else "")
-            ]
+            entries = []
+            for file, data in found[2].items():
+                if file.startswith(f"{folder}/" if folder else ""):
+                    entry = {"type": "file", "path": file, "size": len(data), "oid": git_oid(data)}
+                    if is_large(file):
+                        sha256 = hashlib.sha256(data).hexdigest()
+                        entry |= {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 130}, "oid": "0" * 40}
+                    entries.append(entry)
             if folder and not entries:
                 self.missing("EntryNotFound")
                 return
@@ -144,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
             files = []
             for file in json.loads(body)["files"]:
                 known = found[2].get(file["path"])
-                mode = "lfs" if fnmatch.fnmatch(file["path"], "*.safetensors") else "regular"
+                mode = "lfs" if is_large(file["path"]) else "regular"
                 oid = None
                 if known is not None:
                     oid = hashlib.sha256(known).hexdigest() if mode == "lfs" else git_oid(known)

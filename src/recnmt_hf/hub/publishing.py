@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -258,20 +259,52 @@ def upload(folder: str | Path, to: Destination) -> str:
         name = str(api.create_repo(to.name, private=to.private, exist_ok=True).repo_id)
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            revision=to.branch,
-            commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
-            create_pr=to.pull_request,
-            allow_patterns=list(ALLOWED),
-            delete_patterns=list(REPLACED),
-        )
+        changed, gone = difference(api, name, to.branch, folder)
+        if changed or gone:
+            commit = api.create_commit(
+                name,
+                [
+                    *(CommitOperationAdd(path_in_repo=each, path_or_fileobj=str(folder / each)) for each in changed),
+                    *(CommitOperationDelete(path_in_repo=each) for each in gone),
+                ],
+                revision=to.branch,
+                commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
+                create_pr=to.pull_request,
+            )
+            sha, address = commit.oid, commit.pr_url or commit.commit_url
+        else:
+            sha = str(api.model_info(name, revision=to.branch).sha)
+            address = f"{api.endpoint}/{name}/commit/{sha}"
         if to.tag is not None:
-            api.create_tag(name, tag=to.tag, revision=commit.oid, exist_ok=False)
+            api.create_tag(name, tag=to.tag, revision=sha, exist_ok=False)
         if to.collection is not None:
             api.add_collection_item(to.collection, item_id=name, item_type="model", exists_ok=True)
-    return commit.pr_url or commit.commit_url
+    return address
+
+
+def difference(api: HfApi, name: str, branch: str | None, folder: Path) -> tuple[list[str], list[str]]:
+    """Files of a folder that a repository has not, or otherwise, and its files that an earlier upload has left."""
+    listed: list[Any] = [*api.list_repo_tree(name, recursive=True, revision=branch)]
+    there = {
+        each.path: each.lfs.sha256 if each.lfs is not None else each.blob_id
+        for each in listed
+        if hasattr(each, "blob_id")  # folders have none
+    }
+    own = [file for file, _ in files_of(folder)]
+    changed = [file for file in own if there.get(file) not in sums_of(folder / file)]
+    gone = [file for file in there if file not in own and any(fnmatch(file, pattern) for pattern in REPLACED)]
+    return changed, gone
+
+
+def sums_of(path: Path) -> tuple[str, str]:
+    """The SHA-256 sum of a file, as large files have it, and the one by which git names its content."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return sha256, digest.hexdigest()
 
 
 @contextmanager
