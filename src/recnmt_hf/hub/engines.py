@@ -72,7 +72,7 @@ def check_expressible(config: Any) -> None:
     if config.model_type != NMTTransformerConfig.model_type:
         raise UserError(
             f"CTranslate2 computes no {config.model_type}. Remedy: export a base Transformer "
-            f"({NMTTransformerConfig.model_type}), or to another format (--format onnx)."
+            f"({NMTTransformerConfig.model_type}); the others run with `recnmt translate`, --quantization int8 included."
         )
     is_relative = config.self_attention_type == "relative"
     faults = {
@@ -86,7 +86,7 @@ def check_expressible(config: Any) -> None:
         if is_fault:
             raise UserError(
                 f"CTranslate2 computes no Transformer with {name}={getattr(config, name)!r}. Remedy: train one without "
-                "it, or export to another format (--format onnx)."
+                "it, or run this one with `recnmt translate`."
             )
 
 

@@ -256,7 +256,7 @@ def check_expressible(config: Any) -> None:
         if getattr(config, name) not in allowed:
             raise UserError(
                 f"MarianMT has no model with {name}={getattr(config, name)!r}, only {' or '.join(map(repr, allowed))}. "
-                "Remedy: train one with that, or export to another format."
+                "Remedy: train one with that."
             )
 
 
