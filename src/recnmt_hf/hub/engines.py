@@ -72,7 +72,7 @@ def check_expressible(config: Any) -> None:
     if config.model_type != NMTTransformerConfig.model_type:
         raise UserError(
             f"CTranslate2 computes no {config.model_type}. Remedy: export a base Transformer "
-            f"({NMTTransformerConfig.model_type}); the others run with `recnmt translate`, --quantization int8 included."
+            f"({NMTTransformerConfig.model_type}); the others run with `recnmt translate` (--quantization int8)."
         )
     is_relative = config.self_attention_type == "relative"
     faults = {
