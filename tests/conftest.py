@@ -1,11 +1,7 @@
 """Settings of the whole suite: offline, deterministic, one thread per worker; shared fixtures."""
 
-import contextlib
-import json
 import os
-import subprocess
 import sys
-import textwrap
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from other_processes import other_process
 
 import recnmt_hf
 from recnmt_hf.data.generated import generate_corpus
@@ -63,65 +60,6 @@ def tiny_folder(tokenizer, tmp_path_factory):
 @pytest.fixture(scope="session")
 def repository():
     return Path(__file__).resolve().parents[1]
-
-
-# Runs what it is sent, and answers each with a line of JSON: what `found` holds then, or the error.
-OTHER = """
-    import contextlib, json, os, sys, traceback
-
-    class Absent:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] == "recnmt_hf":
-                raise ImportError("recnmt_hf is not installed here")
-
-    if sys.argv[1] == "stranger":
-        sys.meta_path.insert(0, Absent())
-    for line in sys.stdin:
-        folder, code = json.loads(line)
-        os.chdir(folder)
-        own = {}
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                exec(code, own)
-            if sys.argv[1] == "stranger":
-                assert not any(name.split(".")[0] == "recnmt_hf" for name in sys.modules)
-            answer = {"found": own["found"]}
-        except BaseException:
-            answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer), flush=True)
-"""
-
-
-@contextlib.contextmanager
-def other_process(kind, home, **environment):
-    """
-    A function that runs code in a folder, in one process of its own, and returns what the code left in `found`. A
-    stranger cannot import recnmt_hf.
-    """
-    settings = {"HF_HOME": str(home), "OMP_NUM_THREADS": "1", **({"PYTHONPATH": ""} if kind == "stranger" else {})}
-    with (
-        open(home / f"{kind}.txt", "w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(OTHER), kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, **settings, **environment},
-        ) as process,
-    ):
-
-        def run(code, folder):
-            process.stdin.write(json.dumps([str(folder), textwrap.dedent(code)]) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            assert line, (home / f"{kind}.txt").read_text()[-3000:]
-            answer = json.loads(line)
-            assert "error" not in answer, answer["error"]
-            return answer["found"]
-
-        yield run
-        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

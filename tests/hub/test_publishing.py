@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 import torch
-from conftest import other_process
 from huggingface_hub import ModelCard
 from loopback_hub import loopback_hub
+from other_processes import other_process
 from safetensors.torch import load_file, save_file
 
 import recnmt_hf
@@ -123,6 +123,33 @@ def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, t
     exec(textwrap.dedent(TRANSLATES.format(name=str(folder), more="")), own)
     assert found == own["found"] and found[0] == f"{prefix}ForConditionalGeneration"
     assert isinstance(own["model"], type(model)) and own["model"].dtype == torch.bfloat16
+
+
+TUNED = """
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
+    model = AutoModelForSeq2SeqLM.from_pretrained({name!r}, trust_remote_code=True, device_map="auto").float()
+    model(input_ids=torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    model.save_pretrained("tuned")
+    again = AutoModelForSeq2SeqLM.from_pretrained("tuned", trust_remote_code=True)
+    own, other = model.state_dict(), again.state_dict()
+    found = [all(torch.equal(own[name], other[name]) for name in own), next(iter(own)), again.config.auto_map]
+"""
+
+
+@pytest.mark.parametrize("model_type", ["nmt_transformer", "rnmt"])
+def test_a_stranger_tunes_and_saves_again(model_type, tokenizer, tmp_path, stranger):
+    """Placed by accelerate, trained, saved with its code, and loaded from there."""
+    pytest.importorskip("accelerate", reason="accelerate places models")
+    prefix = FAMILIES[model_type][0]
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
+    getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", run=HERE)
+    same, _, names = stranger(TUNED.format(name=str(folder)), tmp_path)
+    assert same and f"modeling_{model_type}.{prefix}ForConditionalGeneration" in names.values()
+    assert (tmp_path / f"tuned/modeling_{model_type}.py").is_file()
 
 
 COMMAND = """
