@@ -26,19 +26,19 @@ def translator(request, tokenizer):
 def with_and_without(translator, monkeypatch, sentences, *prefixes, **options):
     """What is found with and without transformers' own search, and how many rows each step of ours had."""
     rows = []
-    own = Rows.log_scores
+    own = Rows.logits
 
     def counted(self, tokens):
         rows.append(tokens.shape[0])
         return own(self, tokens)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "log_scores", counted)
+        patch.setattr(Rows, "logits", counted)
         found = translator(sentences, *prefixes, **options)
     assert rows
     with monkeypatch.context() as patch:
         patch.setattr(translator_module, "leaves_finished", lambda *_: False)
-        patch.setattr(Rows, "log_scores", None)
+        patch.setattr(Rows, "logits", None)
         return found, translator(sentences, *prefixes, **options), rows
 
 
@@ -90,7 +90,7 @@ def test_prefixes_and_batches(translator, corpus, monkeypatch):
 @pytest.mark.parametrize("options", [{"do_sample": True, "beams": 1}, {"beams": 2, "cache_implementation": "static"},
                                      {"beams": 2, "logits_processor": [lambda ids, scores: scores]}])  # fmt: skip
 def test_what_else_generate_can_do_is_left_to_it(translator, monkeypatch, options):
-    monkeypatch.setattr(Rows, "log_scores", None)
+    monkeypatch.setattr(Rows, "logits", None)
     assert translator("The dog sleeps.", max_length_extra=3, **options)[0].hypotheses
 
 

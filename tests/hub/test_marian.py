@@ -11,6 +11,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 import recnmt_hf
 import recnmt_hf.models.seq2seq_loading
 from recnmt_hf.commands.main import main
+from recnmt_hf.hub.card import HERE
+from recnmt_hf.hub.publishing import prepare_repository
 
 
 BASE = {
@@ -240,6 +242,15 @@ def test_imported_folder_translates_as_the_original(imported, corpus):
     logits = marian(**inputs, decoder_input_ids=torch.cat([start, target["input_ids"][:, :-1]], 1)).logits
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
     torch.testing.assert_close(torch.tensor(scores), -losses, atol=1e-4, rtol=1e-5)
+
+
+def test_an_imported_model_is_published(imported, corpus, tmp_path):
+    """SentencePiece files and all, also where each side has a tokenizer of its own."""
+    folder = prepare_repository(imported[2], tmp_path / "out", "tester/opus", sentence="The dog sleeps.", run=HERE)
+    texts = [pair.en for pair in corpus["test"][:3]]
+    options = {"max_new_tokens": 6}
+    found, own = (recnmt_hf.Translator.from_pretrained(place)(texts, **options) for place in (folder, imported[2]))
+    assert [each.text for each in found] == [each.text for each in own]
 
 
 @pytest.mark.parametrize("model_type", ["biarn_transformer", "gret", "onlstm_transformer", "rpe_transformer"])

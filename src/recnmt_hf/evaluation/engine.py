@@ -15,10 +15,10 @@ from .._loading_errors import explained_loading, shorten
 from ..data.tokenizer_pair import TokenizerPair
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.user_errors import UserError
-from .forced_decoding import batches_by_tokens
+from .forced_decoding import UnknownTokens, batches_by_tokens
 from .options import DecodingOptions
-from .results import Hypothesis
-from .translator import Translator
+from .results import Hypothesis, Translation
+from .translator import PreparedSentence, Translator
 
 
 # Beside the engine's own files: the configuration of the model that it was made of.
@@ -127,33 +127,30 @@ class EngineTranslator(Translator):
             **self.settings(options),
         )
         rows = [
-            [self.strip([self.numbers[symbol] for symbol in symbols][:limit]) for symbols in each.hypotheses]
+            self.strip([self.numbers[symbol] for symbol in symbols][:limit])
             for limit, each in zip(limits, found, strict=True)
+            for symbols in each.hypotheses
         ]
-        # The engine divides by the length of what it returns.
-        log_probs = [
-            [
-                score * len(symbols) ** float(penalty)
-                for symbols, score in zip(each.hypotheses, each.scores, strict=True)
-            ]
+        # The engine divides by the length of what it returns, and sums in float32, what is cut off here too.
+        searched = [
+            score * len(symbols) ** float(penalty)
             for each in found
+            for symbols, score in zip(each.hypotheses, each.scores, strict=True)
         ]
-        if scores:  # its own are sums in float32, of what was cut off too
-            pairs = [(source, row) for source, of_source in zip(sources, rows, strict=True) for row in of_source]
-            exact = iter(self.score_tokens([one for one, _ in pairs], [row for _, row in pairs], options.max_tokens))
-            log_probs = [[sum(next(exact)) for _ in of_source] for of_source in rows]
-        ends = self.end_ids()
-        results = []
-        for of_rows, of_scores in zip(rows, log_probs, strict=True):
-            texts = self.target_tokenizer.batch_decode(of_rows, skip_special_tokens=True)
-            hypotheses = [
-                Hypothesis(
-                    text.strip(), log_prob / max(len(row), 1) ** penalty, log_prob, row, bool(row) and row[-1] in ends
-                )
-                for text, row, log_prob in zip(texts, of_rows, of_scores, strict=True)
-            ]
-            results.append(sorted(hypotheses, key=lambda one: -one.score)[: options.num_hypotheses])
-        return results
+        hypotheses = self.hypotheses_of(sources, rows, options, scores, searched)
+        return [each[: options.num_hypotheses] for each in hypotheses]
+
+    def search(
+        self,
+        prepared: Sequence[PreparedSentence],
+        options: DecodingOptions,
+        unknown: UnknownTokens | None = None,
+        offset: int = 0,
+        scores: bool = True,
+    ) -> list[Translation]:
+        if options.seed is not None:  # once for all batches, or each would draw the same
+            load_engine_package().set_random_seed(options.seed + offset)
+        return super().search(prepared, options, unknown, offset, scores)
 
     def settings(self, options: DecodingOptions) -> dict[str, Any]:
         """The engine's arguments for what `generate` shall do beside."""
@@ -169,8 +166,6 @@ class EngineTranslator(Translator):
             if options.beams > 1:
                 raise UserError("CTranslate2 samples without beams alone. Remedy: --beams 1.")
             found.setdefault("sampling_topk", ALL_SYMBOLS)
-            if options.seed is not None:
-                load_engine_package().set_random_seed(options.seed)
         return found
 
     def score_tokens(

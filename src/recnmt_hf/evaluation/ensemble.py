@@ -171,18 +171,7 @@ class EnsembleTranslator(Translator):
         rows = [
             self.strip(row[: limits[number // kept]]) for number, row in enumerate(found[:, start.shape[1] :].tolist())
         ]
-        repeated = [source for source in sources for _ in range(kept)]
-        log_probs = [float("nan")] * len(rows)
-        if scores:
-            log_probs = [sum(each) for each in self.score_tokens(repeated, rows, options.max_tokens)]
-        texts = self.target_tokenizer.batch_decode(rows, skip_special_tokens=True)
-        ends = self.end_ids()
-        hypotheses = [
-            Hypothesis(text.strip(), total / max(len(row), 1) ** penalty, total, row, bool(row) and row[-1] in ends)
-            for text, row, total in zip(texts, rows, log_probs, strict=True)
-        ]
-        results = [hypotheses[i : i + kept] for i in range(0, len(hypotheses), kept)]
-        return [sorted(each, key=lambda one: -one.score) for each in results] if scores else results
+        return self.hypotheses_of(sources, rows, options, scores)
 
     def processors(self, options: DecodingOptions) -> LogitsProcessorList:
         """What `generate` would make of the settings that an ensemble knows."""

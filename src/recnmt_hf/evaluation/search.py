@@ -35,7 +35,7 @@ class Rows:
         self.rows, self.sentences = rows, sentences
         self.gives_log_probs = getattr(model, "gives_log_probs", False)
 
-    def log_scores(self, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """The last logits `(rows, vocab_size)`, in float32, after tokens that the cache does not have yet."""
         given = {name: value for name, value in self.model_kwargs.items() if name in USED}
         outputs = self.model(decoder_input_ids=tokens, use_cache=True, return_dict=True, **given)
@@ -130,13 +130,14 @@ class Greedy:
     def run(self) -> torch.Tensor:
         length, unread = self.prompt_length, self.running.flatten(0, 1)[:, : self.prompt_length]
         while True:
-            logits = self.rows.log_scores(unread)
+            logits = self.rows.logits(unread)
             rows, done = self.step(logits, length)
             length += 1
-            if bool(done.all()) or length >= self.running.shape[-1]:
+            left = 1 - float(done.float().mean())  # the one look at the device for both questions
+            if left == 0 or length >= self.running.shape[-1]:
                 self.collect(torch.arange(done.shape[0], device=done.device))
                 break
-            if float(done.float().mean()) >= SHARE_FINISHED:
+            if 1 - left >= SHARE_FINISHED:
                 rows = self.leave(rows, done)
             elif rows is not None:
                 self.rows.reorder(rows)
@@ -255,4 +256,4 @@ def padding_of(config: GenerationConfig) -> int:
     """What stands behind the end of a hypothesis."""
     ends = config.eos_token_id
     end = ends[0] if isinstance(ends, (list, tuple)) else ends
-    return int(config.pad_token_id or (end if end is not None else -1))
+    return next(int(id) for id in (config.pad_token_id, end, -1) if id is not None)

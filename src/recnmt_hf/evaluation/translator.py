@@ -350,16 +350,37 @@ class Translator(ForcedDecoder):
             )
         limit_of_row = [limit for limit in limits for _ in range(kept)]
         tokens = [self.strip(row[:limit]) for row, limit in zip(outputs[:, 1:].tolist(), limit_of_row, strict=True)]
+        return self.hypotheses_of(sources, tokens, options, scores)
+
+    def hypotheses_of(
+        self,
+        sources: Sequence[Sequence[int]],
+        tokens: Sequence[list[int]],
+        options: DecodingOptions,
+        scores: bool,
+        searched: Sequence[float] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """
+        What a search has found, as hypotheses of each source, best first where their log-probabilities are known.
+
+        Args:
+            sources (sequence of sequences of `int`): Token ids.
+            tokens (sequence of lists of `int`): Hypotheses, as many for each source, one source after the other.
+            options ([`DecodingOptions`]): Penalty and alignments.
+            scores (`bool`): Whether a pass of the model over the hypotheses gives their log-probabilities.
+            searched (sequence of `float`, *optional*): Those of the search, where that pass is not wanted.
+        """
+        kept, penalty = len(tokens) // len(sources), options.penalty()
         repeated = [source for source in sources for _ in range(kept)]
         # generate reports its scores only along with those of the whole vocabulary at every step; a forced pass over
         # the finished hypotheses costs less than keeping those, and is what `score` computes.
-        log_probs = [math.nan] * len(tokens)
+        log_probs = list(searched or [math.nan] * len(tokens))
         if scores:
             log_probs = [sum(each) for each in self.score_tokens(repeated, tokens, options.max_tokens)]
         alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
-        texts = self.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        texts = self.target_tokenizer.batch_decode([*tokens], skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = [
             Hypothesis(
@@ -374,7 +395,8 @@ class Translator(ForcedDecoder):
         ]
         results = [hypotheses[i : i + kept] for i in range(0, len(hypotheses), kept)]
         # The search adds in float32; among near-ties the order by the scores reported here may differ.
-        return [sorted(each, key=lambda one: -one.score) for each in results] if scores else results
+        is_known = scores or searched is not None
+        return [sorted(each, key=lambda one: -one.score) for each in results] if is_known else results
 
 
 def leaves_finished(settings: dict[str, Any], options: DecodingOptions, own: GenerationConfig) -> bool:

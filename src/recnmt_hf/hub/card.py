@@ -274,8 +274,10 @@ def curve_table(curve: Sequence[Mapping[str, Any]]) -> list[str]:
 def limits_section(config: Any, evidence: Evidence) -> list[str]:
     pairs = evidence.data.get("training_pairs")
     learnt = f"{pairs:,} sentence pairs" if pairs else "its training data"
-    longest = getattr(config, "longest_source", None) or getattr(config, "max_position_embeddings", None)
-    room = f" Sources are at most {longest:,} tokens long." if isinstance(longest, int) else ""
+    # transformers' own models do not say which sides have positions.
+    limited = "source" in getattr(config, "sides_with_positions", ("source",))
+    longest = getattr(config, "max_position_embeddings", None) if limited else None
+    room = f" Sources are at most {longest:,} tokens long." if longest else ""
     return [
         "## Intended use and limits",
         f"Research on translation models. It knows what {learnt} say, one sentence at a time: other domains, other "
@@ -318,7 +320,7 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
         tags=["translation", "recnmt_hf", config.model_type],
         datasets=hub_datasets(train) or None,
         metrics=metrics or None,
-        base_model=evidence.base_model if is_model_id(evidence.base_model) else None,
+        base_model=evidence.base_model,
         model_name=title if results else None,
         eval_results=results or None,
     )
@@ -331,10 +333,6 @@ def hub_datasets(corpora: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def dataset_of(corpora: Iterable[Mapping[str, Any]]) -> str | None:
     return next(iter(hub_datasets(corpora)), None)
-
-
-def is_model_id(name: str | None) -> bool:
-    return name is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -17,7 +17,7 @@ from ..evaluation.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..models.user_errors import UserError
-from ..training.evidence import Evidence, about_model, public
+from ..training.evidence import Evidence, about_model
 
 
 # Fields that both configurations have under the same name.
@@ -154,7 +154,7 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         Evidence(
             model=about_model(model.config, model.num_parameters()),
             languages=[str(each) for each in languages if each] if all(languages) else [],
-            base_model=str(public(str(source))),
+            base_model=None if looks_local(str(source)) else str(source),
         ).save(working)
     return Path(output)
 
@@ -194,8 +194,7 @@ def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Tokeniz
     }
     for side, place in (("target", folder / TARGET_TOKENIZER), ("source", folder)):
         made[side].save_pretrained(str(place))
-    for name in ("target_vocab.json",):
-        (folder / name).unlink()
+    (folder / "target_vocab.json").unlink()
     return TokenizerPair.load(folder)
 
 

@@ -54,11 +54,11 @@ ALLOWED = (
     "source.spm",
     "target.spm",
     "target_tokenizer/*.json",
+    "target_tokenizer/*.spm",
     "*.py",
     RECIPE,
     EVIDENCE,
     f"{TRANSLATIONS}/*",
-    "curve.png",
 )
 # What an earlier upload may have left that is no longer there.
 REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*")
@@ -151,7 +151,7 @@ def prepare_repository(
     with open_output_folder(output, must_be_new=True) as working:
         model.save_pretrained(working, max_shard_size=shard)
         tokenizers.save(working)
-        if any((folder / EVIDENCE).parent.glob(EVIDENCE)):
+        if (folder / EVIDENCE).is_file():
             evidence.save(working)
         for test in evidence.tests:
             copy_translations(folder, working, test.translations)

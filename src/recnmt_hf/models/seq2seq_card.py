@@ -19,8 +19,10 @@ def usage(name: str, is_joint: bool, sentence: str) -> str:
         is_joint (`bool`): Whether one tokenizer serves both sides; else the target's is in a subfolder.
         sentence (`str`): To translate.
     """
-    also = "" if is_joint else ", PreTrainedTokenizerFast"
-    target = 'target_tokenizer = PreTrainedTokenizerFast.from_pretrained(name, subfolder="target_tokenizer")'
+    also = "" if is_joint else ", PreTrainedConfig"
+    # Without a configuration it would be looked for in the subfolder.
+    given = 'subfolder="target_tokenizer", config=PreTrainedConfig()'
+    target = f"target_tokenizer = AutoTokenizer.from_pretrained(name, {given})"
     return "\n".join(
         [
             f"from transformers import AutoModelForSeq2SeqLM, AutoTokenizer{also}",

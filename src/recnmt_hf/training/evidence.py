@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .._loading_errors import looks_local
 from ..data.files import open_output
 from ..data.tokenizer_pair import TokenizerPair
 from ..models.user_errors import UserError
@@ -46,7 +47,7 @@ class TestScore:
         translations (`str`): Their file in the model's folder.
         baseline (`str`, *optional*): What it was compared with.
         baseline_scores (`dict`), p_value (`float`), test (`str`): Of that comparison.
-        dataset (`dict`): Where the set comes from, as recipes say it.
+        dataset (`list[dict]`): Where the set comes from, as recipes say it.
     """
 
     __test__ = False  # no class of tests
@@ -80,7 +81,7 @@ class Evidence:
         training (`dict`): `steps`, `seconds_per_step`, `processes`, `hardware`, `averaged` checkpoints, `seed`.
         curve (`list[dict]`): Loss and validation by step.
         versions (`dict[str, str]`): Of the libraries.
-        base_model (`str`, *optional*): The model it was initialised from.
+        base_model (`str`, *optional*): The model of the Hub that it was initialised from; the recipe names local ones.
         example (`str`): A sentence to try it on.
         tests (`list[TestScore]`): Scores.
     """
@@ -165,7 +166,7 @@ def evidence_of_run(
         training=dict(training),
         curve=curve_of(log),
         versions=versions(),
-        base_model=None if base is None else public(base),
+        base_model=None if base is None or looks_local(base) else base,
     )
 
 
