@@ -27,6 +27,7 @@ ATTRIBUTES = {
     "_get_resized_embeddings": "source and target vocabularies are resized apart",
     "_get_resized_lm_head": "source and target vocabularies are resized apart",
     "_keys_to_ignore_on_save": "of tied parameters, those that are still equal are saved once",
+    "_supports_default_dynamic_cache": "graphs of ONNX have a cache of their own",
     "_upload_modified_files": "a push brings a card whose code runs",
     # transformers: configurations and caches.
     "_commit_hash": "the tokenizer is loaded from the same revision of a Hub repository as the model",

@@ -7,7 +7,7 @@ import argparse
 from ..models.user_errors import UserError
 
 
-FORMATS = ("ctranslate2",)
+FORMATS = ("ctranslate2", "onnx")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         required=True,
-        help="ctranslate2: base Transformers, for `recnmt translate` and CTranslate2 itself",
+        help="ctranslate2: base Transformers, for `recnmt translate` and CTranslate2 itself; onnx: models of every "
+        "family, for `recnmt translate` and whatever runs ONNX",
     )
     parser.add_argument(
         "--quantization",
@@ -27,6 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.format == "onnx":
+        if args.quantization != "float32":
+            raise UserError(
+                "Graphs of ONNX are written in float32. Remedy: leave --quantization out; ONNX Runtime's own tools "
+                "quantize them."
+            )
+        from ..hub.onnx_graphs import export_onnx
+
+        print(export_onnx(args.model, args.output))
+        return
     from ..hub.engines import QUANTIZATIONS, export_ctranslate2
 
     if args.quantization not in QUANTIZATIONS:

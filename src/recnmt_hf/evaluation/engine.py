@@ -52,9 +52,15 @@ def load_engine_package() -> Any:
     return ctranslate2
 
 
-def is_engine(path: str | Path) -> bool:
-    """Whether a folder holds a model that was exported to an engine."""
-    return (Path(path) / ENGINE_SETTINGS).is_file()
+def engine_of(path: str | Path) -> str | None:
+    """The format of a folder's model, `"ctranslate2"` or `"onnx"`; `None` where it was not exported to an engine."""
+    place = Path(path) / ENGINE_SETTINGS
+    if not place.is_file():
+        return None
+    try:
+        return str(json.loads(place.read_text(encoding="utf-8"))["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{place} cannot be read ({shorten(str(error))}). Remedy: export the model again.") from error
 
 
 class EngineTranslator(Translator):

@@ -38,7 +38,7 @@ SETTINGS = ("no_repeat_ngram_size", "repetition_penalty", "min_new_tokens", "bad
 class Caches:
     """The caches of several models, moved together."""
 
-    def __init__(self, members: Sequence[EncoderDecoderCache]):
+    def __init__(self, members: Sequence[Any]):
         self.members: list[Any] = list(members)
 
     def reorder_cache(self, rows: torch.Tensor) -> None:
@@ -102,9 +102,7 @@ class EnsembleTranslator(Translator):
         own = signature_of(first)
         for each in members[1:]:
             if not hasattr(each.model, "get_encoder"):
-                raise UserError(
-                    "A model that was exported to an engine joins no ensemble. Remedy: give the model it was made of."
-                )
+                raise UserError("A model of CTranslate2 joins no ensemble. Remedy: give the model it was made of.")
             for name, value in signature_of(each).items():
                 if value != own[name]:
                     raise UserError(
@@ -232,6 +230,8 @@ def encoded(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, b
     return type(outputs)(**{name: value.repeat_interleave(beams, 0) for name, value in outputs.items()})
 
 
-def empty_cache(model: Any) -> EncoderDecoderCache:
+def empty_cache(model: Any) -> Any:
+    if hasattr(model, "new_cache"):  # one of ONNX
+        return model.new_cache()
     config = model.config.get_text_config(decoder=True)
     return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from .._loading_errors import looks_local
+from .._loading_errors import explained_loading, looks_local
 from .._plain_text import is_blank, truncated
 from .._values import shown
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, load_target_tokenizer
@@ -111,7 +111,8 @@ class Translator(ForcedDecoder):
         Args:
             path (`str` or `Path`): Folder or model id. A target tokenizer of its own stands in the subfolder
                 `target_tokenizer`. A folder that [`~recnmt_hf.hub.engines.export_ctranslate2`] wrote gives an
-                [`~recnmt_hf.evaluation.engine.EngineTranslator`].
+                [`~recnmt_hf.evaluation.engine.EngineTranslator`], one of [`~recnmt_hf.hub.onnx_graphs.export_onnx`] a
+                translator with an [`~recnmt_hf.evaluation.onnx_model.OnnxModel`].
             device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
             dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
             check (`bool`, *optional*, defaults to `True`): `False` takes weights and tokenizers as they are.
@@ -125,15 +126,22 @@ class Translator(ForcedDecoder):
             FileNotFoundError: A local path does not exist or holds no model.
             ValueError: Something is wrong with the files, as in [`load_model`], or tokenizer and model do not fit.
         """
-        from .engine import EngineTranslator, is_engine
+        from .engine import EngineTranslator, engine_of
 
         path = str(path)
-        if is_engine(path):
+        engine = engine_of(path)
+        if engine is not None:
             if quantization or dtype:
                 raise UserError(
                     f"{path} was exported to an engine, with its type of weights. Remedy: leave --dtype and "
                     "--quantization out, or export it with another --quantization."
                 )
+            if engine == "onnx":
+                from .onnx_model import OnnxModel
+
+                with explained_loading(path):
+                    tokenizers = TokenizerPair.load(path)
+                return cls(OnnxModel(path, device), tokenizers.source, tokenizers.target, check)
             return EngineTranslator(path, device, check)
         if quantization is not None:
             check_quantization(quantization, device, dtype)

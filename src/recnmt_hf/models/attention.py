@@ -178,7 +178,8 @@ class MultiHeadAttention(nn.Module):
                 batch_size,
             )
             # Beams of one source become more queries to the same memory.
-            query = self.split_heads(project(self.q_proj, hidden_states).reshape(key.shape[0], -1, self.embed_dim))
+            queries = batch_size // key.shape[0] * query_length
+            query = self.split_heads(project(self.q_proj, hidden_states).reshape(key.shape[0], queries, self.embed_dim))
         context, weights = self.attend(query, key, value, attention_mask, **kwargs)
         context = context.reshape(batch_size, query_length, self.embed_dim)
         if weights is not None and weights.shape[0] != batch_size:

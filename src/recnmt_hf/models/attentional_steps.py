@@ -3,6 +3,7 @@ The steps of a recurrent decoder with additive attention (Zhang et al., 2018, Eq
 stands with the model.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from .attention import masked_softmax
+from .recurrent_layers import is_exporting, scan_steps
 from .step_matmuls import StepMatmuls, gru_step, gru_step_backward, without_autocast
 
 
@@ -116,24 +118,39 @@ def steps_forward(
     of_query = StepMatmuls(weights.query_weight)
     of_context = StepMatmuls(weights.context_weight, weights.context_bias)
     states, attentions = [], []
+
+    def advance(gate: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first: tuple[torch.Tensor | None, ...] = (None, None, None)
+        middle = state
+        if is_conditional:
+            recurrent = of_word(state)
+            middle, both, new = gru_step(gate, recurrent, state)
+            first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
+        query = of_query(middle)
+        attention = attend(query, keys, visible, weights.score)
+        read = torch.matmul(attention, values).view(-1, 3 * width) + weights.gate_bias
+        recurrent = of_context(middle)
+        following, both, new = gru_step(read if is_conditional else read + gate, recurrent, middle)
+        if saved is not None:
+            saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone()))
+        return following, attention.view(-1, length)
+
+    def one_step(carry: Sequence[torch.Tensor], given: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        following, attention = advance(given[:, : 3 * width], carry[0])
+        if kept is not None:
+            following = torch.where(given[:, 3 * width :] != 0, following, carry[0])
+        return [following], [following, attention]
+
     with without_autocast(keys.device):
+        if is_exporting():  # any number of steps
+            given = gates if kept is None else torch.cat([gates, kept.to(gates.dtype)], dim=-1)
+            every_state, every_attention = scan_steps(one_step, [state], given)
+            return every_state, every_attention
         for j, gate in enumerate(gates.unbind(0)):
-            first: tuple[torch.Tensor | None, ...] = (None, None, None)
-            middle = state
-            if is_conditional:
-                recurrent = of_word(state)
-                middle, both, new = gru_step(gate, recurrent, state)
-                first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
-            query = of_query(middle)
-            attention = attend(query, keys, visible, weights.score)
-            read = torch.matmul(attention, values).view(-1, 3 * width) + weights.gate_bias
-            recurrent = of_context(middle)
-            following, both, new = gru_step(read if is_conditional else read + gate, recurrent, middle)
-            if saved is not None:
-                saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone()))
+            following, attention = advance(gate, state)
             state = following if kept is None else torch.where(kept[j], following, state)
             states.append(state)
-            attentions.append(attention.view(-1, length))
+            attentions.append(attention)
     return torch.stack(states), torch.stack(attentions)
 
 

@@ -181,6 +181,12 @@ class CapsulePooling(nn.Module):
         return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
 
 
+def of_each(values: torch.Tensor, layers: int) -> tuple[torch.Tensor, ...]:
+    """The equal parts of `(layers * batch_size, ..)`, by indices that graphs of other engines have too."""
+    parts = values.unflatten(0, (layers, -1))
+    return tuple(parts[layer] for layer in range(layers))
+
+
 class GlobalEncoder(nn.Module):
     """
     The vector of a source sentence: each layer summed up by capsules or by the mean of its words, and a GRU from the
@@ -222,10 +228,10 @@ class GlobalEncoder(nn.Module):
             # All layers in one call: they have the same W.
             mask = None if attention_mask is None else attention_mask.repeat(len(states), 1)
             capsules, coupling = self.capsules(torch.cat(states), mask)
-            of_layers = capsules.chunk(len(states))
+            of_layers, routing_weights = (of_each(values, len(states)) for values in (capsules, coupling))
             pooled = [pooling(each) for pooling, each in zip(self.summaries, of_layers, strict=True)]
             vectors = [vector for vector, _ in pooled]
-            evidence = {"capsules": of_layers, "routing_weights": coupling.chunk(len(states))}
+            evidence = {"capsules": of_layers, "routing_weights": routing_weights}
             weights = tuple(weight for _, weight in pooled if weight is not None)
             if weights:
                 evidence["pooling_weights"] = weights

@@ -22,7 +22,7 @@ from .fast_paths import enabled
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
-from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, left_aligned, reversed_order, scan_steps, take
+from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Seq2SeqEncoderOutput
 from .seq2seq_stacks import TokenAndPositionInput
@@ -284,7 +284,7 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
         if token_mask is None:
             token_mask = inputs.new_ones(inputs.shape[:2])
         order, lengths = left_aligned(token_mask), (token_mask != 0).sum(dim=1)
-        back = torch.argsort(order, dim=1)
+        back = inverse(order)
         states = self.rnn(inputs, token_mask)[0]
         mirror = reversed_order(lengths, inputs.shape[1])
         found: list[torch.Tensor] = []

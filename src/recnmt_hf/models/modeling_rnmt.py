@@ -25,7 +25,7 @@ from .configuration_rnmt import RNMTConfig
 from .fast_paths import allowed, dropout, is_plain, project
 from .initialization import Initialization
 from .recurrent_cache import recurrent_layer
-from .recurrent_layers import MaskedRNN, left_aligned, masked_mean, reversed_order, take
+from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
 from .relation_pairs import SLOPE, all_pairs, counted_pairs
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Seq2SeqPreTrainedModel
@@ -283,7 +283,7 @@ class InputOrder:
 
     def __init__(self, order: torch.Tensor | None, attention_mask: torch.Tensor | None):
         self.order = order
-        self.back = None if order is None else torch.argsort(order, dim=1)
+        self.back = None if order is None else inverse(order)
         self.padding: Any = None if attention_mask is None else attention_mask[:, :, None] == 0
 
     def align(self, states: torch.Tensor) -> torch.Tensor:

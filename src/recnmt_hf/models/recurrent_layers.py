@@ -206,7 +206,16 @@ def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.LongTensor` of shape `(batch_size, length)`.
     """
-    return torch.argsort((attention_mask == 0).to(torch.uint8), dim=1, stable=True)
+    real = attention_mask != 0
+    seen = real.cumsum(dim=1)  # a count, not a sort: graphs of other engines have none that is stable
+    columns = torch.arange(real.shape[1], device=real.device)
+    return inverse(torch.where(real, seen - 1, seen[:, -1:] + columns - seen))
+
+
+def inverse(order: torch.Tensor) -> torch.Tensor:
+    """The order `(batch_size, length)` that takes columns back to where `order` took them from."""
+    columns = torch.arange(order.shape[1], device=order.device)
+    return torch.empty_like(order).scatter(1, order, columns.expand_as(order))
 
 
 def reversed_order(lengths: torch.Tensor, length: int) -> torch.Tensor:
@@ -293,7 +302,7 @@ class MaskedRNN(nn.Module):
         ends = take(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
         if self.backward_rnn is not None:
             ends = torch.cat([ends[:, : self.hidden_size], states[:, 0, self.hidden_size :]], dim=-1)
-        return take(states, torch.argsort(order, dim=1)), ends
+        return take(states, inverse(order)), ends
 
 
 class CachedRecurrence(nn.Module):

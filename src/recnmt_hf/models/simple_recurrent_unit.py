@@ -62,10 +62,9 @@ class SimpleRecurrentUnit(nn.Module):
             of_word, new = each.chunk(2, -1)
             kept = torch.sigmoid(torch.addcmul(of_word, self.gate_weight[0], carry[0]))
             following = torch.lerp(new, carry[0], kept)
-            return [following], [following]
+            return [following], [following, carry[0]]
 
-        memories = scan_steps(step, [memory.to(gates.dtype)], gates)[0]
-        before = torch.cat([memory[None].to(memories.dtype), memories[:-1]])
+        memories, before = scan_steps(step, [memory.to(gates.dtype)], gates)
         reset = torch.sigmoid(torch.addcmul(reset + self.gate_bias[1], self.gate_weight[1], before))
         states = torch.lerp(skipped.to(memories.dtype), memories, reset)
         return [states.transpose(0, 1), memories.transpose(0, 1)]

@@ -1,0 +1,181 @@
+"""Models of every family as graphs of ONNX: the same translations, scores and commands."""
+
+import json
+
+import pytest
+import torch
+
+import recnmt_hf
+from recnmt_hf.commands.main import main
+from recnmt_hf.evaluation.ensemble import EnsembleTranslator
+
+
+pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+pytest.importorskip("onnxscript", reason="the package onnxscript is not installed")
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="this torch unrolls recurrences in exported graphs"
+)
+
+# One layer of each kind, in the ways that an exporter could get wrong: words that see no other, states in the cache,
+# lengths that only a loop knows.
+FAMILIES = {
+    "NMTTransformer": {"self_attention_type": "directional"},
+    "BiARNTransformer": {"fusion_type": "gated_sum", "fusion_layers": "all", "recurrence_steps": 3},
+    "GRET": {"num_capsules": 4},
+    "RPETransformer": {"rpe_type": "mprhead", "rpe_cell": "lstm"},
+    "ONLSTMTransformer": {"encoder_layer_types": ["onlstm", "attention"], "encoder_shortcut": True},
+    "RNMT": {"relation_layers": 1, "relation_conv_channels": [8], "relation_hidden_size": 8},
+}
+
+
+def saved(folder, tokenizer, prefix, **fields):
+    """A folder with a random model that is sure of what it says."""
+    torch.manual_seed(7)
+    small = {"d_model": 32, "decoder_layers": 1, "vocab_size": len(tokenizer)}
+    if prefix != "RNMT":
+        small |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64}
+        small |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    small["encoder_layers"] = 2 if prefix == "ONLSTMTransformer" else 1
+    config = getattr(recnmt_hf, f"{prefix}Config")(**{**small, **fields})
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(tokenizer, tmp_path_factory):
+    """Folders of a model and of its graphs, made once for each family."""
+    made = {}
+
+    def find(prefix):
+        if prefix not in made:
+            place = tmp_path_factory.mktemp(prefix)
+            folder = saved(place / "model", tokenizer, prefix, **FAMILIES[prefix])
+            assert main(["export", str(folder), str(place / "onnx"), "--format", "onnx"]) == 0
+            made[prefix] = (folder, place / "onnx")
+        return made[prefix]
+
+    return find
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", FAMILIES)
+def test_same_translations_and_scores(prefix, exported, corpus):
+    own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported(prefix))
+    assert type(graphs.model).__name__ == "OnnxModel" and graphs.model.dtype == torch.float32
+    pairs = corpus["test"][:9]
+    sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
+    for one, other in zip(own.score(sources, targets), graphs.score(sources, targets), strict=True):
+        found = torch.tensor([one.token_log_probs, other.token_log_probs])
+        torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+    prefixes = ["", "Der"] + [""] * 7
+    for settings in (
+        {"beams": 1},
+        {"beams": 3, "num_hypotheses": 3},
+        {"beams": 3, "no_repeat_ngram_size": 2},
+        {"beams": 3, "prefixes": prefixes},
+        {"beams": 1, "do_sample": True, "num_hypotheses": 2, "seed": 3},
+    ):
+        expected, found = (each(sources, max_length_extra=8, **settings) for each in (own, graphs))
+        for one, other in zip(expected, found, strict=True):
+            assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses], settings
+
+
+@pytest.mark.slow
+def test_plain_generate_and_an_ensemble(exported, corpus):
+    """The graphs' model under transformers' own search, and beside another family."""
+    own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported("RPETransformer"))
+    source, mask = own.pad([own.encode_source(pair.en) for pair in corpus["test"][:4]], own.pad_id())
+    for settings in ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"use_cache": False}):
+        expected, found = (
+            each.model.generate(source, attention_mask=mask, max_new_tokens=9, **settings) for each in (own, graphs)
+        )
+        assert expected.equal(found), settings
+    plain, recurrent = exported("GRET")[0], exported("RPETransformer")
+    sentences = [pair.en for pair in corpus["test"][:4]]
+    expected, found = (EnsembleTranslator.from_pretrained([plain, each])(sentences, beams=2) for each in recurrent)
+    assert [one.hypotheses[0].tokens for one in expected] == [one.hypotheses[0].tokens for one in found]
+
+
+@pytest.mark.slow
+def test_the_folder_and_the_command(exported, corpus, tmp_path):
+    model, graphs = exported("GRET")
+    names = {path.name for path in graphs.iterdir()}
+    assert names >= {"encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "weights.onnx_data"}
+    assert json.loads((graphs / "recnmt_engine.json").read_text())["format"] == "onnx"
+    weights = sum(tensor.numel() * 4 for tensor in recnmt_hf.Translator.from_pretrained(model).model.parameters())
+    assert (graphs / "weights.onnx_data").stat().st_size < 2 * weights  # all graphs share them
+    here = str(__file__).encode().partition(b"tests")[0]
+    assert not any(here in path.read_bytes() for path in graphs.glob("*.onnx"))
+    (tmp_path / "a.en").write_text("\n".join(pair.en for pair in corpus["test"][:4]) + "\n\n")
+    outputs = []
+    for name, folder in (("model", model), ("graphs", graphs)):
+        words = ["translate", str(folder), "-i", str(tmp_path / "a.en"), "-o", str(tmp_path / name)]
+        assert main([*words, "--format", "n-best", "--n-best", "2", "--beams", "2", "--max-length-extra", "4"]) == 0
+        outputs.append([line.split(" ||| ")[:2] for line in (tmp_path / name).read_text().splitlines()])
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 9
+
+
+@pytest.mark.slow
+def test_what_the_graphs_cannot_do(exported, tokenizer, tmp_path, capsys):
+    model, graphs = exported("GRET")
+    translator = recnmt_hf.Translator.from_pretrained(graphs)
+    with pytest.raises(ValueError, match="takes no output_attentions"):
+        translator("The dog sleeps.", alignments=True)
+    with pytest.raises(ValueError, match="not saved again"):
+        translator.model.save_pretrained(tmp_path / "again")
+    with pytest.raises(ValueError, match="was exported to an engine"):
+        recnmt_hf.Translator.from_pretrained(graphs, quantization="int8")
+    words = ["export", str(model), str(tmp_path / "out"), "--format", "onnx"]
+    assert main([*words, "--quantization", "int8"]) == 2 and "written in float32" in capsys.readouterr().err
+    (graphs / "encoder_model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ValueError, match=r"cannot load .*encoder_model\.onnx"):
+        recnmt_hf.Translator.from_pretrained(graphs)
+    (graphs / "recnmt_engine.json").write_text("{}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        recnmt_hf.Translator.from_pretrained(graphs)
+
+
+@pytest.mark.slow
+def test_wrong_graphs_are_not_written(tokenizer, tmp_path, capsys, monkeypatch):
+    """What the exporter makes is compared with the model before anything is written."""
+    import onnx_ir
+
+    from recnmt_hf.hub import onnx_graphs
+
+    def other(programs, folder, save=onnx_graphs.save_graphs):
+        first = next(iter(programs.values()))
+        for value in first.model.graph.initializers.values():
+            if value.const_value.nbytes > onnx_graphs.SMALLEST_SHARED:
+                value.const_value = onnx_ir.tensor(value.const_value.numpy() * 1.5, name=value.name)
+        save(programs, folder)
+
+    folder = saved(tmp_path / "model", tokenizer, "NMTTransformer")
+    monkeypatch.setattr(onnx_graphs, "save_graphs", other)
+    assert main(["export", str(folder), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert "other logits than the model" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_without_the_packages(tokenizer, tmp_path, monkeypatch, capsys):
+    folder = saved(tmp_path / "model", tokenizer, "NMTTransformer")
+    for package in ("onnxscript", "onnxruntime"):
+        monkeypatch.setitem(__import__("sys").modules, package, None)
+        assert main(["export", str(folder), str(tmp_path / "out"), "--format", "onnx"]) == 2
+        assert 'pip install "recnmt-hf[onnx]"' in capsys.readouterr().err
+
+
+def test_another_model_is_refused(tokenizer, tmp_path, capsys):
+    from transformers import MarianConfig, MarianMTModel
+
+    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
+    MarianMTModel(MarianConfig(**sizes, **heads, **ids)).save_pretrained(tmp_path / "marian")
+    tokenizer.save_pretrained(tmp_path / "marian")
+    assert main(["export", str(tmp_path / "marian"), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert "no model of this zoo but a marian" in capsys.readouterr().err
