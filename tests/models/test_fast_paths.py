@@ -65,6 +65,121 @@ def test_few_elements_are_dropped_by_torch(rows):
     assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < fast_paths.SMALLEST_DROPOUT)
 
 
+# -- matmuls in float32 ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """oneDNN's matmuls wherever they may be; says how many there were."""
+    if not fast_paths.has_wide_matmul():
+        pytest.skip("this build of torch has no oneDNN")
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+    monkeypatch.setattr(fast_paths, "SMALLEST_WIDE_WEIGHT", 1)
+    calls = []
+    multiply = fast_paths.onednn_linear
+    monkeypatch.setattr(fast_paths, "onednn_linear", lambda *args: calls.append(args) or multiply(*args))
+    return calls
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", ["rows", "columns", "slices"])
+def test_wide_matmuls_equal_the_plain_ones(layout, bias, wide):
+    """Outputs and all gradients, however the tensors stand in memory."""
+    torch.manual_seed(1)
+    states, weight, offset = torch.randn(3, 8, 24), torch.randn(40, 24), torch.randn(40) if bias else None
+    if layout == "columns":
+        states, weight = states.transpose(0, 1), torch.randn(24, 40).t()
+    elif layout == "slices":
+        states, weight = torch.randn(3, 8, 30)[..., :24], torch.randn(40, 30)[:, 6:]
+    found = []
+    for run in (fast_paths.wide_linear, nn.functional.linear):
+        given = [each.detach().requires_grad_() for each in (states, weight, offset) if each is not None]
+        output = run(*given)
+        (output * torch.arange(40.0)).sum().backward()
+        with torch.no_grad():
+            found.append([output, run(*given), *(each.grad for each in given)])
+    for own, plain in zip(*found, strict=True):
+        torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-5)
+    assert len(wide) == 4  # forward, both gradients, and without gradients
+    left, right = torch.randn(30, 50).t(), torch.randn(20, 30).t()
+    torch.testing.assert_close(fast_paths.wide_product(left, right), left @ right, atol=1e-4, rtol=1e-5)
+
+
+def test_wide_matmuls_under_transformations(wide):
+    """Gradients of gradients, of single samples, and none of what asks for none."""
+    weight, states = torch.randn(12, 9, requires_grad=True), torch.randn(10, 9, requires_grad=True)
+
+    def penalty(run):
+        (gradient,) = torch.autograd.grad(run(states, weight).tanh().sum(), states, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), weight)[0]
+
+    torch.testing.assert_close(penalty(fast_paths.wide_linear), penalty(nn.functional.linear), atol=1e-4, rtol=1e-4)
+    of_one = torch.func.grad(lambda weight, each: fast_paths.wide_linear(each, weight).square().sum())
+    batch = torch.randn(4, 10, 9)
+    found = torch.func.vmap(of_one, in_dims=(None, 0))(weight.detach(), batch)
+    expected = torch.stack([of_one(weight.detach(), each) for each in batch])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    frozen = fast_paths.wide_linear(states.detach(), weight)
+    frozen.sum().backward()
+    assert weight.grad is not None and states.grad is None
+
+
+def test_where_matmuls_are_not_wide(wide, monkeypatch):
+    """By rule: other types, few rows, watchers, autocast, and processors that gain nothing."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    weight = torch.randn(12, 9)
+    assert not fast_paths.takes_wide(torch.randn(fast_paths.FEWEST_WIDE_ROWS - 1, 9), weight)
+    states = torch.randn(fast_paths.FEWEST_WIDE_ROWS, 9)
+    assert fast_paths.takes_wide(states, weight)
+    assert not fast_paths.takes_wide(states.double(), weight.double())
+    with FlopCounterMode(display=False) as counter:
+        fast_paths.wide_linear(states, weight)
+    assert counter.get_total_flops() == 2 * len(states) * 12 * 9
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast_paths.wide_linear(states, weight).dtype == torch.bfloat16
+    assert not wide
+    monkeypatch.setattr(fast_paths, "gains_by_width", lambda: True)
+    for value, expected in (("auto", True), ("0", False), ("1", True)):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", value)
+        assert fast_paths.takes_wide(states, weight) is expected
+    monkeypatch.setattr(fast_paths, "gains_by_width", lambda: False)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+    assert not fast_paths.takes_wide(states, weight)
+    monkeypatch.undo()
+    fast_paths.gains_by_width.cache_clear()
+    for amd, capability, expected in ((True, "AVX512", True), (True, "AVX2", False), (False, "AVX512", False)):
+        monkeypatch.setattr(fast_paths, "is_amd", lambda amd=amd: amd)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        fast_paths.gains_by_width.cache_clear()
+        assert fast_paths.gains_by_width() is expected
+    monkeypatch.undo()
+    fast_paths.gains_by_width.cache_clear()
+
+
+@pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "GRET", "ONLSTMTransformer", "RNMT"])
+def test_a_model_trains_alike_with_wide_matmuls(prefix, wide, monkeypatch):
+    """The loss and every gradient, in all places that multiply."""
+    import recnmt_hf
+
+    torch.manual_seed(2)
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=60)
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
+    batch = {"input_ids": torch.randint(4, 60, (9, 7)), "labels": torch.randint(4, 60, (9, 6))}
+    found = []
+    for chosen in (True, False):
+        monkeypatch.setattr(fast_paths, "has_wide_matmul", lambda chosen=chosen: chosen)
+        model.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        found.append([loss.detach(), *(each.grad.clone() for each in model.parameters())])
+        assert bool(wide) is True
+        made = len(wide)
+    assert made == len(wide) and made > 20
+    for own, plain in zip(*found, strict=True):
+        torch.testing.assert_close(own, plain, atol=2e-5, rtol=2e-3)
+
+
 # -- matmuls of a decoding step ----------------------------------------------------------------------------------------
 
 

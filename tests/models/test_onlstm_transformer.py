@@ -207,20 +207,25 @@ def check_equations(model, side):
 # -- ordered neurons ---------------------------------------------------------------------------------------------------
 
 
-def gates_and_weights(counts, size, chunk, directions=2, std=1.0):
+def inputs_and_weights(counts, size, chunk, directions=2, std=1.0, width=5):
+    """For each direction inputs, their weight and bias, and the recurrent weight."""
     torch.manual_seed(4)
     rows = 4 * size + 2 * (size // chunk)
-    gates = [torch.randn(sum(counts), rows, dtype=torch.float64, requires_grad=True) for _ in range(directions)]
-    weights = [(torch.randn(rows, size, dtype=torch.float64) * std).requires_grad_() for _ in range(directions)]
-    return gates, weights
+    shapes = ((sum(counts), width), (rows, width), (rows,), (rows, size))
+    scales = (1.0, width**-0.5, 0.3, std)
+    return [
+        (torch.randn(shape, dtype=torch.float64) * scale).requires_grad_()
+        for _ in range(directions)
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("counts", [[2, 2, 2], [3, 2, 2, 1], [2]], ids=str)
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("directions", [1, 2])
 def test_steps_pass_gradcheck(chunk, directions, counts):
-    gates, weights = gates_and_weights(counts, 6, chunk, directions)
-    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, *each), (*gates, *weights))
+    tensors = inputs_and_weights(counts, 6, chunk, directions)
+    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, *each), tensors)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +235,8 @@ def test_steps_pass_gradcheck(chunk, directions, counts):
 def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
     """States and gradients; those of half precision beside the same numbers in float32."""
     size, rows = 16, 3
-    gates, weights = gates_and_weights([rows] * length, size, chunk, std=size**-0.5)
-    tensors = [each.detach().to(dtype).requires_grad_() for each in (*gates, *weights)]
+    tensors = inputs_and_weights([rows] * length, size, chunk, std=size**-0.5)
+    tensors = [each.detach().to(dtype).requires_grad_() for each in tensors]
     upstream = torch.randn(length * rows, 2, size, dtype=torch.float64)
 
     def outcome(run, tensors):
@@ -240,8 +245,9 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
         return [each.double() for each in (states.detach(), *found)]
 
     def reference(*each):
-        steps = [gate.unflatten(0, (length, rows)) for gate in each[:2]]
-        columns = [on_lstm_reference(gate, weight, chunk) for gate, weight in zip(steps, each[2:], strict=True)]
+        steps = [torch.nn.functional.linear(*each[start : start + 3]) for start in (0, 4)]
+        steps = [gate.unflatten(0, (length, rows)) for gate in steps]
+        columns = [on_lstm_reference(gate, weight, chunk) for gate, weight in zip(steps, each[3::4], strict=True)]
         return torch.stack(columns, dim=2).flatten(0, 1)
 
     wide = torch.promote_types(dtype, torch.float32)
@@ -327,10 +333,10 @@ def test_the_fast_path_can_be_switched_off(monkeypatch):
     model = TestONLSTMTransformer().model()
     monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
     expected = model(**ragged_batch()).logits
-    assert calls == [6]  # both directions in one call
+    assert calls == [10]  # both directions in one call
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=1e-10, rtol=0)
-    assert calls == [6]
+    assert calls == [10]
 
 
 # -- sizes and fields --------------------------------------------------------------------------------------------------

@@ -77,6 +77,22 @@ def dropout_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
     )
 
 
+def matmul_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
+    if not fast_paths.has_wide_matmul():
+        return
+    states = torch.randn(batch_size * length, config.d_model, requires_grad=True)
+    weight = torch.randn(config.encoder_ffn_dim, config.d_model, requires_grad=True)
+    bias = torch.randn(config.encoder_ffn_dim, requires_grad=True)
+    yield Case(
+        "linear layer by oneDNN in float32",
+        f"{batch_size * length} x {config.d_model} to {config.encoder_ffn_dim}",
+        lambda: fast_paths.WideLinear.apply(states, weight, bias),
+        lambda: nn.functional.linear(states, weight, bias),
+        fast_paths.takes_wide(states, weight),
+        True,
+    )
+
+
 def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
     from ..models.attention import eager_attention_forward
 
@@ -333,6 +349,7 @@ def time_paths(
     config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
     yield from matmul_timings(config, sources * beams)
     for cases in (
+        matmul_cases(config, batch_size, length),
         dropout_cases(config, batch_size, length),
         attention_cases(config, batch_size, length),
         loss_cases(config, batch_size, length),

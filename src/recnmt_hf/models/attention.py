@@ -227,7 +227,8 @@ class MultiHeadAttention(nn.Module):
 
     def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""
-        return self.split_heads(self.k_proj(key_value_states)), self.split_heads(self.v_proj(key_value_states))
+        keys, values = project(self.k_proj, key_value_states), project(self.v_proj, key_value_states)
+        return self.split_heads(keys), self.split_heads(values)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)

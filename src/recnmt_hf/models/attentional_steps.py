@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from .attention import masked_softmax
+from .fast_paths import wide_linear
 from .recurrent_layers import is_exporting, scan_steps
 from .step_matmuls import StepMatmuls, gru_step, gru_step_backward, without_autocast
 
@@ -49,10 +49,10 @@ def run_steps(
     width, cell = state.shape[-1], recurrence.context_cell
     if recurrence.is_conditional:
         first = recurrence.word_cell
-        gates = nn.functional.linear(words.transpose(0, 1), first.weight_ih, first.bias_ih)
+        gates = wide_linear(words.transpose(0, 1), first.weight_ih, first.bias_ih)
     else:
         first = None
-        gates = nn.functional.linear(words.transpose(0, 1), cell.weight_ih[:, :width])
+        gates = wide_linear(words.transpose(0, 1), cell.weight_ih[:, :width])
     weights = StepWeights(
         None if first is None else first.weight_hh,
         None if first is None else first.bias_hh,

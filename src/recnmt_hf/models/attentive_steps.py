@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .attention import MultiHeadAttention, masked_softmax
-from .fast_paths import dropout
+from .fast_paths import dropout, takes_wide, wide_product
 
 
 class SharedStepWeights(torch.autograd.Function):
@@ -36,7 +36,7 @@ class SharedStepWeights(torch.autograd.Function):
         # Steps and batch become the rows of one matmul, for each direction where there are several.
         inputs = torch.stack(ctx.inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
         gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
-        return torch.matmul(gradient.transpose(-1, -2), inputs), gradient.sum(dim=-2), None, None, None
+        return step_matmul(gradient.transpose(-1, -2), inputs), gradient.sum(dim=-2), None, None, None
 
 
 class StepProduct(torch.autograd.Function):
@@ -51,12 +51,18 @@ class StepProduct(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (weight,) = ctx.saved_tensors
-        inner = torch.matmul(gradient, weight.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
+        inner = step_matmul(gradient, weight.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
         return inner, None, gradient
 
 
 def step_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    if states.dim() == 2 and takes_wide(states, weight):
+        return wide_product(states, weight).add_(bias)
     return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
+
+
+def step_matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return wide_product(left, right) if left.dim() == 2 else torch.matmul(left, right)
 
 
 class StepProjection:

@@ -20,7 +20,7 @@ from .absorbing_attention import AbsorbingAttention
 from .attention import MultiHeadAttention, eager_attention_forward
 from .attentive_steps import attentive_steps
 from .configuration_biarn_transformer import BiARNTransformerConfig
-from .fast_paths import allowed, dropout, is_plain
+from .fast_paths import allowed, dropout, is_plain, project
 from .modeling_nmt_transformer import (
     NMTTransformerDecoder,
     NMTTransformerEncoder,
@@ -136,7 +136,7 @@ class Recurrence(nn.Module):
         mean = masked_mean(inputs, attention_mask)
         initial_states = [first(mean) for first in self.initial_states]
         states, mask, attentions = self.run(inputs, attention_mask, initial_states, output_attentions)
-        return self.out_proj(states), mask, attentions
+        return project(self.out_proj, states), mask, attentions
 
     def run(
         self,
@@ -451,7 +451,7 @@ class FusionGate(nn.Module):
         self.linear = nn.Linear(2 * d_model, d_model if kind == "vector" else 1)
 
     def forward(self, attended: torch.Tensor, recurrent: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(self.linear(torch.cat([attended, recurrent], dim=-1)))
+        return torch.sigmoid(project(self.linear, torch.cat([attended, recurrent], dim=-1)))
 
 
 class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):

@@ -125,7 +125,7 @@ class CapsuleLayer(nn.Module):
             weight = self.capsule_proj.weight.unflatten(0, sizes).expand(self.num_capsules, -1, -1)
             capsules, coupling = route(states, weight, attention_mask, self.iterations, self.axis)
         else:
-            votes = self.capsule_proj(states).unflatten(-1, sizes).transpose(1, 2)
+            votes = project(self.capsule_proj, states).unflatten(-1, sizes).transpose(1, 2)
             votes = votes.expand(-1, self.num_capsules, -1, -1)
             capsules, coupling = route_reference(votes, attention_mask, self.iterations, self.axis)
         return capsules.to(states.dtype), coupling

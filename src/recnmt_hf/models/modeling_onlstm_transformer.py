@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
-from .fast_paths import enabled
+from .fast_paths import enabled, wide_linear
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
@@ -133,7 +133,7 @@ class ONLSTMLayer(nn.Module):
 
     def gates(self, inputs: torch.Tensor) -> torch.Tensor:
         """W x + b of words `(.., input_size)`, in the order f, i, o, c^, f~, i~."""
-        return nn.functional.linear(inputs, self.weight_ih, self.bias)
+        return wide_linear(inputs, self.weight_ih, self.bias)
 
     def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
         """Inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`."""
@@ -181,8 +181,12 @@ class ONLSTM(MaskedRNN):
             inputs = inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0)
         words = inputs.flatten(0, 1)
         if counts:
-            gates = [layer.gates(words[each]) for layer, each in zip(layers, places, strict=False)]
-            found = ONLSTMSteps.apply(counts, self.chunk_size, *gates, *(layer.weight_hh for layer in layers))
+            tensors = [
+                tensor
+                for layer, place in zip(layers, places, strict=False)
+                for tensor in (words[place], layer.weight_ih, layer.bias, layer.weight_hh)
+            ]
+            found = ONLSTMSteps.apply(counts, self.chunk_size, *tensors)
             blank = found.new_zeros(len(words), self.hidden_size)
             parts = [blank.index_copy(0, place, each) for place, each in zip(places, found.unbind(1), strict=False)]
             states = torch.cat(parts, dim=-1)

@@ -22,7 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .additive_attention import AdditiveAttention
 from .attentional_steps import run_steps
 from .configuration_rnmt import RNMTConfig
-from .fast_paths import allowed, dropout, is_plain, project
+from .fast_paths import allowed, dropout, is_plain, project, wide_linear
 from .initialization import Initialization
 from .recurrent_cache import recurrent_layer
 from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
@@ -468,9 +468,9 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         Returns:
             `(num_sources, 1, source_length, d_model)` and `(num_sources, 1, source_length, 3 * d_model + size)`.
         """
-        keys = self.attention.k_proj(annotations)
+        keys = project(self.attention.k_proj, annotations)
         of_gates = self.context_cell.weight_ih[:, -annotations.shape[-1] :]
-        values = torch.cat([nn.functional.linear(annotations, of_gates), self.readout.context_proj(annotations)], -1)
+        values = torch.cat([wide_linear(annotations, of_gates), project(self.readout.context_proj, annotations)], -1)
         # Under autocast in the parameters' type, as the steps read them.
         dtype = self.context_cell.weight_hh.dtype
         return keys[:, None].to(dtype), values[:, None].to(dtype)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .fast_paths import takes_wide, wide_linear, wide_product
 from .step_matmuls import StepMatmuls
 
 
@@ -133,17 +134,17 @@ class ONLSTMSteps(torch.autograd.Function):
     All steps of an ON-LSTM in one or both directions, from zero states.
 
     Words are packed: those of the first step for all sentences, then those of the second step for the sentences that
-    have one, and so on, longer sentences first, as in `torch.nn.utils.rnn.PackedSequence`. The backward pass prepares
-    for all words at once what multiplies the gradient of a state, so that a step back is a few products and one
-    matmul; the gradient of the recurrent weights is one matmul over all words. It cannot be differentiated twice; with
-    `RECNMT_FAST_PATHS=0` the steps can.
+    have one, and so on, longer sentences first, as in `torch.nn.utils.rnn.PackedSequence`. The input's part of the
+    gates is one matmul for all words. The backward pass prepares for all words at once what multiplies the gradient of
+    a state, so that a step back is a few products and one matmul; the gradients of inputs and weights are one matmul
+    each over all words. It cannot be differentiated twice; with `RECNMT_FAST_PATHS=0` the steps can.
 
     Args:
         counts (sequence of `int`): How many sentences have each step; it never rises.
         chunk_size (`int`): Channels of a master unit; `n = hidden_size // chunk_size`.
-        *tensors (`torch.Tensor`): For each direction the input's part of the gates, `(words, 4 * hidden_size + 2 * n)`,
-            in the order forget, input, output, new values, master forget, master input; then for each direction the
-            recurrent weight, `(4 * hidden_size + 2 * n, hidden_size)`.
+        *tensors (`torch.Tensor`): For each direction the inputs `(words, input_size)`, their weight `(4 * hidden_size +
+            2 * n, input_size)` and bias, in the order forget, input, output, new values, master forget, master input,
+            and the recurrent weight `(4 * hidden_size + 2 * n, hidden_size)`.
 
     Returns:
         The states `(words, directions, hidden_size)`.
@@ -151,34 +152,32 @@ class ONLSTMSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, counts: Sequence[int], chunk_size: int, *tensors: torch.Tensor) -> torch.Tensor:
-        directions = len(tensors) // 2
-        gates, weights = tensors[:directions], tensors[directions:]
+        inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
+        gates = [wide_linear(*each) for each in zip(inputs, input_weights, biases, strict=True)]
+        directions = len(weights)
         words, size = gates[0].shape[0], weights[0].shape[1]
         rows = 4 * size  # those of the master gates follow
         dtype = gates[0].dtype
         wide = wide_type(dtype)
-        matmuls = [StepMatmuls(weight) for weight in weights]
+        of_inputs, matmuls = ([StepMatmuls(weight) for weight in each] for each in (input_weights, weights))
         # Transposed once for all steps: rows of the states against columns that follow each other in memory.
         columns = [matmul.weight.t().contiguous() for matmul in matmuls]
         plain = all(wide == matmul.low == dtype for matmul in matmuls)
-        kept = gates[0].new_empty(words, directions, rows, dtype=wide)
-        shares = kept.new_empty(words, directions, gates[0].shape[1] - rows)
+        buffer = torch.stack(gates, dim=1).to(wide)  # becomes, step by step, what is kept of the gates
+        del gates
+        kept, shares = buffer[..., :rows], buffer[..., rows:]
         cells = kept.new_empty(words, directions, size)
         states = weights[0].new_empty(words, directions, size)
         start, before = 0, 0
         for step, count in enumerate(counts):
             own = slice(start, start + count)
             each, scores = kept[own], shares[own]
-            for direction, weight in enumerate(columns):
-                previous = states[before : before + count, direction]
-                for found, part in ((each[:, direction], slice(rows)), (scores[:, direction], slice(rows, None))):
-                    given = gates[direction][own, part]
-                    if step and plain:
-                        torch.addmm(given, previous, weight[:, part], out=found)
-                    else:
-                        found.copy_(given)
-                        if step:
-                            found += torch.mm(previous.to(weight.dtype), weight[:, part])
+            for direction, weight in enumerate(columns if step else ()):
+                previous, gate = states[before : before + count, direction], buffer[own, direction]
+                if plain and not takes_wide(previous, weight):
+                    gate.addmm_(previous, weight)
+                else:
+                    gate += wide_product(previous.to(weight.dtype), weight)
             each[..., : 3 * size].sigmoid_()
             forget, into, out, candidate = each.split(size, dim=-1)
             tanh_(candidate)
@@ -193,16 +192,17 @@ class ONLSTMSteps(torch.autograd.Function):
                 cell.addcmul_(to_cell, cells[before : before + count])
             states[own] = tanh_(cell.clone()).mul_(out)
             before, start = start, start + count
-        ctx.save_for_backward(kept, shares, cells, states, *weights)
-        ctx.matmuls, ctx.counts, ctx.chunk_size, ctx.dtype = matmuls, counts, chunk_size, dtype
+        ctx.save_for_backward(buffer, cells, states, *inputs, *input_weights, *weights)
+        ctx.matmuls, ctx.counts, ctx.chunk_size = (of_inputs, matmuls), counts, chunk_size
         return states
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        kept, shares, cells, states, *_ = ctx.saved_tensors
-        matmuls, counts, chunk_size = ctx.matmuls, ctx.counts, ctx.chunk_size
-        size, rows, first = cells.shape[-1], kept.shape[-1], counts[0]
+        buffer, cells, states, *inputs = ctx.saved_tensors
+        (of_inputs, matmuls), counts, chunk_size = ctx.matmuls, ctx.counts, ctx.chunk_size
+        size, rows, first = cells.shape[-1], 4 * cells.shape[-1], counts[0]
+        kept, shares = buffer[..., :rows], buffer[..., rows:]
         starts = list(itertools.accumulate(counts, initial=0))
         gradients = kept.new_empty(*kept.shape[:2], matmuls[0].weight.shape[0])
         grad_gates = gradients[..., :rows].unflatten(-1, (4, size))
@@ -231,13 +231,19 @@ class ONLSTMSteps(torch.autograd.Function):
                     torch.mul(grad_cell, factors.to_cell[local], out=grad_cells[:count])
                     for direction, matmul in enumerate(matmuls):
                         grad_states[:count, direction] = matmul.backward(gradients[own, direction])
-        grad_weights: list[torch.Tensor | None] = [None] * len(matmuls)
-        if len(counts) > 1:
-            previous = earlier(states, counts, starts, range(1, len(counts)))
-            for direction, matmul in enumerate(matmuls):
-                if ctx.needs_input_grad[2 + len(matmuls) + direction]:
-                    of_words = gradients[None, first:, direction]
-                    grad_weights[direction] = matmul.weight_gradient(of_words, previous[None, :, direction])
-        else:  # a single step reads no earlier state
-            grad_weights = [torch.zeros_like(matmul.weight, dtype=matmul.dtype) for matmul in matmuls]
-        return None, None, *(gradients[:, direction].to(ctx.dtype) for direction in range(len(matmuls))), *grad_weights
+        previous = earlier(states, counts, starts, range(len(counts)))
+        found: list[torch.Tensor | None] = []
+        for direction, (of_input, of_state) in enumerate(zip(of_inputs, matmuls, strict=True)):
+            wanted = ctx.needs_input_grad[2 + 4 * direction : 6 + 4 * direction]
+            each, own_inputs = gradients[:, direction], inputs[direction]
+            low = each.to(of_state.low)
+            across = low.t()
+            if takes_wide(low, own_inputs):
+                across = across.contiguous()  # once for both weights
+            found += [
+                of_input.backward(low).to(own_inputs.dtype) if wanted[0] else None,
+                wide_product(across, own_inputs.to(low.dtype)).to(of_input.dtype) if wanted[1] else None,
+                each.sum(dim=0).to(of_input.dtype) if wanted[2] else None,
+                wide_product(across, previous[:, direction].to(low.dtype)).to(of_state.dtype) if wanted[3] else None,
+            ]
+        return None, None, *found

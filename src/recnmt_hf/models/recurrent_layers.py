@@ -10,7 +10,7 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .fast_paths import dropout
+from .fast_paths import dropout, project
 from .initialization import Initialization
 from .recurrent_cache import recurrent_layer
 from .step_matmuls import without_autocast
@@ -431,6 +431,6 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
             token_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
         """
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
-        outputs = dropout(self.out_proj(self.rnn(inputs, token_mask)[0]), self.dropout, self.training)
+        outputs = dropout(project(self.out_proj, self.rnn(inputs, token_mask)[0]), self.dropout, self.training)
         outputs = hidden_states + outputs
         return outputs if self.normalize_before else self.rnn_layer_norm(outputs)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .fast_paths import takes_wide, wide_linear, wide_product
 from .step_matmuls import without_autocast
 
 
@@ -38,8 +39,8 @@ def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: tor
     """
     first, *rest = layers
     width = features.shape[-1]
-    left = nn.functional.linear(features, first.weight[:, :width], first.bias)
-    right = nn.functional.linear(features, first.weight[:, width:])
+    left = wide_linear(features, first.weight[:, :width], first.bias)
+    right = wide_linear(features, first.weight[:, width:])
     kept, count = counted_pairs(left, attention_mask)
     lengths = None
     if attention_mask is not None and left.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -110,7 +111,7 @@ def tile_states(
     pairs = left[tile.rows, tile.words][:, :, None] + right[tile.rows, : tile.length][:, None]
     states = [nn.functional.leaky_relu(pairs, SLOPE, inplace=True).flatten(0, 2)]
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        states.append(nn.functional.leaky_relu(nn.functional.linear(states[-1], weight, bias), SLOPE, inplace=True))
+        states.append(nn.functional.leaky_relu(wide_linear(states[-1], weight, bias), SLOPE, inplace=True))
     return states
 
 
@@ -175,7 +176,7 @@ class PairTiles(torch.autograd.Function):
                 inner = through_leaky_relu(inner, states[layer + 1])
                 accumulate_product(grad_parameters[2 * layer], inner, states[layer])
                 grad_parameters[2 * layer + 1] += inner.sum(dim=0)
-                inner = torch.mm(inner, parameters[2 * layer])
+                inner = wide_product(inner, parameters[2 * layer])
             inner = through_leaky_relu(inner, states[0]).view(sentences, words, -1, left.shape[-1])
             grad_left[tile.rows, tile.words] = inner.sum(dim=2)
             grad_right[tile.rows, : tile.length] += inner.sum(dim=1)
@@ -190,7 +191,7 @@ def through_leaky_relu(gradient: torch.Tensor, output: torch.Tensor) -> torch.Te
 
 def accumulate_product(total: torch.Tensor, gradient: torch.Tensor, inputs: torch.Tensor) -> None:
     """`total += gradient.T @ inputs`, in the type of `total`."""
-    if total.dtype == gradient.dtype:
+    if total.dtype == gradient.dtype and not takes_wide(gradient, inputs):
         total.addmm_(gradient.t(), inputs)
     else:
-        total += torch.mm(gradient.t(), inputs)
+        total += wide_product(gradient.t(), inputs)

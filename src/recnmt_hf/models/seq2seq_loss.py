@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from .fast_paths import takes_wide, wide_product
 from .user_errors import UserError
 
 
@@ -168,7 +169,7 @@ def chunked_losses(
     grad_matrix: Any = None
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
-        logits = torch.mm(states[part], matrix.t()).to(sum_dtype)
+        logits = wide_product(states[part], matrix.t()).to(sum_dtype)
         if bias is not None:
             logits += bias
         kept = (~ignored[part]).to(sum_dtype)
@@ -189,13 +190,13 @@ def chunked_losses(
             grad.sub_((share * (label_smoothing / vocab_size))[:, None])
         grad.scatter_add_(-1, targets[part, None], ((label_smoothing - 1.0) * share)[:, None])
         grad = grad.to(dtype)
-        torch.mm(grad, matrix, out=grad_states[part])
+        grad_states[part] = wide_product(grad, matrix)
         if grad_matrix is None:
-            grad_matrix = torch.mm(grad.t(), states[part]).to(sum_dtype)
-        elif grad_matrix.dtype == grad.dtype:
+            grad_matrix = wide_product(grad.t(), states[part]).to(sum_dtype)
+        elif grad_matrix.dtype == grad.dtype and not takes_wide(grad, states[part]):
             grad_matrix.addmm_(grad.t(), states[part])
         else:
-            grad_matrix += torch.mm(grad.t(), states[part])
+            grad_matrix += wide_product(grad.t(), states[part])
     return total, grad_states, grad_matrix
 
 

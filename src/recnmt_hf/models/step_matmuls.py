@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from .fast_paths import wide_linear, wide_product
+
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast switched off, on devices that have it."""
@@ -28,20 +30,18 @@ class StepMatmuls:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self.low == self.dtype:
-            if self.bias is None:
-                return torch.mm(states, self.weight.t())
-            return torch.addmm(self.bias, states, self.weight.t())
+            return wide_linear(states, self.weight, self.bias)
         mapped = torch.mm(states.to(self.low), self.weight.t()).to(self.dtype)
         return mapped if self.bias is None else mapped + self.bias
 
     def backward(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of the states."""
-        return torch.mm(gradient.to(self.low), self.weight).to(self.dtype)
+        return wide_product(gradient.to(self.low), self.weight).to(self.dtype)
 
     def weight_gradient(self, gradients: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The gradient of the weight from those of all steps `(steps, batch_size, ..)`."""
         gradients, inputs = gradients.flatten(0, 1).to(self.low), inputs.flatten(0, 1).to(self.low)
-        return torch.mm(gradients.t(), inputs).to(self.dtype)
+        return wide_product(gradients.t(), inputs).to(self.dtype)
 
 
 def gru_step(
