@@ -155,7 +155,7 @@ def may_measure(*tensors: torch.Tensor) -> bool:
 
 # -- matmuls in float32 ------------------------------------------------------------------------------------------------
 
-# Rows of the left side and elements of the right one below which the calls decide, not the arithmetic.
+# Rows of the left side, and elements, rows and columns of the right one, below which calls decide, not arithmetic.
 FEWEST_WIDE_ROWS, SMALLEST_WIDE_WEIGHT = 8, 2**13
 
 
@@ -176,6 +176,10 @@ def gains_by_width() -> bool:
 
 
 def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """oneDNN's linear layer; weights with gaps between their rows, which it would read number by number, are copied."""
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        by_columns = weight.stride(0) < weight.stride(1)
+        weight = weight.t().contiguous().t() if by_columns else weight.contiguous()
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
@@ -190,6 +194,7 @@ def takes_wide(left: torch.Tensor, right: torch.Tensor) -> bool:
         and left.device.type == "cpu"
         and right.device.type == "cpu"
         and right.numel() >= SMALLEST_WIDE_WEIGHT
+        and min(right.shape) >= FEWEST_WIDE_ROWS
         and left.numel() >= FEWEST_WIDE_ROWS * left.shape[-1]
         and enabled()
         and has_wide_matmul()
