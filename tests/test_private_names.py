@@ -107,6 +107,7 @@ UNDOCUMENTED = {
     "transformers.activations": "the table of activation functions by the names that configurations use",
     "transformers.modeling_layers": "the layer class that gradient checkpointing finds",
     "transformers.processing_utils": "Unpack, with which transformers types keyword arguments",
+    "transformers.trainer_callback": "the class of callbacks that checkpoints keep",
     "transformers.utils.generic": "the decorator that fills a call's options from the configuration",
     "transformers.utils.output_capturing": "the decorator that collects what _can_record_outputs names",
 }

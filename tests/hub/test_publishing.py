@@ -138,7 +138,7 @@ TUNED = """
 """
 
 
-@pytest.mark.parametrize("model_type", ["nmt_transformer", "rnmt"])
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_stranger_tunes_and_saves_again(model_type, tokenizer, tmp_path, stranger):
     """Placed by accelerate, trained, saved with its code, and loaded from there."""
     pytest.importorskip("accelerate", reason="accelerate places models")

@@ -1,8 +1,14 @@
 """transformers' own Seq2SeqTrainer trains, smooths and generates with the zoo's models as with its own."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
@@ -15,7 +21,7 @@ from recnmt_hf._registration import FAMILIES
 from recnmt_hf.data.corpora import prepare_dataset
 
 
-def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", **settings):
+def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", fields=None, **settings):
     torch.manual_seed(1)
     settings = {"max_steps": 1, "save_strategy": "no", **settings}
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset(
@@ -23,10 +29,10 @@ def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", **settings):
         vocab_size=len(tokenizer),
         share_encoder_decoder_embeddings=True,
         d_model=32,
-        encoder_layers=2 if prefix == "ONLSTMTransformer" else 1,
         decoder_layers=1,
         dropout=0.0,
         **({"relation_layers": 0} if prefix == "RNMT" else {}),
+        **{"encoder_layers": 2 if prefix == "ONLSTMTransformer" else 1, **(fields or {})},
     )
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
     data = prepare_dataset(
@@ -162,6 +168,49 @@ def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
         torch.testing.assert_close(other, outputs[0], atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("prefix", ["BiARNTransformer", "GRET", "RPETransformer", "ONLSTMTransformer", "RNMT"])
+def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
+    """
+    LoRA on the weights of recurrent cells, which are no linear layers: it learns in losses and in generation alike, and
+    merged or not the outputs are the same.
+    """
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    if cell == "lstm" and prefix in ("GRET", "RNMT"):
+        pytest.skip("its cells are GRUs")
+    field = {"BiARNTransformer": "recurrence_cell", "RPETransformer": "rpe_cell"}.get(prefix)
+    fields = {field: cell} if field else {}
+    if prefix == "GRET":
+        fields["encoder_layers"] = 2  # one step from zeros has no recurrence
+    if prefix == "ONLSTMTransformer":
+        fields["encoder_layer_types"] = ["onlstm" if cell == "gru" else "lstm", "attention"]
+    base = trainer_for(tmp_path, tokenizer, prefix, fields).model.eval()
+    names = [name for name, each in base.named_parameters() if "weight_hh" in name or "weight_ih" in name]
+    assert names
+    settings = peft.LoraConfig(r=2, target_modules=[], target_parameters=names, init_lora_weights=False)
+    batch = tokenizer(["the dog sleeps .", "we see ."], padding=True, return_tensors="pt")
+    target = torch.tensor([[1, 7, 8], [1, 9, 5]])
+    with torch.no_grad():
+        before = base(**batch, decoder_input_ids=target).logits
+    adapted = peft.get_peft_model(base, settings).eval()
+    adapted(**batch, labels=target).loss.backward()
+    learned = {name: each.grad for name, each in adapted.named_parameters() if each.requires_grad}
+    assert len(learned) == 2 * len(names) and all(each.abs().sum() > 0 for each in learned.values()), learned.keys()
+    with torch.no_grad():
+        outputs = [adapted(**batch, decoder_input_ids=target).logits]
+        assert (outputs[0] - before).abs().max() > 1e-4
+        one, cache = [], None  # step by step, with the state in the cache
+        for word in target.split(1, 1):
+            found = adapted(**batch, decoder_input_ids=word, past_key_values=cache, use_cache=True)
+            cache = found.past_key_values
+            one.append(found.logits)
+        outputs.append(torch.cat(one, 1))
+        merged = adapted.merge_and_unload().eval()
+        outputs.append(merged(**batch, decoder_input_ids=target).logits)
+    for other in outputs[1:]:
+        torch.testing.assert_close(other, outputs[0], atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "RNMT"])
 def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
     """Without generation the loss is there, the best checkpoint is loaded, and early stopping stops."""
@@ -184,3 +233,48 @@ def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
     assert trainer.state.global_step == len(losses) == 2, "the second loss is not better by the threshold"
     assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
     assert trainer.label_names == ["labels"]
+
+
+LAUNCHED = """
+    import json, sys
+    from transformers import AutoTokenizer
+    sys.path[:0] = {paths!r}
+    from training.test_stock_trainer import trainer_for
+    from pathlib import Path
+    from safetensors.torch import save_file
+
+    tokenizer = AutoTokenizer.from_pretrained({tokenizer!r})
+    settings = dict(per_device_train_batch_size={size}, max_steps=3)
+    trainer = trainer_for(Path(sys.argv[1]) / str({size}), tokenizer, {prefix!r}, **settings)
+    trainer.train()
+    if trainer.is_world_process_zero():
+        assert trainer.args.world_size == {processes}
+        save_file(dict(trainer.model.named_parameters()), sys.argv[1] + "/{processes}.safetensors")
+"""
+
+
+@pytest.mark.slow
+def test_two_launched_processes_train_as_one(tmp_path, tokenizer, repository):
+    """`accelerate launch` of a plain Seq2SeqTrainer: two processes with half of a batch each make the same steps."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for processes, size in ((2, 4), (1, 8)):
+        values = {"paths": [str(repository / "tests"), str(repository / "tests/models")], "prefix": "BiARNTransformer"}
+        values |= {"tokenizer": str(tmp_path / "tokenizer"), "size": size, "processes": processes}
+        program = tmp_path / f"{processes}.py"
+        program.write_text(textwrap.dedent(LAUNCHED).format(**values))
+        launcher = []
+        if processes == 2:
+            port = str(20000 + (os.getpid() + 15485863) % 20000)
+            launcher = ["-m", "accelerate.commands.launch", "--main_process_port", port]
+            launcher += ["--config_file", repository / "scripts/accelerate/cpu_2.yaml"]
+        result = subprocess.run(
+            [sys.executable, *launcher, program, tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert result.returncode == 0, result.stdout[-3000:]
+    two, one = (load_file(tmp_path / f"{processes}.safetensors") for processes in (2, 1))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=1e-4)

@@ -243,6 +243,7 @@ def training_section(evidence: Evidence) -> list[str]:
         lines.append(f"It started from `{evidence.base_model}`.")
     seconds = about.get("seconds_per_step")
     took = f" of {seconds:.3g} s each (evaluation included)" if seconds else ""
+    took += f", {duration(about['seconds'])} in all," if about.get("seconds") else ""
     processes = about.get("processes", 1)
     lines.append(
         f"{about['steps']:,} steps{took} on {f'{processes} times ' if processes > 1 else ''}{about['hardware']}, "
@@ -252,6 +253,13 @@ def training_section(evidence: Evidence) -> list[str]:
     parts = ["## Training", " ".join(lines), *curve_table(evidence.curve), f"Versions: {libraries}."]
     recipe = yaml.safe_dump(evidence.recipe, sort_keys=False, allow_unicode=True, width=110).strip()
     return [*parts, "The recipe, where it differs from the defaults:", f"```yaml\n{recipe}\n```"]
+
+
+def duration(seconds: float) -> str:
+    """`"45 s"`, `"12 min"`, `"3.5 h"`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def curve_table(curve: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
-from .fast_paths import enabled, wide_linear
+from .fast_paths import enabled, is_plain, wide_linear
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
@@ -153,7 +153,8 @@ class ONLSTM(MaskedRNN):
     A one- or two-directional ON-LSTM with a masked carry.
 
     It runs as [`~.ordered_neurons.ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone;
-    as [`on_lstm_reference`] in compiled and exported graphs, and with `RECNMT_FAST_PATHS=0`.
+    as [`on_lstm_reference`] in compiled and exported graphs, with `RECNMT_FAST_PATHS=0`, and where
+    parameters are not plain (adapters).
 
     Args:
         chunk_size (`int`): As in the configuration.
@@ -172,9 +173,9 @@ class ONLSTM(MaskedRNN):
         initial_states: tuple[torch.Tensor | None, ...] = (None, None),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As [`MaskedRNN`] has it, but that both directions start from zero states."""
-        if not enabled():
-            return super().forward(inputs, attention_mask)
         layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
+        if not enabled() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
+            return super().forward(inputs, attention_mask)
         places, ends, counts = pack(attention_mask, inputs.shape[0], inputs.shape[1], inputs.device)
         if attention_mask is not None:
             # Whatever stands at padding (NaN included) must not reach the gradients of real words.

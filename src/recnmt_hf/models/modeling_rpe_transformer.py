@@ -73,8 +73,9 @@ class ProjectedRecurrentLayer(RecurrentLayer):
         super().__init__(cell, input_size, hidden_size)
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None) -> torch.Tensor:
-        return self.steps(inputs, [state for state in initial if state is not None])[0]
+    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
+        found = self.steps(inputs, [state for state in initial if state is not None])
+        return found if with_all else found[0]
 
     def step(self, carry: Sequence[torch.Tensor], gate: torch.Tensor) -> list[torch.Tensor]:
         state, *rest = super().step(carry, gate)

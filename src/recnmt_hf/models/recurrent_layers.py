@@ -99,16 +99,21 @@ class RecurrentLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.cell}, {self.input_size}, {self.hidden_size}"
 
-    def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
         """
         Args:
             inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
-            initial_state (`torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*): `None`: zeros.
+            initial (`torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*): The state before the first word;
+                left out or `None`: zeros.
+            with_all (`bool`, *optional*, defaults to `False`): Whether all that is carried is wanted, as from `steps`;
+                asked for here, so that adapters of the parameters are in force.
 
         Returns:
-            The states `(batch_size, length, hidden_size)`.
+            The states `(batch_size, length, hidden_size)`, or a list with whatever `steps` gives.
         """
-        state = initial_state
+        if with_all:
+            return self.steps(inputs, [state for state in initial if state is not None])
+        state = initial[0] if initial else None
         if state is None:
             state = inputs.new_zeros(inputs.shape[0], self.hidden_size)
         if is_exporting():
@@ -370,7 +375,7 @@ class CachedRecurrence(nn.Module):
             order = left_aligned(attention_mask)
             inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), order)
         if with_all and len(self.names) > 1:
-            states = self.rnn.steps(inputs, initial)
+            states = self.rnn(inputs, *initial, with_all=True)
         else:
             states = [self.rnn(inputs, *initial)]
         if attention_mask is None:

@@ -1,6 +1,7 @@
 """The simple recurrent unit, a light recurrence whose matmuls need no earlier state (Lei et al., 2018)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,9 +40,10 @@ class SimpleRecurrentUnit(nn.Module):
         init.zeros_(self.gate_weight)
         init.zeros_(self.gate_bias)
 
-    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None) -> torch.Tensor:
-        """The outputs `(batch_size, length, hidden_size)` alone; arguments as those of `steps`."""
-        return self.steps(inputs, [state for state in initial if state is not None])[0]
+    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
+        """As that of [`~.recurrent_layers.RecurrentLayer`]."""
+        found = self.steps(inputs, [state for state in initial if state is not None])
+        return found if with_all else found[0]
 
     def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
         """

@@ -78,7 +78,8 @@ class Evidence:
         recipe (`dict`): What differs from a recipe's defaults, by section.
         data (`dict`): `training_pairs`, `validation_pairs`.
         tokenizer (`dict`): `kind`, `source_symbols`, `target_symbols`, `joint`.
-        training (`dict`): `steps`, `seconds_per_step`, `processes`, `hardware`, `averaged` checkpoints, `seed`.
+        training (`dict`): `steps`, `seconds_per_step`, `seconds` of the whole training, `processes`, `hardware`,
+            `averaged` checkpoints, `seed`.
         curve (`list[dict]`): Loss and validation by step.
         versions (`dict[str, str]`): Of the libraries.
         base_model (`str`, *optional*): The model of the Hub that it was initialised from; the recipe names local ones.

@@ -23,7 +23,7 @@ from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import say
 from .recipe import Recipe, each_corpus
 from .testing import test_model
-from .trainer import TranslationTrainer, TranslationTrainingArguments
+from .trainer import Stopwatch, TranslationTrainer, TranslationTrainingArguments
 
 
 # Batches over which the averages of batch norm are recomputed for averaged weights.
@@ -57,6 +57,7 @@ def finish(
         {
             "steps": steps_of(newest),
             "seconds_per_step": trainer.seconds_per_step(),
+            "seconds": seconds_in(newest),
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
             "averaged": [folder.name for folder in chosen],
@@ -71,6 +72,12 @@ def finish(
         results["averaged"] = [folder.name for folder in chosen]
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
+
+
+def seconds_in(checkpoint: Path) -> int | None:
+    """How long the run has trained up to a checkpoint ([`~.trainer.Stopwatch`]); `None` where it was not taken."""
+    kept = state_of(checkpoint).get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
+    return round(kept["before"]) if "before" in kept else None
 
 
 def example_of(validation: Dataset) -> str:

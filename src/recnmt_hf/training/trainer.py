@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -27,6 +28,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
 from .._values import Option, Range, option, options_of
@@ -204,6 +206,23 @@ class StageCallback(TrainerCallback):
             control.should_evaluate = control.should_evaluate or args.eval_strategy != "no"
 
 
+class Stopwatch(TrainerCallback, ExportableState):
+    """How long a run has trained, evaluations included; a checkpoint keeps it, so that a resumed run counts on."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        self.started: float | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.started = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        passed = 0.0 if self.started is None else time.monotonic() - self.started
+        return {"args": {}, "attributes": {"before": self.before + passed}}
+
+
 class FiniteLossCallback(TrainerCallback):
     """Stops training soon after the loss stops being a number, before anything is saved."""
 
@@ -289,6 +308,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.add_callback(SamplerEpochCallback(self))
         self.add_callback(StageCallback(self))
         self.add_callback(FiniteLossCallback(self))
+        self.add_callback(Stopwatch())
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
