@@ -246,10 +246,11 @@ def graphs_of(model: Any) -> dict[str, Any]:
         for name, side in (("source_length", "source"), ("target_length", "target"), ("words_read", "target"))
     )
     # Any tokens will do; several sentences, and of several lengths, since numbers of 1 would count as fixed.
-    input_ids = torch.arange(3 * 7).view(3, 7) % min(config.vocab_size, config.decoder_vocab_size)
+    seen, length = lengths_of_its_own(config)
+    input_ids = torch.arange(3 * length).view(3, length) % min(config.vocab_size, config.decoder_vocab_size)
     attention_mask = torch.ones_like(input_ids)
-    attention_mask[1, 5:] = 0
-    target = input_ids[:, :5].contiguous()
+    attention_mask[1, seen:] = 0
+    target = input_ids[:, :seen].contiguous()
     of_source = {0: batch, 1: source}
 
     encoder = EncoderGraph(model)
@@ -258,7 +259,7 @@ def graphs_of(model: Any) -> dict[str, Any]:
     programs = {ENCODER: export(encoder, (input_ids, attention_mask), names, (of_source, of_source))}
 
     decoder = DecoderGraph(model, encoder.names)
-    shapes = tuple(free_axes(tensor, {7: source}, batch) for tensor in encoded)
+    shapes = tuple(free_axes(tensor, {length: source}, batch) for tensor in encoded)
     names = ["decoder_input_ids", "attention_mask", *encoder.names]
     given = (target, attention_mask, *encoded)
     _, *kept = decoder(*given)
@@ -267,7 +268,7 @@ def graphs_of(model: Any) -> dict[str, Any]:
     cache_names = [name.removeprefix("present.") for name in decoder.names[1:]]
     step = StepGraph(model, encoder.names, cache_names)
     axes = [
-        free_axes(tensor, {5: read} if name.startswith(OF_WORDS) else {7: source}, batch)
+        free_axes(tensor, {seen: read} if name.startswith(OF_WORDS) else {length: source}, batch)
         for name, tensor in zip(cache_names, kept, strict=True)
     ]
     given = (target[:, :1], *encoded, *kept)
@@ -277,11 +278,16 @@ def graphs_of(model: Any) -> dict[str, Any]:
     return programs
 
 
+def lengths_of_its_own(config: Any) -> tuple[int, int]:
+    """Two lengths of sentences that no axis of the model's tensors has for another reason."""
+    taken = {value for value in config.to_dict().values() if isinstance(value, int)}
+    taken |= {config.d_model // value for value in taken if value}  # widths of heads
+    short, long = [length for length in (5, 7, 11, 13, 17, 19, 23) if length not in taken][:2]
+    return short, long
+
+
 def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict[int, Any]:
-    """
-    The axes of a tensor that are free: the first, and those of a length that nothing else has here (heads and widths
-    are even numbers).
-    """
+    """The axes of a tensor that are free: the first, and those of the lengths given, which nothing else has here."""
     return {0: batch, **{axis: lengths[size] for axis, size in enumerate(tensor.shape) if axis and size in lengths}}
 
 

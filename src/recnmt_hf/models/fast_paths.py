@@ -189,14 +189,14 @@ def takes_wide(left: torch.Tensor, right: torch.Tensor) -> bool:
     CPU, nobody who watches the operations, and enough to multiply.
     """
     return (
-        not torch.jit.is_tracing()
+        enabled()  # before shapes are looked at, which in a graph would be conditions of it
+        and not torch.jit.is_tracing()
         and left.dtype == right.dtype == torch.float32
         and left.device.type == "cpu"
         and right.device.type == "cpu"
         and right.numel() >= SMALLEST_WIDE_WEIGHT
         and min(right.shape) >= FEWEST_WIDE_ROWS
         and left.numel() >= FEWEST_WIDE_ROWS * left.shape[-1]
-        and enabled()
         and has_wide_matmul()
         and (gains_by_width() or setting() == "1")
         and all(type(each) in (torch.Tensor, nn.Parameter) for each in (left, right))
