@@ -169,8 +169,7 @@ def has_wide_matmul() -> bool:
 def gains_by_width() -> bool:
     """
     Whether torch's usual matmuls in float32 leave the processor half unused: with AVX512 on AMD's, MKL takes vectors of
-    half their width. oneDNN, which torch has beside it, takes all of it: 246 GFLOP/s in the place of 107 on one core of
-    an EPYC, forward and backward alike.
+    half their width. oneDNN, which torch has beside it, takes all of it, forward and backward alike.
     """
     return is_amd() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
