@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ from .._loading_errors import explained_loading, shorten
 from ..data.tokenizer_pair import TokenizerPair
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.user_errors import UserError
-from .forced_decoding import UnknownTokens, batches_by_tokens
+from .forced_decoding import batches_by_tokens
 from .options import DecodingOptions
-from .results import Hypothesis, Translation
-from .translator import PreparedSentence, Translator
+from .results import Hypothesis
+from .translator import Translator
 
 
 # Beside the engine's own files: the configuration of the model that it was made of.
@@ -54,11 +55,21 @@ def load_engine_package() -> Any:
 
 def engine_of(path: str | Path) -> str | None:
     """The format of a folder's model, `"ctranslate2"` or `"onnx"`; `None` where it was not exported to an engine."""
+    return str(engine_settings(path)["format"]) if (Path(path) / ENGINE_SETTINGS).is_file() else None
+
+
+def engine_settings(path: str | Path) -> dict[str, Any]:
+    """
+    What an export says of itself: `format`, and `config` and `generation_config` of the model it was made of.
+
+    Raises:
+        UserError: The file says something else.
+    """
     place = Path(path) / ENGINE_SETTINGS
-    if not place.is_file():
-        return None
     try:
-        return str(json.loads(place.read_text(encoding="utf-8"))["format"])
+        about = json.loads(place.read_text(encoding="utf-8"))
+        about["generation_config"] = GenerationConfig.from_dict(about["generation_config"])
+        return {name: about[name] for name in ("format", "config", "generation_config")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{place} cannot be read ({shorten(str(error))}). Remedy: export the model again.") from error
 
@@ -84,14 +95,8 @@ class EngineTranslator(Translator):
     def __init__(self, path: str | Path, device: str | torch.device | None = None, check: bool = True):
         engine = load_engine_package()
         path = Path(path)
-        try:
-            about = json.loads((path / ENGINE_SETTINGS).read_text(encoding="utf-8"))
-            config = NMTTransformerConfig.from_dict(about["config"])
-            generation = GenerationConfig.from_dict(about["generation_config"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path / ENGINE_SETTINGS} cannot be read ({shorten(str(error))}). Remedy: export the model again."
-            ) from error
+        about = engine_settings(path)
+        config, generation = NMTTransformerConfig.from_dict(about["config"]), about["generation_config"]
         kind = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")[0]
         with explained_loading(path):
             tokenizers = TokenizerPair.load(path)
@@ -146,17 +151,11 @@ class EngineTranslator(Translator):
         hypotheses = self.hypotheses_of(sources, rows, options, scores, searched)
         return [each[: options.num_hypotheses] for each in hypotheses]
 
-    def search(
-        self,
-        prepared: Sequence[PreparedSentence],
-        options: DecodingOptions,
-        unknown: UnknownTokens | None = None,
-        offset: int = 0,
-        scores: bool = True,
-    ) -> list[Translation]:
-        if options.seed is not None:  # once for all batches, or each would draw the same
-            load_engine_package().set_random_seed(options.seed + offset)
-        return super().search(prepared, options, unknown, offset, scores)
+    @contextmanager
+    def drawing(self, seed: int | None, offset: int) -> Iterator[None]:
+        if seed is not None:
+            load_engine_package().set_random_seed(seed + offset)
+        yield
 
     def settings(self, options: DecodingOptions) -> dict[str, Any]:
         """The engine's arguments for what `generate` shall do beside."""

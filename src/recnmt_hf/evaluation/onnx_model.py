@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
-    GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
 )
@@ -20,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from .._loading_errors import shorten
 from ..models.source_memory import spread_over_beams
 from ..models.user_errors import UserError
-from .engine import ENGINE_SETTINGS
+from .engine import engine_settings
 from .loading import resolve_device
 
 
@@ -122,16 +120,9 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
         runtime = load_onnx_runtime()
         path = Path(path)
-        try:
-            about = json.loads((path / ENGINE_SETTINGS).read_text(encoding="utf-8"))
-            config = AutoConfig.for_model(**about["config"])
-            generation = GenerationConfig.from_dict(about["generation_config"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path / ENGINE_SETTINGS} cannot be read ({shorten(str(error))}). Remedy: export the model again."
-            ) from error
-        super().__init__(config)
-        self.generation_config = generation
+        about = engine_settings(path)
+        super().__init__(AutoConfig.for_model(**about["config"]))
+        self.generation_config = about["generation_config"]
         self.name_or_path = str(path)
         self.place = self.resolve(runtime, device)
         options = runtime.SessionOptions()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -292,7 +292,7 @@ class Translator(ForcedDecoder):
                 unknown.count(ids)
         found: list[list[Hypothesis]] = [[] for _ in pieces]
         rows = max(options.beams, options.num_hypotheses)
-        with seeded(options.seed, offset, self.model.device):
+        with self.drawing(options.seed, offset):  # once for all batches, or each would draw the same
             for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // rows):
                 hypotheses = self._generate(
                     [pieces[k][1] for k in batch], options, [prefixes[k] for k in batch], scores
@@ -310,6 +310,10 @@ class Translator(ForcedDecoder):
                 best = parts[0] if len(parts) == 1 else join_pieces(parts, options.penalty(), each.glues)
             results.append(Translation(each.text, best))
         return results
+
+    def drawing(self, seed: int | None, offset: int) -> AbstractContextManager[None]:
+        """Where sentences are sampled with a seed; `offset` sentences were before."""
+        return seeded(seed, offset, self.model.device)
 
     def limits(
         self, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], options: DecodingOptions

@@ -211,6 +211,14 @@ def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.mm(left, right)
 
 
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`total += left @ right`, in the type of `total`; see [`wide_product`]."""
+    if total.dtype == left.dtype and not takes_wide(left, right):
+        total.addmm_(left, right)
+    else:
+        total += wide_product(left, right)
+
+
 class WideLinear(torch.autograd.Function):
     """`states @ weight.T + bias` with its gradients, all by oneDNN; gradients of gradients by torch's own matmuls."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .fast_paths import takes_wide, wide_linear, wide_product
+from .fast_paths import add_product, wide_linear, wide_product
 from .step_matmuls import without_autocast
 
 
@@ -174,7 +174,7 @@ class PairTiles(torch.autograd.Function):
             inner = (pooled[:, :, None] * counted[tile.rows, : tile.length][:, None, :, None]).flatten(0, 2)
             for layer in reversed(range(layers)):
                 inner = through_leaky_relu(inner, states[layer + 1])
-                accumulate_product(grad_parameters[2 * layer], inner, states[layer])
+                add_product(grad_parameters[2 * layer], inner.t(), states[layer])
                 grad_parameters[2 * layer + 1] += inner.sum(dim=0)
                 inner = wide_product(inner, parameters[2 * layer])
             inner = through_leaky_relu(inner, states[0]).view(sentences, words, -1, left.shape[-1])
@@ -187,11 +187,3 @@ class PairTiles(torch.autograd.Function):
 def through_leaky_relu(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """The gradient before a leaky ReLU from that after it, in place; its output has the sign of its input."""
     return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, SLOPE, True, grad_input=gradient)
-
-
-def accumulate_product(total: torch.Tensor, gradient: torch.Tensor, inputs: torch.Tensor) -> None:
-    """`total += gradient.T @ inputs`, in the type of `total`."""
-    if total.dtype == gradient.dtype and not takes_wide(gradient, inputs):
-        total.addmm_(gradient.t(), inputs)
-    else:
-        total += wide_product(gradient.t(), inputs)

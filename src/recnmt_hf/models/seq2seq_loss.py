@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .fast_paths import takes_wide, wide_product
+from .fast_paths import add_product, wide_product
 from .user_errors import UserError
 
 
@@ -193,10 +193,8 @@ def chunked_losses(
         grad_states[part] = wide_product(grad, matrix)
         if grad_matrix is None:
             grad_matrix = wide_product(grad.t(), states[part]).to(sum_dtype)
-        elif grad_matrix.dtype == grad.dtype and not takes_wide(grad, states[part]):
-            grad_matrix.addmm_(grad.t(), states[part])
         else:
-            grad_matrix += wide_product(grad.t(), states[part])
+            add_product(grad_matrix, grad.t(), states[part])
     return total, grad_states, grad_matrix
 
 
