@@ -105,6 +105,45 @@ def test_wide_matmuls_equal_the_plain_ones(layout, bias, wide):
     torch.testing.assert_close(fast_paths.wide_product(left, right), left @ right, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("wider", ["left", "right"])
+def test_products_of_a_transposed_side(wider, wide, monkeypatch):
+    """As a weight's gradient is made, in whatever order memory suits; by torch's own matmuls where that is wanted."""
+    sides = (torch.randn(9, 30), torch.randn(9, 12))
+    left, right = sides if wider == "left" else sides[::-1]
+    expected = left.t() @ right
+    found = fast_paths.transposed_product(left, right)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    assert found.is_contiguous() and len(wide) == 1
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    assert torch.equal(fast_paths.transposed_product(left, right), expected) and len(wide) == 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_of_many_calls_are_put_in_order_once(bias, transposed, wide, monkeypatch):
+    """From the first call of several rows on; not for few calls, with gradients, or where torch's matmuls serve."""
+    many = fast_paths.FEWEST_PACKED_CALLS
+    weight, offset = torch.randn(40, 24), torch.randn(40) if bias else None
+    weight = torch.randn(24, 40).t() if transposed else weight
+    repeated, orders = fast_paths.RepeatedLinear(weight, many), []
+    with torch.no_grad():
+        for rows in (1, 5, 16, 1, 3):  # as sentences begin and end
+            states = torch.randn(rows, 24)
+            expected = nn.functional.linear(states, weight, offset)
+            torch.testing.assert_close(repeated(states, offset), expected, atol=1e-4, rtol=1e-5)
+            orders.append(repeated.packed)
+        assert orders[0] is None and orders[1] is not None and all(each is orders[1] for each in orders[1:])
+        assert not wide  # which would have put the weight in order at each call
+        few = fast_paths.RepeatedLinear(weight, many - 1)
+        assert not few.is_packed(torch.randn(16, 24))
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+        assert not fast_paths.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+    assert not fast_paths.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
+    with torch.no_grad():
+        assert fast_paths.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
+
+
 def test_wide_matmuls_under_transformations(wide):
     """Gradients of gradients, of single samples, and none of what asks for none."""
     weight, states = torch.randn(12, 9, requires_grad=True), torch.randn(10, 9, requires_grad=True)
@@ -165,7 +204,10 @@ def test_a_model_trains_alike_with_wide_matmuls(prefix, wide, monkeypatch):
     torch.manual_seed(2)
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=60)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
-    batch = {"input_ids": torch.randint(4, 60, (9, 7)), "labels": torch.randint(4, 60, (9, 6))}
+    monkeypatch.setattr(fast_paths, "FEWEST_PACKED_CALLS", 4)
+    mask = (torch.arange(7) < torch.tensor([7, 7, 7, 6, 5, 5, 3, 2, 1])[:, None]).long()
+    labels = torch.randint(4, 60, (9, 6))
+    batch = {"input_ids": torch.randint(4, 60, (9, 7)), "attention_mask": mask, "labels": labels}
     found = []
     for chosen in (True, False):
         monkeypatch.setattr(fast_paths, "has_wide_matmul", lambda chosen=chosen: chosen)

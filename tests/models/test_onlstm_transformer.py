@@ -237,7 +237,7 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
     size, rows = 16, 3
     tensors = inputs_and_weights([rows] * length, size, chunk, std=size**-0.5)
     tensors = [each.detach().to(dtype).requires_grad_() for each in tensors]
-    upstream = torch.randn(length * rows, 2, size, dtype=torch.float64)
+    upstream = torch.randn(2, length * rows, size, dtype=torch.float64)
 
     def outcome(run, tensors):
         states = run(*tensors)
@@ -248,7 +248,7 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
         steps = [torch.nn.functional.linear(*each[start : start + 3]) for start in (0, 4)]
         steps = [gate.unflatten(0, (length, rows)) for gate in steps]
         columns = [on_lstm_reference(gate, weight, chunk) for gate, weight in zip(steps, each[3::4], strict=True)]
-        return torch.stack(columns, dim=2).flatten(0, 1)
+        return torch.stack(columns).flatten(1, 2)
 
     wide = torch.promote_types(dtype, torch.float32)
     expected = outcome(reference, [each.detach().to(wide).requires_grad_() for each in tensors])

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count",
         action="store_true",
-        help="count the matmuls of training too: the ratio if all were equally fast, and how fast they are",
+        help="count the matmuls too: the ratio if all were equally fast, and how fast they are",
     )
     parser.add_argument(
         "--fast-paths",

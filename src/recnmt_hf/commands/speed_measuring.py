@@ -213,8 +213,6 @@ def measure_models(
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
             steps = [generation_step(model, dtype, args.beams) for model in models]
-            report(
-                f"generation, beam {args.beams}, batch {batch_size}",
-                names,
-                measure(steps, load.batches, args.repeats, device),
-            )
+            seconds = measure(steps, load.batches, args.repeats, device)
+            operations = [count_operations(step, load.batches) for step in steps] if args.count else None
+            report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, operations)

@@ -90,6 +90,15 @@ def attend(query: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None
     return masked_softmax(torch.matmul(energies.tanh_(), score), visible, keys.dtype)
 
 
+def step_matmuls(weights: StepWeights, steps: int) -> tuple[Any, StepMatmuls, StepMatmuls]:
+    """Of the first GRU's state (`None` for RNNsearch), of the query, and of the second GRU's state."""
+    return (
+        None if weights.word_weight is None else StepMatmuls(weights.word_weight, weights.word_bias, steps),
+        StepMatmuls(weights.query_weight, calls=steps),
+        StepMatmuls(weights.context_weight, weights.context_bias, steps),
+    )
+
+
 def steps_forward(
     gates: torch.Tensor,
     keys: torch.Tensor,
@@ -114,9 +123,7 @@ def steps_forward(
     """
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    of_word: Any = StepMatmuls(weights.word_weight, weights.word_bias) if is_conditional else None
-    of_query = StepMatmuls(weights.query_weight)
-    of_context = StepMatmuls(weights.context_weight, weights.context_bias)
+    of_word, of_query, of_context = step_matmuls(weights, len(gates))
     states, attentions = [], []
 
     def advance(gate: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,9 +204,7 @@ class AttentionalSteps(torch.autograd.Function):
         is_conditional = weights.word_weight is not None
         device = keys.device.type
         with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
-            of_word: Any = StepMatmuls(weights.word_weight, weights.word_bias) if is_conditional else None
-            of_query = StepMatmuls(weights.query_weight)
-            of_context = StepMatmuls(weights.context_weight, weights.context_bias)
+            of_word, of_query, of_context = step_matmuls(weights, ctx.steps)
         new = grad_states.new_empty
         grad_gates = new(ctx.steps, rows, 3 * width)
         grad_first: Any = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part

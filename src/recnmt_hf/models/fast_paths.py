@@ -157,12 +157,15 @@ def may_measure(*tensors: torch.Tensor) -> bool:
 
 # Rows of the left side, and elements, rows and columns of the right one, below which calls decide, not arithmetic.
 FEWEST_WIDE_ROWS, SMALLEST_WIDE_WEIGHT = 8, 2**13
+# Calls and rows from which a weight is worth being put in order for them.
+FEWEST_PACKED_CALLS, FEWEST_PACKED_ROWS = 24, 2
 
 
 @functools.cache
 def has_wide_matmul() -> bool:
     """Whether this build of torch has oneDNN's linear layer."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    names = ("_linear_pointwise", "_reorder_linear_weight")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 @functools.cache
@@ -182,7 +185,7 @@ def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
-def takes_wide(left: torch.Tensor, right: torch.Tensor) -> bool:
+def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWEST_WIDE_ROWS) -> bool:
     """
     Whether a matmul of `left` `(.., k)` with the elements of `right` goes to oneDNN: ordinary tensors in float32 on the
     CPU, nobody who watches the operations, and enough to multiply.
@@ -195,7 +198,7 @@ def takes_wide(left: torch.Tensor, right: torch.Tensor) -> bool:
         and right.device.type == "cpu"
         and right.numel() >= SMALLEST_WIDE_WEIGHT
         and min(right.shape) >= FEWEST_WIDE_ROWS
-        and left.numel() >= FEWEST_WIDE_ROWS * left.shape[-1]
+        and left.numel() >= fewest_rows * left.shape[-1]
         and has_wide_matmul()
         and (gains_by_width() or setting() == "1")
         and all(type(each) in (torch.Tensor, nn.Parameter) for each in (left, right))
@@ -217,6 +220,49 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         total.addmm_(left, right)
     else:
         total += wide_product(left, right)
+
+
+def transposed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """
+    `left.T @ right` of `(m, k)` and `(m, n)`, as a weight's gradient is made; no gradient is recorded. oneDNN reads its
+    left side row by row: the smaller of the two is copied for it.
+    """
+    if not takes_wide(left.t(), right):
+        return torch.mm(left.t(), right)
+    if left.shape[1] <= right.shape[1]:
+        return onednn_linear(left.t().contiguous(), right.t(), None)
+    return onednn_linear(right.t().contiguous(), left.t(), None).t().contiguous()
+
+
+class RepeatedLinear:
+    """
+    `states @ weight.T + bias` again and again, as the steps of a recurrence have it. Where oneDNN multiplies and no
+    gradient is recorded, it is given the weight in its own order, made once; otherwise it would make that order at
+    every call, which takes as long as to multiply some rows.
+
+    Args:
+        weight (`torch.Tensor` of shape `(out_features, in_features)`).
+        calls (`int`): How many calls there will be.
+    """
+
+    def __init__(self, weight: torch.Tensor, calls: int):
+        self.weight, self.calls = weight, calls
+        self.packed: torch.Tensor | None = None
+
+    def is_packed(self, states: torch.Tensor) -> bool:
+        """Whether the weight stands in oneDNN's order, put so now if these states make it worth while."""
+        if self.packed is not None:
+            return True
+        is_worth = self.calls >= FEWEST_PACKED_CALLS and not torch.is_grad_enabled()
+        if is_worth and takes_wide(states, self.weight, FEWEST_PACKED_ROWS):
+            rows = states.numel() // states.shape[-1]
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), rows)
+        return self.packed is not None
+
+    def __call__(self, states: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if self.is_packed(states):
+            return torch.ops.mkldnn._linear_pointwise(states, self.packed, bias, "none", [], "")
+        return wide_linear(states, self.weight, bias)
 
 
 class WideLinear(torch.autograd.Function):

@@ -177,25 +177,25 @@ class ONLSTM(MaskedRNN):
         if not enabled() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
             return super().forward(inputs, attention_mask)
         places, ends, counts = pack(attention_mask, inputs.shape[0], inputs.shape[1], inputs.device)
-        if attention_mask is not None:
-            # Whatever stands at padding (NaN included) must not reach the gradients of real words.
-            inputs = inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+        # Whatever stands at padding (NaN included) must not reach the gradients of real words; where these alone are
+        # read, it cannot.
+        padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
+        if padding is not None:
+            inputs = inputs.masked_fill(padding, 0.0)
         words = inputs.flatten(0, 1)
-        if counts:
+        states = self.forward_rnn.weight_hh.new_zeros(len(words) * len(layers), self.hidden_size)
+        if counts:  # something but padding
             tensors = [
                 tensor
                 for layer, place in zip(layers, places, strict=False)
                 for tensor in (words[place], layer.weight_ih, layer.bias, layer.weight_hh)
             ]
             found = ONLSTMSteps.apply(counts, self.chunk_size, *tensors)
-            blank = found.new_zeros(len(words), self.hidden_size)
-            parts = [blank.index_copy(0, place, each) for place, each in zip(places, found.unbind(1), strict=False)]
-            states = torch.cat(parts, dim=-1)
-        else:  # nothing but padding
-            states = words.new_zeros(len(words), len(layers) * self.hidden_size)
-        states = states.unflatten(0, inputs.shape[:2])
-        if attention_mask is not None:
-            states = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+            rows = torch.cat([place * len(layers) + which for which, place in enumerate(places[: len(layers)])])
+            states = states.index_copy_(0, rows, found.flatten(0, 1))
+        states = states.view(*inputs.shape[:2], len(layers) * self.hidden_size)
+        if padding is not None:
+            states = states.masked_fill(padding, 0.0)
         of_layers = zip(states.split(self.hidden_size, dim=-1), ends, strict=False)
         return states, torch.cat([take(part, end[:, None])[:, 0] for part, end in of_layers], dim=-1)
 

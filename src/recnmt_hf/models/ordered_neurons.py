@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .fast_paths import takes_wide, wide_linear, wide_product
+from .fast_paths import wide_linear
 from .step_matmuls import StepMatmuls
 
 
 # Numbers of one kind that a processor's cache holds beside a dozen others.
-BLOCK = 2**17
+BLOCK = 2**15
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -30,14 +30,9 @@ def cumulative_softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
         scores (`torch.Tensor` of shape `(.., n)`): In at least float32.
     """
     shares = torch.softmax(scores, dim=-1)
-    return shares, sums_of(shares)
-
-
-def sums_of(shares: torch.Tensor) -> torch.Tensor:
-    """Cumulative sums `(.., n)` of shares that add up to 1; the last one is 1 exactly."""
     sums = shares.cumsum(dim=-1)
     sums[..., -1] = 1.0
-    return sums
+    return shares, sums
 
 
 def spread(units: torch.Tensor, chunk_size: int) -> torch.Tensor:
@@ -45,9 +40,18 @@ def spread(units: torch.Tensor, chunk_size: int) -> torch.Tensor:
     return units if chunk_size == 1 else units.repeat_interleave(chunk_size, dim=-1)
 
 
-def tanh_(values: torch.Tensor) -> torch.Tensor:
-    """In place, as `2 sigmoid(2 x) - 1`: on the CPU that takes half the time, and is exact to the type's own digits."""
-    return values.mul_(2).sigmoid_().mul_(2).sub_(1)
+def masters_of(sums: torch.Tensor, chunk_size: int) -> torch.Tensor:
+    """The master gates of all channels from the cumulative sums `(.., 2, n)`, which become those of the units."""
+    torch.sub(sums.new_ones(()), sums[..., 1, :], out=sums[..., 1, :])
+    return spread(sums, chunk_size)
+
+
+def doubled_sigmoid(values: torch.Tensor) -> torch.Tensor:
+    """
+    `s = sigmoid(2 x)`, of which `2 s - 1` is tanh(x): on the CPU that takes half the time of tanh, and is exact to the
+    type's own digits.
+    """
+    return torch.add(values, values).sigmoid_()
 
 
 def blocks_of(counts: Sequence[int], words: int) -> list[range]:
@@ -62,11 +66,16 @@ def blocks_of(counts: Sequence[int], words: int) -> list[range]:
 
 
 def earlier(values: torch.Tensor, counts: Sequence[int], starts: Sequence[int], steps: range) -> torch.Tensor:
-    """What stands at the step before, for all words of some steps; the first step, which has none, gets zeros."""
-    parts = [values[starts[step - 1] : starts[step - 1] + counts[step]] for step in steps if step]
-    if steps.start == 0:
-        parts.insert(0, torch.zeros_like(values[: counts[0]]))
-    return torch.cat(parts)
+    """
+    What stands at the step before, for all words of some steps, of which the first one is not among them.
+
+    Args:
+        values (`torch.Tensor` of shape `(directions, words, ..)`).
+    """
+    if counts[steps.start - 1] == counts[steps.stop - 1]:  # one piece of memory
+        return values[:, starts[steps.start - 1] : starts[steps.stop - 1]]
+    parts = [values[:, starts[step - 1] : starts[step - 1] + counts[step]] for step in steps]
+    return torch.cat(parts, dim=1)
 
 
 class Factors(NamedTuple):
@@ -74,20 +83,18 @@ class Factors(NamedTuple):
     What gradients of states and cells are multiplied by on their way back through some steps, for all their words.
 
     Attributes:
-        through (`torch.Tensor` of shape `(words, directions, hidden_size)`): From a state's gradient to its cell's.
+        through (`torch.Tensor` of shape `(directions, words, hidden_size)`): From a state's gradient to its cell's.
         to_cell (`torch.Tensor` of the same shape): From a cell's gradient to that of the step before.
-        to_gates (`torch.Tensor` of shape `(words, directions, 4, hidden_size)`): From a cell's gradient to those of the
+        to_gates (`torch.Tensor` of shape `(directions, words, 4, hidden_size)`): From a cell's gradient to those of the
             gates; to the output gate from the state's.
-        to_sums (`torch.Tensor` of shape `(words, directions, 2, hidden_size)`): From a cell's gradient to those of the
+        to_sums (`torch.Tensor` of shape `(directions, words, 2, hidden_size)`): From a cell's gradient to those of the
             cumulative sums, of which the master input gate is one less.
-        sums (`torch.Tensor` of shape `(words, directions, 2, n)`): These sums.
     """
 
     through: torch.Tensor
     to_cell: torch.Tensor
     to_gates: torch.Tensor
     to_sums: torch.Tensor
-    sums: torch.Tensor
 
 
 def factors_of(
@@ -101,12 +108,18 @@ def factors_of(
 ) -> Factors:
     """The factors of some steps, from what [`ONLSTMSteps`] kept of all of them."""
     words = slice(starts[steps.start], starts[steps.stop])
-    forget, into, out, candidate = kept[words].split(cells.shape[-1], dim=-1)
-    sums = sums_of(shares[words].unflatten(-1, (2, -1)))
-    upper, lower = (spread(part, chunk_size) for part in (sums[..., 0, :], 1.0 - sums[..., 1, :]))
+    forget, into, out, doubled = kept[:, words].split(cells.shape[-1], dim=-1)
+    sums = shares[:, words].unflatten(-1, (2, -1)).cumsum(dim=-1)
+    sums[..., -1] = 1.0
+    upper, lower = masters_of(sums, chunk_size).unbind(dim=-2)
     overlap = upper * lower
-    before = earlier(cells, counts, starts, steps)
-    squashed = tanh_(cells[words].clone())
+    if steps.start:
+        before = earlier(cells, counts, starts, steps)
+    else:  # from zeros
+        rest = [earlier(cells, counts, starts, range(1, steps.stop))] if steps.stop > 1 else []
+        before = torch.cat([torch.zeros_like(cells[:, : counts[0]]), *rest], dim=1)
+    candidate = torch.mul(doubled, 2).sub_(1)
+    squashed = doubled_sigmoid(cells[:, words]).mul_(2).sub_(1)
     closed, shut = 1 - forget, 1 - into
     shown = squashed * out
     # Of w = f~ i~: f w + f~ - w = f~ - w (1 - f), and i w + i~ - w = i~ - w (1 - i).
@@ -125,7 +138,6 @@ def factors_of(
         torch.addcmul(upper, overlap, closed, value=-1),
         to_gates,
         to_sums,
-        sums,
     )
 
 
@@ -147,7 +159,7 @@ class ONLSTMSteps(torch.autograd.Function):
             and the recurrent weight `(4 * hidden_size + 2 * n, hidden_size)`.
 
     Returns:
-        The states `(words, directions, hidden_size)`.
+        The states `(directions, words, hidden_size)`.
     """
 
     @staticmethod
@@ -157,40 +169,36 @@ class ONLSTMSteps(torch.autograd.Function):
         directions = len(weights)
         words, size = gates[0].shape[0], weights[0].shape[1]
         rows = 4 * size  # those of the master gates follow
-        dtype = gates[0].dtype
-        wide = wide_type(dtype)
-        of_inputs, matmuls = ([StepMatmuls(weight) for weight in each] for each in (input_weights, weights))
-        # Transposed once for all steps: rows of the states against columns that follow each other in memory.
-        columns = [matmul.weight.t().contiguous() for matmul in matmuls]
-        plain = all(wide == matmul.low == dtype for matmul in matmuls)
-        buffer = torch.stack(gates, dim=1).to(wide)  # becomes, step by step, what is kept of the gates
+        of_inputs = [StepMatmuls(weight) for weight in input_weights]
+        matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
+        # Becomes, step by step, what is kept of the gates; of the new values, that is their doubled sigmoid.
+        wide = wide_type(gates[0].dtype)
+        buffer = (gates[0][None] if directions == 1 else torch.stack(gates)).to(wide)
         del gates
-        kept, shares = buffer[..., :rows], buffer[..., rows:]
-        cells = kept.new_empty(words, directions, size)
-        states = weights[0].new_empty(words, directions, size)
+        cells = buffer.new_empty(directions, words, size)
+        states = weights[0].new_empty(directions, words, size)
+        one = buffer.new_ones(())  # what has the type already need not be converted at every step
         start, before = 0, 0
         for step, count in enumerate(counts):
-            own = slice(start, start + count)
-            each, scores = kept[own], shares[own]
-            for direction, weight in enumerate(columns if step else ()):
-                previous, gate = states[before : before + count, direction], buffer[own, direction]
-                if plain and not takes_wide(previous, weight):
-                    gate.addmm_(previous, weight)
-                else:
-                    gate += wide_product(previous.to(weight.dtype), weight)
-            each[..., : 3 * size].sigmoid_()
-            forget, into, out, candidate = each.split(size, dim=-1)
-            tanh_(candidate)
-            own_shares, sums = cumulative_softmax(scores.unflatten(-1, (2, -1)))
-            scores.copy_(own_shares.flatten(-2))
-            upper, lower = (spread(part, chunk_size) for part in (sums[..., 0, :], 1.0 - sums[..., 1, :]))
-            overlap = upper * lower
-            cell = cells[own]
-            torch.mul(torch.addcmul(lower, overlap, 1 - into, value=-1), candidate, out=cell)
+            own, previous = slice(start, start + count), slice(before, before + count)
+            each = buffer[:, own]
             if step:
-                to_cell = torch.addcmul(upper, overlap, 1 - forget, value=-1)
-                cell.addcmul_(to_cell, cells[before : before + count])
-            states[own] = tanh_(cell.clone()).mul_(out)
+                for gate, state, matmul in zip(each, states[:, previous], matmuls, strict=True):
+                    matmul.add_to(gate, state)
+            kept, scores = each[..., :rows], each[..., rows:].unflatten(-1, (2, -1))
+            closing, (out, doubled) = kept[..., : 2 * size].unflatten(-1, (2, size)), kept[..., 2 * size :].chunk(2, -1)
+            doubled.mul_(2)
+            kept.sigmoid_()
+            shares, sums = cumulative_softmax(scores)
+            scores.copy_(shares)
+            masters = masters_of(sums, chunk_size)
+            overlap = masters[..., :1, :] * masters[..., 1:, :]
+            # Of w = f~ i~: f w + f~ - w = f~ - w (1 - f), and i w + i~ - w = i~ - w (1 - i).
+            of_cell, of_new = torch.addcmul(masters, overlap, torch.sub(one, closing), value=-1).unbind(dim=-2)
+            cell = torch.addcmul(of_new.neg(), of_new, doubled, value=2, out=cells[:, own])
+            if step:
+                cell.addcmul_(of_cell, cells[:, previous])
+            torch.addcmul(out.neg(), out, doubled_sigmoid(cell), value=2, out=states[:, own])
             before, start = start, start + count
         ctx.save_for_backward(buffer, cells, states, *inputs, *input_weights, *weights)
         ctx.matmuls, ctx.counts, ctx.chunk_size = (of_inputs, matmuls), counts, chunk_size
@@ -204,46 +212,45 @@ class ONLSTMSteps(torch.autograd.Function):
         size, rows, first = cells.shape[-1], 4 * cells.shape[-1], counts[0]
         kept, shares = buffer[..., :rows], buffer[..., rows:]
         starts = list(itertools.accumulate(counts, initial=0))
-        gradients = kept.new_empty(*kept.shape[:2], matmuls[0].weight.shape[0])
+        gradients = torch.empty_like(buffer)
         grad_gates = gradients[..., :rows].unflatten(-1, (4, size))
         grad_masters = gradients[..., rows:].unflatten(-1, (2, -1))
-        grad_cells, grad_states = (kept.new_zeros(first, *cells.shape[1:]) for _ in range(2))  # from the next step
-        for steps in reversed(blocks_of(counts, BLOCK // (kept.shape[1] * size))):
+        # From the next step.
+        grad_cells, grad_states = (cells.new_zeros(len(cells), first, size) for _ in range(2))
+        for steps in reversed(blocks_of(counts, BLOCK // (len(cells) * size))):
             begin = starts[steps.start]
             factors = factors_of(kept, shares, cells, counts, starts, steps, chunk_size)
             for step in reversed(steps):
                 own, count = slice(starts[step], starts[step + 1]), counts[step]
                 local = slice(starts[step] - begin, starts[step + 1] - begin)
-                grad_state = grad_states[:count] + gradient[own]
-                grad_cell = torch.addcmul(grad_cells[:count], grad_state, factors.through[local])
-                of_gates = grad_gates[own]
-                torch.mul(grad_cell[..., None, :], factors.to_gates[local], out=of_gates)
-                torch.mul(grad_state, factors.to_gates[local, :, 2], out=of_gates[:, :, 2])
-                of_sums = grad_cell[..., None, :] * factors.to_sums[local]
+                grad_state = grad_states[:, :count] + gradient[:, own]
+                grad_cell = torch.addcmul(grad_cells[:, :count], grad_state, factors.through[:, local])
+                of_gates = grad_gates[:, own]
+                torch.mul(grad_cell[..., None, :], factors.to_gates[:, local], out=of_gates)
+                torch.mul(grad_state, factors.to_gates[:, local, 2], out=of_gates[..., 2, :])
+                of_sums = grad_cell[..., None, :] * factors.to_sums[:, local]
                 if chunk_size > 1:
                     of_sums = of_sums.unflatten(-1, (-1, chunk_size)).sum(dim=-1)
-                # A share enters its own sum and all later ones.
-                running = of_sums.cumsum(dim=-1)
-                onward = of_sums - running
-                onward += running[..., -1:] - (of_sums * factors.sums[local]).sum(dim=-1, keepdim=True)
-                torch.mul(shares[own].unflatten(-1, (2, -1)), onward, out=grad_masters[own])
+                # A share enters its own sum and all later ones: the total less the sums before it. To the softmax a
+                # constant makes no difference, and the total is one.
+                onward = of_sums - of_sums.cumsum(dim=-1)
+                own_shares = shares[:, own].unflatten(-1, (2, -1))
+                grad_masters[:, own] = torch.ops.aten._softmax_backward_data(onward, own_shares, -1, onward.dtype)
                 if step:
-                    torch.mul(grad_cell, factors.to_cell[local], out=grad_cells[:count])
-                    for direction, matmul in enumerate(matmuls):
-                        grad_states[:count, direction] = matmul.backward(gradients[own, direction])
-        previous = earlier(states, counts, starts, range(len(counts)))
-        found: list[torch.Tensor | None] = []
+                    torch.mul(grad_cell, factors.to_cell[:, local], out=grad_cells[:, :count])
+                    for found, each, matmul in zip(grad_states[:, :count], gradients[:, own], matmuls, strict=True):
+                        found.copy_(matmul.backward(each))
+        # The first step has no state before it.
+        previous = earlier(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
+        results: list[torch.Tensor | None] = []
         for direction, (of_input, of_state) in enumerate(zip(of_inputs, matmuls, strict=True)):
             wanted = ctx.needs_input_grad[2 + 4 * direction : 6 + 4 * direction]
-            each, own_inputs = gradients[:, direction], inputs[direction]
+            each, own_inputs = gradients[direction], inputs[direction]
             low = each.to(of_state.low)
-            across = low.t()
-            if takes_wide(low, own_inputs):
-                across = across.contiguous()  # once for both weights
-            found += [
+            results += [
                 of_input.backward(low).to(own_inputs.dtype) if wanted[0] else None,
-                wide_product(across, own_inputs.to(low.dtype)).to(of_input.dtype) if wanted[1] else None,
+                of_input.weight_gradient(low, own_inputs) if wanted[1] else None,
                 each.sum(dim=0).to(of_input.dtype) if wanted[2] else None,
-                wide_product(across, previous[:, direction].to(low.dtype)).to(of_state.dtype) if wanted[3] else None,
+                of_state.weight_gradient(low[first:], previous[direction]) if wanted[3] else None,
             ]
-        return None, None, *found
+        return None, None, *results

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .fast_paths import wide_linear, wide_product
+from .fast_paths import RepeatedLinear, add_product, takes_wide, transposed_product
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -17,31 +17,56 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 class StepMatmuls:
     """
-    `states @ weight.T + bias` in the type that autocast names, if it is on: weights are converted once for all steps.
+    `states @ weight.T + bias` in the type that autocast names, if it is on, without gradients: what the steps of a
+    recurrence would do to the weight each time is done once.
+
+    Args:
+        weight (`torch.Tensor` of shape `(out_features, in_features)`).
+        bias (`torch.Tensor` of shape `(out_features,)`, *optional*).
+        calls (`int`, *optional*, defaults to 1): How many steps there will be.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, calls: int = 1):
         device = weight.device.type
         self.bias, self.dtype = bias, weight.dtype
         self.low = weight.dtype
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             self.low = torch.get_autocast_dtype(device)
         self.weight = weight.to(self.low)
+        self.onward = RepeatedLinear(self.weight, calls)
+        self.back = RepeatedLinear(self.weight.t(), calls)
+        self.columns: torch.Tensor | None = None
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if self.low == self.dtype:
-            return wide_linear(states, self.weight, self.bias)
-        mapped = torch.mm(states.to(self.low), self.weight.t()).to(self.dtype)
+            return self.onward(states, self.bias)
+        mapped = self.onward(states.to(self.low)).to(self.dtype)
         return mapped if self.bias is None else mapped + self.bias
+
+    def add_to(self, total: torch.Tensor, states: torch.Tensor) -> None:
+        """`total += states @ weight.T`, in the type of `total`."""
+        states = states.to(self.low)
+        if self.onward.is_packed(states) or takes_wide(states, self.weight):
+            total += self.onward(states)
+            return
+        if self.columns is None:  # rows of the states against columns that follow each other in memory
+            self.columns = self.weight.t().contiguous()
+        add_product(total, states, self.columns)
 
     def backward(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of the states."""
-        return wide_product(gradient.to(self.low), self.weight).to(self.dtype)
+        return self.back(gradient.to(self.low)).to(self.dtype)
 
     def weight_gradient(self, gradients: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """The gradient of the weight from those of all steps `(steps, batch_size, ..)`."""
-        gradients, inputs = gradients.flatten(0, 1).to(self.low), inputs.flatten(0, 1).to(self.low)
-        return wide_product(gradients.t(), inputs).to(self.dtype)
+        """
+        The gradient of the weight from those of all steps.
+
+        Args:
+            gradients (`torch.Tensor` of shape `(.., out_features)`).
+            inputs (`torch.Tensor` of shape `(.., in_features)`).
+        """
+        gradients, inputs = (each.flatten(0, -2).to(self.low) for each in (gradients, inputs))
+        return transposed_product(gradients, inputs).to(self.dtype)
 
 
 def gru_step(
