@@ -43,6 +43,8 @@ evaluation/forced_decoding.py             tests/evaluation/test_translator.py::t
 evaluation/forced_decoding.py             tests/evaluation/test_translator.py::test_works_for_other_models_of_transformers
 evaluation/loading.py                     tests/evaluation/test_loading.py
 evaluation/loading.py                     tests/evaluation/test_model_checks.py::test_no_report_that_can_be_ignored
+evaluation/loading.py                     tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[misshapen]
+evaluation/loading.py                     tests/evaluation/test_translator.py::test_pickled_weights_are_not_read
 evaluation/metrics.py                     tests/evaluation/test_metrics.py
 evaluation/model_checks.py                tests/evaluation/test_model_checks.py::test_computed_tables_and_forbidden_tokens_are_no_fault
 evaluation/model_checks.py                tests/evaluation/test_model_checks.py::test_every_data_type_is_looked_at
@@ -57,15 +59,19 @@ evaluation/options.py                     tests/evaluation/test_options.py::test
 evaluation/options.py                     tests/evaluation/test_options.py::test_settings_of_generate_that_cannot_be
 evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
 evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[missing]
+evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[misshapen]
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_calls_go_through_the_methods
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_every_way_to_give_sentences
+evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_long_sentences_are_split_or_cut_off
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_model_and_tokenizer_by_position
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_names_of_transformers
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_prefixes
+evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_settings_of_a_call_join_those_of_the_pipeline
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_the_target_tokenizer_is_of_the_models_own_revision
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_the_task_is_registered_with_its_classes
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_unknown_tokens_are_reported
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_what_is_wrong_is_named
+evaluation/pipeline.py                    tests/evaluation/test_translator.py::test_target_tokenizer_of_its_own
 evaluation/rouge.py                       tests/evaluation/test_rouge.py
 evaluation/significance.py                tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
 evaluation/translator.py                  tests/evaluation/test_options.py::test_a_prefix_of_a_split_sentence_begins_its_first_part

@@ -1,7 +1,10 @@
 """Devices and folders that cannot be used are named, with those that can."""
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from recnmt_hf import UserError
 from recnmt_hf.evaluation.loading import load_model, no_model, quiet_loading, resolve_device
@@ -42,6 +45,10 @@ def test_a_device_that_is_there(monkeypatch):
 
 def test_a_folder_without_a_model_names_the_one_that_is_near(tmp_path):
     hint = "the folder that training or save_pretrained wrote, or a model id of the Hub"
+    (tmp_path / "first" / "checkpoint-9").mkdir(parents=True)
+    (tmp_path / "first" / "checkpoint-9" / "config.json").write_text("{}")
+    only = str(no_model(str(tmp_path / "first")))
+    assert only.endswith(f"Remedy: give {tmp_path / 'first' / 'checkpoint-9'}.")
     assert str(no_model(str(tmp_path))) == f"{tmp_path} holds no model (config.json is missing). Remedy: give {hint}."
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-x", "checkpoint-11"):
         (tmp_path / name).mkdir()
@@ -68,6 +75,27 @@ def test_a_model_is_loaded_as_asked(tiny_folder, tmp_path):
     for device in ("tpu", "cuda:999"):
         with pytest.raises(UserError, match=f"The device '{device}' cannot be used"):
             load_model(tiny_folder, device)
+    eager = load_model(tiny_folder, "cpu", attn_implementation="eager")
+    assert eager.config._attn_implementation == "eager", "what else is given goes to from_pretrained"
+
+
+def test_files_are_looked_at_unless_that_is_declined(tiny_folder, tmp_path):
+    """Pickled weights never count; a file that was cut off is named with its folder."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "damaged")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.encoder.layers.0.fc1.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"fc1\.weight is missing"):
+        load_model(folder, "cpu")
+    assert load_model(folder, "cpu", check=False).model.encoder.layers[0].fc1.weight.isfinite().all()
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=f"{folder}.*Remedy"):
+        load_model(folder, "cpu")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises((UserError, FileNotFoundError), match="Remedy"):
+        load_model(folder, "cpu")
 
 
 @pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])

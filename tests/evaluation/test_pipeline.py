@@ -83,6 +83,30 @@ def test_options_of_the_pipeline_hold_for_its_calls(tiny_folder, sentences):
     assert sampling(sentences[0], seed=1, num_beams=1) == sampling(sentences[0], seed=1, num_beams=1)
 
 
+def test_settings_of_a_call_join_those_of_the_pipeline(tiny_folder, translator, sentences):
+    made = transformers.pipeline(
+        *("recnmt-translation", str(tiny_folder)), device="cpu", no_repeat_ngram_size=1, num_beams=1, max_new_tokens=12
+    )
+    (free,) = translator([sentences[0]], beams=1, max_new_tokens=12)
+    settings = {"no_repeat_ngram_size": 1}, {"suppress_tokens": free.hypotheses[0].tokens[:1]}
+    found = made(sentences[0], generate=settings[1])[0]["translation_text"]
+    texts_of = [
+        translator([sentences[0]], beams=1, max_new_tokens=12, generate=each)[0].text
+        for each in (*settings, settings[0] | settings[1])
+    ]
+    assert found == texts_of[2] and len(set(texts_of)) == 3, "either alone would have been another translation"
+
+
+def test_long_sentences_are_split_or_cut_off(pipe, translator, sentences):
+    text = " ".join(sentences[:3])
+    options = {"beams": 1, "max_source_length": 12, "max_length_factor": 0, "max_length_extra": 5}
+    found = {}
+    for choice in ("split", "truncate"):
+        found[choice] = pipe(text, on_long=choice, **options)[0]["translation_text"]
+        assert found[choice] == translator([text], on_long=choice, **options)[0].text
+    assert len(found["split"]) > len(found["truncate"]) > 0
+
+
 def test_the_task_is_registered_with_its_classes(monkeypatch):
     from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -142,6 +166,9 @@ def test_prefixes(pipe, sentences):
         ("a", {"top_k": 3}, "generate={'top_k': 3} is not allowed"),
         (5, {}, "The sentence is no text but 5"),
         ({"source": "a"}, {}, "A sentence with source cannot be translated"),
+        ({"prefix": "a"}, {}, "A sentence with prefix cannot be translated"),
+        ({"text": "a", "lang": "en"}, {}, "A sentence with text, lang cannot be translated"),
+        ({}, {}, "A sentence with nothing cannot be translated"),
         ("a " * 500, {}, r"The sentence has \d+ tokens, the model takes 128"),
         ("a b c", {"max_source_length": 2}, r"The sentence has \d+ tokens, the model takes 2"),
     ],

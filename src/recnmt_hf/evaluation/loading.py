@@ -89,7 +89,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
             raise RuntimeError("it holds no numbers")
         torch.empty(1, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".").partition(" device type at start")[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         reason = "no such kind is known" if reason.startswith("Expected one of") else reason
         there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         raise UserError(
