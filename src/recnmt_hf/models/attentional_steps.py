@@ -123,7 +123,7 @@ def steps_forward(
     """
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    of_word, of_query, of_context = step_matmuls(weights, len(gates))
+    of_word, of_query, of_context = step_matmuls(weights, gates.shape[0])
     states, attentions = [], []
 
     def advance(gate: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -253,8 +253,9 @@ class RepeatedLinear:
         """Whether the weight stands in oneDNN's order, put so now if these states make it worth while."""
         if self.packed is not None:
             return True
-        is_worth = self.calls >= FEWEST_PACKED_CALLS and not torch.is_grad_enabled()
-        if is_worth and takes_wide(states, self.weight, FEWEST_PACKED_ROWS):
+        if not enabled() or torch.is_grad_enabled():  # first, since in a graph the number of calls is free
+            return False
+        if self.calls >= FEWEST_PACKED_CALLS and takes_wide(states, self.weight, FEWEST_PACKED_ROWS):
             rows = states.numel() // states.shape[-1]
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), rows)
         return self.packed is not None
