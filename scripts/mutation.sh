@@ -86,6 +86,12 @@ evaluation/translator.py                  tests/evaluation/test_translator.py::t
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_parts_are_joined_as_the_target_is_written
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_scores_equal_translations[1]
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_what_is_no_sentence_is_named
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_exported_folders_are_taken_by_their_engine
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_files_are_loaded_as_asked
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_hypotheses_know_whether_they_ended
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_limits_of_lengths
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_one_text_may_have_one_prefix
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_what_is_too_long_may_be_cut_off
 models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_absorbed_attention_has_dropout_in_training_only
 models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_absorbed_projections_equal_plain_ones
 models/absorbing_attention.py             tests/models/test_biarn_transformer.py::test_generation_with_absorbed_projections

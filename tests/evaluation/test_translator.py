@@ -1,5 +1,6 @@
 """Translating: penalties, order, n-best, lengths, empty and long input; scoring says what translating said."""
 
+import copy
 import itertools
 import json
 import shutil
@@ -560,3 +561,112 @@ def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limi
     assert (translator.longest_source(), translator.longest_target()) == limits
     if limits[0] is None:
         assert translator(["a b c d e f g h i j k"], max_new_tokens=1)
+
+
+# -- what is passed on -------------------------------------------------------------------------------------------------
+
+
+def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypatch):
+    """Device, type, trust, checks and everything else reach the model; what concerns tokenizers reaches them."""
+    from recnmt_hf.data.tokenizer_pair import TokenizerPair
+    from recnmt_hf.evaluation import translator as module
+
+    seen = []
+    load = TokenizerPair.load
+    monkeypatch.setattr(module, "load_model", lambda *args, **kwargs: seen.append((args, kwargs)) or translator.model)
+    monkeypatch.setattr(TokenizerPair, "load", lambda *args, **kwargs: seen.append((args, kwargs)) or load(tiny_folder))
+    Translator.from_pretrained(tiny_folder, "cpu", torch.bfloat16, trust_remote_code=True, revision="v1")
+    path = str(tiny_folder)
+    assert seen == [
+        ((path, "cpu", torch.bfloat16, True, True), {"revision": "v1"}),
+        ((path,), {"trust_remote_code": True, "revision": "v1"}),
+    ]
+    seen.clear()
+    Translator.from_pretrained(path, check=False)
+    assert seen == [((path, None, None, False, False), {}), ((path,), {"trust_remote_code": False})]
+    seen.clear()
+    whole = Translator.from_pretrained(path, quantization="int8")
+    assert seen[0] == ((path, "cpu", None, False, True), {}), "whole numbers are multiplied on the CPU"
+    assert type(whole.model.lm_head) is not type(translator.model.lm_head)
+    on_cuda = {"quantization": "int8", "device": "cuda"}
+    for given, message in (({"quantization": "int4"}, "int4.*Remedy"), (on_cuda, "cuda")):
+        seen.clear()
+        with pytest.raises(ValueError, match=message):
+            Translator.from_pretrained(path, **given)
+        assert not seen
+
+
+def test_exported_folders_are_taken_by_their_engine(tiny_folder, translator, monkeypatch):
+    from recnmt_hf.evaluation import engine, onnx_model
+
+    seen = []
+    monkeypatch.setattr(onnx_model, "OnnxModel", lambda *args: seen.append(args) or translator.model)
+    monkeypatch.setattr(engine, "EngineTranslator", lambda *args: args)
+    monkeypatch.setattr(engine, "engine_of", lambda path: "onnx")
+    made = Translator.from_pretrained(tiny_folder, "cpu")
+    assert seen == [(str(tiny_folder), "cpu")] and made.model is translator.model
+    assert len(made.tokenizer) == len(made.target_tokenizer) == len(translator.tokenizer)
+    damaged = copy.deepcopy(translator.model)
+    damaged.lm_head.weight.data[7, 0] = float("nan")
+    monkeypatch.setattr(onnx_model, "OnnxModel", lambda *args: damaged)
+    with pytest.raises(ValueError, match="not finite"):
+        Translator.from_pretrained(tiny_folder, "cpu")
+    Translator.from_pretrained(tiny_folder, "cpu", check=False)
+    monkeypatch.setattr(engine, "engine_of", lambda path: "ctranslate2")
+    assert Translator.from_pretrained(tiny_folder, "cpu", check=False) == (str(tiny_folder), "cpu", False)
+    assert Translator.from_pretrained(tiny_folder)[1:] == (None, True)
+    for given in ({"dtype": "float16"}, {"quantization": "int8"}):
+        with pytest.raises(ValueError, match="was exported to an engine"):
+            Translator.from_pretrained(tiny_folder, **given)
+
+
+def test_one_text_may_have_one_prefix(translator, sentences):
+    (found,) = translator(sentences[0], "Der", beams=1)
+    assert found == translator([sentences[0]], ["Der"], beams=1)[0] and found.text.startswith("Der")
+
+
+def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
+    """Special tokens are no text; without a search there are no scores, and the order is that of the tokens."""
+    end, (first, second) = 2, translator.encode_target("a b")[:2]
+    sources, options = [[5, 2], [6, 2]], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
+    tokens = [[first, second], [first, end], [], [end]]
+    found = translator.hypotheses_of(sources, tokens, options, scores=False)
+    assert [[each.finished for each in row] for row in found] == [[False, True], [False, True]]
+    assert [[each.tokens for each in row] for row in found] == [tokens[:2], tokens[2:]]
+    assert all(each.score != each.score and each.alignment is None for row in found for each in row)
+    assert found[0][1].text == translator.tokenizer.decode([first]).strip() and found[1][1].text == ""
+    searched = translator.hypotheses_of(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
+    assert [each.log_prob for row in searched for each in row] == [-1.0, -4.0, -2.0, -3.0], "the best first"
+    seen = []
+    monkeypatch.setattr(
+        translator, "score_tokens", lambda rows, tokens, most: seen.append((rows, most)) or [[-1.0]] * len(rows)
+    )
+    monkeypatch.setattr(
+        translator, "align_tokens", lambda rows, tokens, *settings: seen.append(settings) or [[(0, 0)]] * len(rows)
+    )
+    options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77, alignments=True, alignment_layer=1)
+    found = translator.hypotheses_of(sources, tokens, options, scores=True)
+    assert seen == [([[5, 2], [5, 2], [6, 2], [6, 2]], 77), (1, 77)]
+    assert found[1][0].alignment == [(0, 0)] and found[1][0].log_prob == -1.0
+
+
+def test_limits_of_lengths(translator):
+    """By the source's length, at least one, never shorter than the prefix and its end, never beyond the model."""
+    options = DecodingOptions(max_length_factor=1.5, max_length_extra=2)
+    assert translator.limits([[5] * 3, [5]], [[], []], options) == [6, 3]
+    none = DecodingOptions(max_length_factor=0.1, max_length_extra=0)
+    assert translator.limits([[5] * 3], [[]], none) == [1]
+    assert translator.limits([[5] * 3], [[7] * 4], none) == [5]
+    assert translator.limits([[5] * 500], [[]], options) == [translator.longest_target()]
+
+
+def test_what_is_too_long_may_be_cut_off(translator, sentences):
+    """With the end of the sentence kept, and the prefix."""
+    options = DecodingOptions(max_source_length=6, on_long="truncate")
+    whole = translator.encode_source(sentences[0])
+    prepared = translator.prepare(sentences[0], options, "Der Hund")
+    assert prepared.pieces == [[*whole[:5], whole[-1]]] and prepared.glues == [""] and len(whole) > 6
+    assert prepared.prefix == translator.encode_target("Der Hund")[:-1]
+    assert translator.prefix_ids(" ", "The sentence") == []
+    at_limit = translator.prepare(sentences[0], DecodingOptions(max_source_length=len(whole)))
+    assert at_limit.pieces == [whole]
