@@ -74,6 +74,7 @@ evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::tes
 evaluation/pipeline.py                    tests/evaluation/test_translator.py::test_target_tokenizer_of_its_own
 evaluation/rouge.py                       tests/evaluation/test_rouge.py
 evaluation/significance.py                tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
+evaluation/translator.py                  tests/evaluation/test_model_checks.py::test_whoever_wants_to_may_look_alone
 evaluation/translator.py                  tests/evaluation/test_options.py::test_a_prefix_of_a_split_sentence_begins_its_first_part
 evaluation/translator.py                  tests/evaluation/test_options.py::test_prefixes_that_cannot_be
 evaluation/translator.py                  tests/evaluation/test_options.py::test_samples_follow_their_seed
@@ -84,10 +85,13 @@ evaluation/translator.py                  tests/evaluation/test_translator.py::t
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_length_limit_holds_for_each_sentence
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_long_sentences_are_refused_or_split
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_parts_are_joined_as_the_target_is_written
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_prefixes_of_several_split_sentences
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_scores_are_left_out_on_request
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_scores_equal_translations[1]
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_what_is_no_sentence_is_named
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_exported_folders_are_taken_by_their_engine
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_files_are_loaded_as_asked
+evaluation/translator.py                  tests/evaluation/test_translator.py::test_finished_sentences_leave_where_each_row_stands_alone
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_hypotheses_know_whether_they_ended
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_limits_of_lengths
 evaluation/translator.py                  tests/evaluation/test_translator.py::test_one_text_may_have_one_prefix

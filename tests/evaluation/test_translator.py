@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 import recnmt_hf
 from recnmt_hf.evaluation import DecodingOptions, Hypothesis, Translator, forced_decoding
 from recnmt_hf.evaluation.forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
+from recnmt_hf.evaluation.translator import leaves_finished
 
 
 @pytest.fixture(scope="module")
@@ -637,6 +639,8 @@ def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
     assert found[0][1].text == translator.tokenizer.decode([first]).strip() and found[1][1].text == ""
     searched = translator.hypotheses_of(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
     assert [each.log_prob for row in searched for each in row] == [-1.0, -4.0, -2.0, -3.0], "the best first"
+    short = translator.hypotheses_of(sources[:1], [[end]], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0])
+    assert short[0][0].score == -3.0, "one token is one token"
     seen = []
     monkeypatch.setattr(
         translator, "score_tokens", lambda rows, tokens, most: seen.append((rows, most)) or [[-1.0]] * len(rows)
@@ -669,4 +673,42 @@ def test_what_is_too_long_may_be_cut_off(translator, sentences):
     assert prepared.prefix == translator.encode_target("Der Hund")[:-1]
     assert translator.prefix_ids(" ", "The sentence") == []
     at_limit = translator.prepare(sentences[0], DecodingOptions(max_source_length=len(whole)))
-    assert at_limit.pieces == [whole]
+    assert at_limit.pieces == [whole] and at_limit.glues == [""]
+
+
+def test_prefixes_of_several_split_sentences(translator, sentences):
+    """Each begins the first part of its own sentence, and no other part."""
+    texts = [" ".join(sentences[:3]), " ".join(sentences[3:6])]
+    options = {"beams": 1, "max_source_length": 12, "on_long": "split", "max_length_factor": 0, "max_length_extra": 6}
+    assert all(len(translator.prepare(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
+    prefixes = ["Der Hund", "Die Katze"]
+    both = translator(texts, prefixes, **options)
+    assert both == [translator(text, prefix, **options)[0] for text, prefix in zip(texts, prefixes, strict=True)]
+    assert [each.text.count(prefix) for each, prefix in zip(both, prefixes, strict=True)] == [1, 1]
+
+
+def test_scores_are_left_out_on_request(translator, sentences):
+    (bare,) = translator.translate(sentences[:1], beams=1, scores=False)
+    assert math.isnan(bare.score) and bare.text == translator(sentences[0], beams=1)[0].text
+    for wanted, expected in ((True, []), (False, None)):
+        assert translator("", alignments=wanted)[0].hypotheses[0].alignment == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "leaves"),
+    [
+        ({}, {}, True),
+        ({"generate": {"no_repeat_ngram_size": 2}}, {}, True),
+        ({"generate": {"do_sample": True}}, {}, False),
+        ({"generate": {"diversity_penalty": 0.5}}, {}, False),
+        ({"generate": {"prefix_allowed_tokens_fn": print}}, {}, False),
+        ({}, {"cache_implementation": "static"}, False),
+        ({}, {"guidance_scale": 2.0}, False),
+        ({}, {"use_cache": True}, True),
+        ({}, {"use_cache": False}, False),
+    ],
+)
+def test_finished_sentences_leave_where_each_row_stands_alone(options, own, leaves):
+    options = DecodingOptions(**options)
+    settings = {"do_sample": False, **options.generate}
+    assert leaves_finished(settings, options, transformers.GenerationConfig(**own)) is leaves
