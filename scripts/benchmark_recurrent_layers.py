@@ -18,6 +18,7 @@ from recnmt_hf.models.fast_paths import time_in_turns
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
 from recnmt_hf.models.recurrent_layers import RecurrentLayer
 from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
+from recnmt_hf.models.step_matmuls import StepMatmuls
 
 
 def layers(width: int) -> dict[str, torch.nn.Module]:
@@ -32,6 +33,28 @@ def layers(width: int) -> dict[str, torch.nn.Module]:
         "onlstm, chunks of 1": ONLSTM(1, width, width),
         "onlstm, chunks of 8": ONLSTM(8, width, width),
     }
+
+
+def matmuls(layer: ONLSTM, batch_size: int, length: int, trains: bool) -> Callable[[], Any]:
+    """The matmuls of an ON-LSTM's steps alone, as [`ONLSTMSteps`] makes them: what no work on the rest goes below."""
+    weight_ih, weight_hh = (each.detach() for each in (layer.forward_rnn.weight_ih, layer.forward_rnn.weight_hh))
+    words = torch.randn(length * batch_size, weight_ih.shape[1])
+    states, gradients = torch.randn_like(words), torch.randn(len(words), len(weight_ih))
+
+    @torch.no_grad()
+    def once() -> None:
+        of_inputs, of_states = StepMatmuls(weight_ih), StepMatmuls(weight_hh, calls=length - 1)
+        of_inputs(words)
+        for state in states.split(batch_size)[1:]:
+            of_states(state)
+        if trains:
+            for gradient in gradients.split(batch_size)[1:]:
+                of_states.backward(gradient)
+            of_inputs.backward(gradients)
+            of_inputs.weight_gradient(gradients, words)
+            of_states.weight_gradient(gradients[batch_size:], states[batch_size:])
+
+    return once
 
 
 def run(layer: torch.nn.Module, inputs: torch.Tensor, trains: bool) -> Callable[[], Any]:
@@ -59,7 +82,11 @@ def main() -> None:
         columns = []
         for trains in (False, True):
             inputs = torch.randn(batch_size, length, args.width, requires_grad=trains)
-            candidates = {name: run(layer, inputs, trains) for name, layer in layers(args.width).items()}
+            measured = layers(args.width)
+            candidates = {name: run(layer, inputs, trains) for name, layer in measured.items()}
+            for name, layer in measured.items():
+                if isinstance(layer, ONLSTM):
+                    candidates[f"{name}: matmuls alone"] = matmuls(layer, batch_size, length, trains)
             seconds = time_in_turns(candidates, args.rounds)
             base = seconds["nn.LSTM"]
             columns.append(
