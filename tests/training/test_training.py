@@ -91,6 +91,7 @@ def test_whole_loop(tmp_path):
     assert [entry["step"] for entry in evaluations] == [6, 12]
     assert evaluations[0]["eval_perplexity"] == pytest.approx(math.exp(evaluations[0]["eval_loss"]))
     assert Translator.from_pretrained(folder, device="cpu")(["The dog sleeps."])[0].hypotheses
+    assert json.loads((folder / "config.json").read_text())["use_cache"], "who loads it generates"
     assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
     with pytest.raises(FileExistsError, match=r"is not empty.*--resume.*--overwrite"):
         train(plan, tmp_path / "run")

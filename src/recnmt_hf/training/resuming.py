@@ -338,7 +338,7 @@ def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
     except (OSError, ValueError) as error:
         path = checkpoint / "config.json"
         raise UserError(f"{path} cannot be read ({error}). Remedy: use another checkpoint.") from error
-    passing = {"dtype", "architectures", "transformers_version", "use_cache"}  # training sets the last to false
+    passing = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
     own = {entry.name for entry in fields(type(config))} - passing
     now = json.loads(config.to_json_string(use_diff=False))
     differing = [name for name in sorted(own & saved.keys() & now.keys()) if saved[name] != now[name]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -285,6 +285,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
+        if smooths_itself(model):
+            # The Trainer writes this into the configuration. These models keep no cache where there are labels, and
+            # whoever loads what was trained wants one.
+            args.use_cache = cast("PreTrainedModel", model).config.use_cache
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
         self.source_tokenizer, self.target_tokenizer = self.tokenizers
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
