@@ -68,6 +68,8 @@ ATTRIBUTES = {
     "_inductor": "the names of the compiler's modes",
     "_last_lr": "a scheduler's report after its learning rate has been set anew",
     "_parameters": "whether reading a module's parameters equals calling it",
+    "_reorder_linear_weight": "weights of many calls, put into oneDNN's order once",
+    "_softmax_backward_data": "torch's own gradient of a softmax, for a backward pass that is written out",
     "_linear_pointwise": "oneDNN's linear layer, where torch's usual one leaves the processor half unused",
     "_scaled_dot_product_flash_attention": "names of torch's operators, to count their operations",
     "_scaled_dot_product_flash_attention_backward": "names of torch's operators, to count their operations",

@@ -13,7 +13,7 @@ from ._lazy import lazy_names, names_for_type_checkers
 from ._registration import MODEL_TYPES, is_command, public_names, register
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .data.batching import TokenBatchSampler as TokenBatchSampler
