@@ -12,6 +12,7 @@ from recnmt_hf import (
     ONLSTMTransformerForConditionalGeneration,
 )
 from recnmt_hf.models import modeling_onlstm_transformer as modeling
+from recnmt_hf.models import ordered_neurons
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference, pack
 from recnmt_hf.models.ordered_neurons import ONLSTMSteps
@@ -256,6 +257,20 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
     for fast, slow in zip(found, expected, strict=True):
         largest = max(float(slow.abs().max()), 1e-3)
         torch.testing.assert_close(fast / largest, slow / largest, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_gradients_are_taken_again_where_the_graph_is_kept(directions, monkeypatch):
+    """What was saved is overwritten by the last way back alone."""
+    monkeypatch.setattr(ordered_neurons, "ROWS", 4)
+    counts = [3, 3, 2, 1]
+    tensors = inputs_and_weights(counts, 6, 2, directions)
+    states = ONLSTMSteps.apply(counts, 2, *tensors)
+    first = torch.autograd.grad(states.sum(), tensors, retain_graph=True)
+    again = torch.autograd.grad(states.sum(), tensors)
+    assert all(map(torch.equal, first, again))
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(states.sum(), tensors)
 
 
 @pytest.mark.parametrize("path", ["fast", "reference"])

@@ -15,6 +15,8 @@ from .step_matmuls import StepMatmuls
 
 # Numbers of one kind that a processor's cache holds beside a dozen others.
 BLOCK = 2**15
+# Words of one matmul of inputs where its result is copied.
+ROWS = 512
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -54,6 +56,26 @@ def doubled_sigmoid(values: torch.Tensor) -> torch.Tensor:
     return torch.add(values, values).sigmoid_()
 
 
+def input_gates(
+    inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The inputs' part of all gates, `(directions, words, gates)`, in the type that gates are computed in."""
+    if len(inputs) == 1:
+        gates = wide_linear(inputs[0], weights[0], biases[0])[None]
+        return gates.to(wide_type(gates.dtype))
+    # A part of the words at a time: what is copied is then never as large as the whole.
+    rows = ROWS if inputs[0].device.type == "cpu" else inputs[0].shape[0]
+    total: torch.Tensor | None = None
+    for direction, (words, weight, bias) in enumerate(zip(inputs, weights, biases, strict=True)):
+        for start in range(0, len(words), rows):
+            gates = wide_linear(words[start : start + rows], weight, bias)
+            if total is None:
+                total = gates.new_empty(len(inputs), len(words), len(weight), dtype=wide_type(gates.dtype))
+            total[direction, start : start + len(gates)] = gates
+    assert total is not None
+    return total
+
+
 def blocks_of(counts: Sequence[int], words: int) -> list[range]:
     """Consecutive steps, as many as have about that number of words, one at least."""
     blocks, start, held = [], 0, 0
@@ -76,6 +98,14 @@ def earlier(values: torch.Tensor, counts: Sequence[int], starts: Sequence[int], 
         return values[:, starts[steps.start - 1] : starts[steps.stop - 1]]
     parts = [values[:, starts[step - 1] : starts[step - 1] + counts[step]] for step in steps]
     return torch.cat(parts, dim=1)
+
+
+def graph_is_kept() -> bool:
+    """Whether the backward pass under way leaves what was saved for another one (`retain_graph=True`)."""
+    try:
+        return torch._C._autograd._get_current_graph_task_keep_graph()
+    except AttributeError:  # a torch that does not say it
+        return True
 
 
 class Factors(NamedTuple):
@@ -165,16 +195,13 @@ class ONLSTMSteps(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counts: Sequence[int], chunk_size: int, *tensors: torch.Tensor) -> torch.Tensor:
         inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
-        gates = [wide_linear(*each) for each in zip(inputs, input_weights, biases, strict=True)]
         directions = len(weights)
-        words, size = gates[0].shape[0], weights[0].shape[1]
+        words, size = inputs[0].shape[0], weights[0].shape[1]
         rows = 4 * size  # those of the master gates follow
         of_inputs = [StepMatmuls(weight) for weight in input_weights]
         matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
         # Becomes, step by step, what is kept of the gates; of the new values, that is their doubled sigmoid.
-        wide = wide_type(gates[0].dtype)
-        buffer = (gates[0][None] if directions == 1 else torch.stack(gates)).to(wide)
-        del gates
+        buffer = input_gates(inputs, input_weights, biases)
         cells = buffer.new_empty(directions, words, size)
         states = weights[0].new_empty(directions, words, size)
         one = buffer.new_ones(())  # what has the type already need not be converted at every step
@@ -212,7 +239,9 @@ class ONLSTMSteps(torch.autograd.Function):
         size, rows, first = cells.shape[-1], 4 * cells.shape[-1], counts[0]
         kept, shares = buffer[..., :rows], buffer[..., rows:]
         starts = list(itertools.accumulate(counts, initial=0))
-        gradients = torch.empty_like(buffer)
+        # Each step reads its gates before it writes their gradients: these take their place, unless somebody wants to
+        # come this way again.
+        gradients = torch.empty_like(buffer) if graph_is_kept() else buffer
         grad_gates = gradients[..., :rows].unflatten(-1, (4, size))
         grad_masters = gradients[..., rows:].unflatten(-1, (2, -1))
         # From the next step.
