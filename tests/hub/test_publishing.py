@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
-from recnmt_hf.hub.card import HERE
+from recnmt_hf.hub.card import HERE, card_of
 from recnmt_hf.hub.publishing import ALLOWED, check_contents, files_of, is_allowed, listing, prepare_repository
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 
@@ -79,6 +79,7 @@ def test_the_card_says_what_is_known(repository_folder):
     assert result.metric_value == round(score.scores["bleu"], 4) and result.metric_args["signature"] == score.signature
     for words in (
         'name = "tester/model"',
+        "Translates English to German: GRET of",
         "trust_remote_code=True",
         "60 sentence pairs, 10 for validation",
         "Beam 2, log-probability divided by ((5 + length) / 6)^0.7",
@@ -272,6 +273,24 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert "name it with --output" in capsys.readouterr().err
     assert main(["card", str(run_folder), "--license", "mit"]) == 0
     assert "license: mit" in (run_folder / "model/README.md").read_text()
+
+
+def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
+    """Where source and target are of one language, measured by ROUGE; languages of unknown codes keep these."""
+    shutil.copytree(run_folder / "model", tmp_path / "model")
+    evidence = Evidence.load(tmp_path / "model")
+    evidence.tests[0].scores = {"rouge1": 40.0}
+    evidence.languages = ["zh-CN", "zh-CN"]
+    evidence.save(tmp_path / "model")
+    card = card_of(tmp_path / "model", "tester/model")
+    assert card.data.pipeline_tag == "summarization" and card.data.tags[0] == "summarization"
+    assert card.data.eval_results[0].task_type == "summarization" and card.data.eval_results[0].metric_type == "rouge"
+    for words in ("Summarizes texts in Chinese: ", "60 text pairs, 10 for", "Research on models of summarization"):
+        assert words in card.text, words
+    evidence.languages = ["xx", "de_AT"]
+    evidence.save(tmp_path / "model")
+    card = card_of(tmp_path / "model", "tester/model")
+    assert "Translates xx to German: " in card.text and card.data.pipeline_tag == "translation"
 
 
 @pytest.mark.parametrize(

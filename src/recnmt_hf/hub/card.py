@@ -32,6 +32,8 @@ SOURCE = "https://github.com/recnmt-hf/recnmt_hf"
 # Of a curve in a table.
 MOST_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+# Of each task, what it takes and what it does.
+WORDS = {"translation": ("sentence", "translating"), "summarization": ("text", "saying")}
 # Who runs the snippet: this process, or one of its own where recnmt_hf cannot be imported, as a stranger's.
 HERE, STRANGER = "here", "stranger"
 WITHOUT_PACKAGE = """
@@ -147,13 +149,31 @@ def failed_usage(reason: str) -> UserError:
     )
 
 
+def task_of(evidence: Evidence) -> str:
+    """`"translation"`, or `"summarization"` where shorter texts of one language are what it was measured by."""
+    measures = [kind for test in evidence.tests for kind in test.scores]
+    shortens = len(set(evidence.languages)) == 1 and any(kind.startswith("rouge") for kind in measures)
+    return "summarization" if shortens else "translation"
+
+
+def language_name(code: str) -> str:
+    """`"German"` for `"de"` or `"de-AT"`; a code that is not known, as it is."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # slow to load
+
+    return LANGUAGES.get(code.replace("_", "-").partition("-")[0].lower(), "").title() or code
+
+
 def introduction(config: Any, evidence: Evidence) -> str:
     prefix = FAMILIES.get(config.model_type, (config.model_type,))[0]
-    pair = " to ".join(evidence.languages)
+    names = [language_name(code) for code in evidence.languages]
+    if task_of(evidence) == "summarization":
+        does = f"Summarizes texts in {names[0]}"
+    else:
+        does = f"Translates {' to '.join(names) or 'between the languages of its training'}"
     parameters = evidence.model.get("parameters")
     size = f", {parameters / 1e6:.1f}M parameters" if parameters else ""
     return (
-        f"Translates {pair or 'between the languages of its training'}: {prefix} of [recnmt_hf]({SOURCE})"
+        f"{does}: {prefix} of [recnmt_hf]({SOURCE})"
         f"{size}. It needs transformers 5.15 or newer and nothing else; its code comes along."
     )
 
@@ -229,10 +249,11 @@ def training_section(evidence: Evidence) -> list[str]:
     if not evidence.training:
         return []
     about = evidence.training
+    item, _ = WORDS[task_of(evidence)]
     lines = []
     data, tokenizer = evidence.data, evidence.tokenizer
     if data:
-        lines.append(f"{data['training_pairs']:,} sentence pairs, {data['validation_pairs']:,} for validation.")
+        lines.append(f"{data['training_pairs']:,} {item} pairs, {data['validation_pairs']:,} for validation.")
     if tokenizer:
         symbols = {tokenizer["source_symbols"], tokenizer["target_symbols"]}
         shared = "one vocabulary" if tokenizer["joint"] else "a vocabulary for each side"
@@ -281,15 +302,17 @@ def curve_table(curve: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def limits_section(config: Any, evidence: Evidence) -> list[str]:
     pairs = evidence.data.get("training_pairs")
-    learnt = f"{pairs:,} sentence pairs" if pairs else "its training data"
+    task = task_of(evidence)
+    item, doing = WORDS[task]
+    learnt = f"{pairs:,} {item} pairs" if pairs else "its training data"
     # transformers' own models do not say which sides have positions.
     limited = "source" in getattr(config, "sides_with_positions", ("source",))
     longest = getattr(config, "max_position_embeddings", None) if limited else None
     room = f" Sources are at most {longest:,} tokens long." if longest else ""
     return [
         "## Intended use and limits",
-        f"Research on translation models. It knows what {learnt} say, one sentence at a time: other domains, other "
-        "registers, names and numbers go wrong more often, and nothing keeps it from translating fluently what the "
+        f"Research on models of {task}. It knows what {learnt} say, one {item} at a time: other domains, other "
+        f"registers, names and numbers go wrong more often, and nothing keeps it from {doing} fluently what the "
         f"source does not say.{room}",
     ]
 
@@ -304,10 +327,11 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
     """The card's metadata, as the Hub reads them."""
     metrics = sorted({"rouge" if kind.startswith("rouge") else kind for t in evidence.tests for kind in t.scores})
     train = evidence.recipe.get("data", {}).get("train", [])
+    task = task_of(evidence)
     results = [
         EvalResult(
-            task_type="translation",
-            task_name="Translation",
+            task_type=task,
+            task_name=task.capitalize(),
             dataset_type=dataset_of(test.dataset) or test.name,
             dataset_name=test.name,
             dataset_args={"sentences": test.sentences, "reference_sha256": test.reference_sha256},
@@ -324,8 +348,8 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
         language=list(dict.fromkeys(languages)) or None,
         license=license,
         library_name="transformers",
-        pipeline_tag="translation",
-        tags=["translation", "recnmt_hf", config.model_type],
+        pipeline_tag=task,
+        tags=[task, "recnmt_hf", config.model_type],
         datasets=hub_datasets(train) or None,
         metrics=metrics or None,
         base_model=evidence.base_model,
