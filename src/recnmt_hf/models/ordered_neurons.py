@@ -60,19 +60,15 @@ def input_gates(
     inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """The inputs' part of all gates, `(directions, words, gates)`, in the type that gates are computed in."""
+    wide = wide_type(weights[0].dtype)
     if len(inputs) == 1:
-        gates = wide_linear(inputs[0], weights[0], biases[0])[None]
-        return gates.to(wide_type(gates.dtype))
+        return wide_linear(inputs[0], weights[0], biases[0])[None].to(wide)
     # A part of the words at a time: what is copied is then never as large as the whole.
     rows = ROWS if inputs[0].device.type == "cpu" else inputs[0].shape[0]
-    total: torch.Tensor | None = None
-    for direction, (words, weight, bias) in enumerate(zip(inputs, weights, biases, strict=True)):
-        for start in range(0, len(words), rows):
-            gates = wide_linear(words[start : start + rows], weight, bias)
-            if total is None:
-                total = gates.new_empty(len(inputs), len(words), len(weight), dtype=wide_type(gates.dtype))
-            total[direction, start : start + len(gates)] = gates
-    assert total is not None
+    total = weights[0].new_empty(len(inputs), inputs[0].shape[0], weights[0].shape[0], dtype=wide)
+    for gates, words, weight, bias in zip(total, inputs, weights, biases, strict=True):
+        for own, part in zip(gates.split(rows), words.split(rows), strict=True):
+            own.copy_(wide_linear(part, weight, bias))
     return total
 
 
