@@ -111,6 +111,7 @@ UNDOCUMENTED = {
     "datasets.arrow_writer": "writes corpora that do not fit into memory",
     "transformers.activations": "the table of activation functions by the names that configurations use",
     "transformers.modeling_layers": "the layer class that gradient checkpointing finds",
+    "transformers.models.whisper.tokenization_whisper": "the English names of languages by their codes, for cards",
     "transformers.processing_utils": "Unpack, with which transformers types keyword arguments",
     "transformers.trainer_callback": "the class of callbacks that checkpoints keep",
     "transformers.utils.generic": "the decorator that fills a call's options from the configuration",
