@@ -109,6 +109,12 @@ def explain(error: Exception, path: str, what: str) -> str:
             f"There is no {what} {path}: no such folder is here, and the Hub gives none ({shorten(text)}). Remedy: "
             "correct the name, or see to the connection and to what the token may read."
         )
+    names = ("tokenizer.json", "tokenizer_config.json")
+    if what.startswith("tokenizer") and Path(path).is_dir() and not any((Path(path) / name).exists() for name in names):
+        return (
+            f"{path} holds no tokenizer (neither {names[0]} nor {names[1]} is there). Remedy: copy them from where the "
+            "model was trained, or write them with the tokenizer's save_pretrained."
+        )
     plain = type(error) in (OSError, ValueError, Exception)
     reason = shorten(text) if plain else f"{type(error).__name__}: {shorten(text)}"
     return (

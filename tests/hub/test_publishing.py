@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
-from recnmt_hf.hub.card import HERE, card_of
+from recnmt_hf.hub.card import HERE, card_of, paper_section
 from recnmt_hf.hub.publishing import ALLOWED, check_contents, files_of, is_allowed, listing, prepare_repository
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 
@@ -96,6 +96,13 @@ def test_the_card_says_what_is_known(repository_folder):
     code = code.replace("tester/model", str(repository_folder))
     exec(code, {"print": lambda text: printed.append(text)})
     assert printed == [said]
+
+
+def test_columns_of_which_nothing_is_known_are_left_out(repository_folder):
+    evidence = Evidence.load(repository_folder)
+    heads = {family: paper_section(family, evidence)[-1].splitlines()[0] for family in ("nmt_transformer", "gret")}
+    assert heads["nmt_transformer"] == "| task | size | metric | the paper's |"
+    assert heads["gret"] == "| task | size | metric | baseline | the paper's |"
 
 
 TRANSLATES = """

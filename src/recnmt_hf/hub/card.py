@@ -239,8 +239,8 @@ def paper_section(model_type: str, evidence: Evidence) -> list[str]:
         own = " / ".join(f"{t.name} {number(next(iter(t.scores.values()), None))}" for t in evidence.tests)
         comparable = list(figure.languages) == evidence.languages and evidence.model.get("preset") == figure.size
         rows.append([figure.task, figure.size, figure.metric, figure.baseline, figure.model, own if comparable else ""])
-    if not any(row[-1] for row in rows[1:]):
-        rows = [row[:-1] for row in rows]
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    rows = [list(row) for row in zip(*columns, strict=True)]
     note = "Only the same test set, with the same measure, compares with it."
     return ["## What the paper reports", f"{paper}. {note}", markdown_table(rows)]
 
