@@ -11,6 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 
+LICENCES = ("apache-2.0", "mit", "cc0-1.0", "afl-3.0", "other")
+
+
 def git_oid(data):
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
@@ -107,8 +110,15 @@ class Handler(BaseHTTPRequestHandler):
     def home(self):
         return f"http://{self.headers['Host']}"
 
-    def checked(self, body):
-        self.answer(200, {"errors": [], "warnings": []})
+    def verified(self, body):
+        self.answer(200, {})
+
+    def validate(self, body):
+        found = re.search("^license: (.*)$", json.loads(body)["content"], re.MULTILINE)
+        if found and found[1] not in LICENCES:
+            self.answer(400, {"errors": [{"message": f'"license" must be one of {list(LICENCES)}'}], "warnings": []})
+        else:
+            self.answer(200, {"errors": [], "warnings": []})
 
     def repository(self, name, revision="main"):
         found = self.hub.repositories.get(name)
@@ -233,11 +243,11 @@ NAME = r"([\w.-]+/[\w.-]+)"
 ROUTES = [
     (("GET",), "/api/whoami-v2", Handler.who),
     (("POST",), "/api/repos/create", Handler.create),
-    (("POST",), "/api/validate-yaml", Handler.checked),
+    (("POST",), "/api/validate-yaml", Handler.validate),
     (("POST",), f"/api/models/{NAME}/preupload/(.+)", Handler.preupload),
     (("POST",), f"/{NAME}\\.git/info/lfs/objects/batch", Handler.large_batch),
     (("PUT",), "/large/([0-9a-f]+)", Handler.large_file),
-    (("POST",), "/verify", Handler.checked),
+    (("POST",), "/verify", Handler.verified),
     (("POST",), f"/api/models/{NAME}/commit/(.+)", Handler.commit),
     (("POST",), f"/api/models/{NAME}/branch/(.+)", Handler.branch),
     (("POST",), f"/api/models/{NAME}/tag/(.+)", Handler.tag),

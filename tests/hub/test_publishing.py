@@ -257,6 +257,9 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
         assert "modeling_gret.py" in files and b'"tester/plain"' in files["README.md"]
         assert b"pipeline(" not in files["README.md"]
 
+        said, uploaded = send("nonsense", name="tester/fresh")
+        assert 'does not take this card ("license" must be one of' in said and uploaded == []
+        assert "tester/fresh" not in hub.repositories
         hub.refuse = 403
         assert "Remedy: use a token with write access" in send("apache-2.0")[0]
         hub.refuse = None

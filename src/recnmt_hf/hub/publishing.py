@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -256,6 +257,7 @@ def upload(folder: str | Path, to: Destination) -> str:
     check_contents(folder)
     api = HfApi(token=to.token)
     with explained_upload(to.name):
+        check_card(folder)
         name = str(api.create_repo(to.name, private=to.private, exist_ok=True).repo_id)
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True)
@@ -280,6 +282,23 @@ def upload(folder: str | Path, to: Destination) -> str:
         if to.collection is not None:
             api.add_collection_item(to.collection, item_id=name, item_type="model", exists_ok=True)
     return address
+
+
+def check_card(folder: Path) -> None:
+    """Asks the Hub whether it takes the card, of whose licence, languages and scores it allows certain forms alone."""
+    try:
+        ModelCard.load(folder / CARD).validate()
+    except HFValidationError:
+        raise
+    except ValueError as error:
+        try:
+            reason = "; ".join(each["message"] for each in json.loads(str(error))["errors"])
+        except (ValueError, LookupError, TypeError):
+            reason = str(error)
+        raise UserError(
+            f"The Hub does not take this card ({shorten(reason)}). Nothing was uploaded. Remedy: correct what it "
+            "names; of a licence it wants the identifier, such as apache-2.0, cc-by-4.0 or other."
+        ) from error
 
 
 def difference(api: HfApi, name: str, branch: str | None, folder: Path) -> tuple[list[str], list[str]]:
