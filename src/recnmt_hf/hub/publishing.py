@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -25,6 +24,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
@@ -257,7 +257,7 @@ def upload(folder: str | Path, to: Destination) -> str:
     check_contents(folder)
     api = HfApi(token=to.token)
     with explained_upload(to.name):
-        check_card(folder)
+        check_card(api, folder)
         name = str(api.create_repo(to.name, private=to.private, exist_ok=True).repo_id)
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True)
@@ -284,21 +284,17 @@ def upload(folder: str | Path, to: Destination) -> str:
     return address
 
 
-def check_card(folder: Path) -> None:
+def check_card(api: HfApi, folder: Path) -> None:
     """Asks the Hub whether it takes the card, of whose licence, languages and scores it allows certain forms alone."""
-    try:
-        ModelCard.load(folder / CARD).validate()
-    except HFValidationError:
-        raise
-    except ValueError as error:
-        try:
-            reason = "; ".join(each["message"] for each in json.loads(str(error))["errors"])
-        except (ValueError, LookupError, TypeError):
-            reason = str(error)
+    content = (folder / CARD).read_text(encoding="utf-8")
+    answer = get_session().post(f"{api.endpoint}/api/validate-yaml", json={"content": content, "repoType": "model"})
+    if answer.status_code == 400:
+        reason = "; ".join(each["message"] for each in answer.json().get("errors", []))
         raise UserError(
             f"The Hub does not take this card ({shorten(reason)}). Nothing was uploaded. Remedy: correct what it "
             "names; of a licence it wants the identifier, such as apache-2.0, cc-by-4.0 or other."
-        ) from error
+        )
+    hf_raise_for_status(answer)
 
 
 def difference(api: HfApi, name: str, branch: str | None, folder: Path) -> tuple[list[str], list[str]]:
