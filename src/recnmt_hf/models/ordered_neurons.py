@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .fast_paths import wide_linear
+from .fast_paths import transposed_products, wide_linear
 from .step_matmuls import StepMatmuls
 
 
@@ -272,10 +272,12 @@ class ONLSTMSteps(torch.autograd.Function):
             wanted = ctx.needs_input_grad[2 + 4 * direction : 6 + 4 * direction]
             each, own_inputs = gradients[direction], inputs[direction]
             low = each.to(of_state.low)
+            sides = [side for side, place in ((own_inputs, 1), (previous[direction], 3)) if wanted[place]]
+            of_weights = iter(transposed_products(low, [side.to(of_state.low) for side in sides]))
             results += [
                 of_input.backward(low).to(own_inputs.dtype) if wanted[0] else None,
-                of_input.weight_gradient(low, own_inputs) if wanted[1] else None,
+                next(of_weights).to(of_input.dtype) if wanted[1] else None,
                 each.sum(dim=0).to(of_input.dtype) if wanted[2] else None,
-                of_state.weight_gradient(low[first:], previous[direction]) if wanted[3] else None,
+                next(of_weights).to(of_state.dtype) if wanted[3] else None,
             ]
         return None, None, *results
