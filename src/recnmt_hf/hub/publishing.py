@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import get_session, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
@@ -287,7 +287,11 @@ def upload(folder: str | Path, to: Destination) -> str:
 def check_card(api: HfApi, folder: Path) -> None:
     """Asks the Hub whether it takes the card, of whose licence, languages and scores it allows certain forms alone."""
     content = (folder / CARD).read_text(encoding="utf-8")
-    answer = get_session().post(f"{api.endpoint}/api/validate-yaml", json={"content": content, "repoType": "model"})
+    answer = get_session().post(
+        f"{api.endpoint}/api/validate-yaml",
+        json={"content": content, "repoType": "model"},
+        headers=build_hf_headers(token=api.token),
+    )
     if answer.status_code == 400:
         reason = "; ".join(each["message"] for each in answer.json().get("errors", []))
         raise UserError(
