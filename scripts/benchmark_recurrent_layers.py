@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from recnmt_hf.models.fast_paths import time_in_turns, transposed_products
+from recnmt_hf.models.fast_paths import time_in_turns
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
 from recnmt_hf.models.recurrent_layers import RecurrentLayer
 from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
@@ -51,7 +51,8 @@ def matmuls(layer: ONLSTM, batch_size: int, length: int, trains: bool) -> Callab
             for gradient in gradients.split(batch_size)[1:]:
                 of_states.backward(gradient)
             of_inputs.backward(gradients)
-            transposed_products(gradients, [words, states[batch_size:]])
+            of_inputs.weight_gradient(gradients, words)
+            of_states.weight_gradient(gradients[batch_size:], states[batch_size:])
 
     return once
 

@@ -118,22 +118,6 @@ def test_products_of_a_transposed_side(wider, wide, monkeypatch):
     assert torch.equal(fast_paths.transposed_product(left, right), expected) and len(wide) == 1
 
 
-@pytest.mark.parametrize("missing", [0, 3, 5, 9])
-def test_products_of_one_side_with_several(missing, wide, monkeypatch):
-    """A part of the rows at a time, some of which the second side, without the first words, has not."""
-    monkeypatch.setattr(fast_paths, "COPIED_ROWS", 5)
-    left, rights = torch.randn(17, 30), [torch.randn(17, 12), torch.randn(17 - missing, 10)]
-    expected = [left.t() @ rights[0], left[missing:].t() @ rights[1]]
-    found = fast_paths.transposed_products(left, rights)
-    for own, plain in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-5)
-    parts = -(-17 // 5) + -(-(17 - missing) // 5)
-    assert len(wide) == parts
-    assert fast_paths.transposed_products(left, []) == []
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert all(map(torch.equal, fast_paths.transposed_products(left, rights), expected)) and len(wide) == parts
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_weights_of_many_calls_are_put_in_order_once(bias, transposed, wide, monkeypatch):

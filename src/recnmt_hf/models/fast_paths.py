@@ -19,7 +19,7 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,8 +157,6 @@ def may_measure(*tensors: torch.Tensor) -> bool:
 
 # Rows of the left side, and elements, rows and columns of the right one, below which calls decide, not arithmetic.
 FEWEST_WIDE_ROWS, SMALLEST_WIDE_WEIGHT = 8, 2**13
-# Rows of a matmul's left side that are copied at a time.
-COPIED_ROWS = 512
 # Calls and rows from which a weight is worth being put in order for them.
 FEWEST_PACKED_CALLS, FEWEST_PACKED_ROWS = 24, 2
 
@@ -234,27 +232,6 @@ def transposed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.shape[1] <= right.shape[1]:
         return onednn_linear(left.t().contiguous(), right.t(), None)
     return onednn_linear(right.t().contiguous(), left.t(), None).t().contiguous()
-
-
-def transposed_products(left: torch.Tensor, rights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """
-    `left[-m:].T @ right` for each `right` `(m, n)`, as the weights of a recurrence have it, whose first words have no
-    state before them; no gradient is recorded. For oneDNN `left` is copied but once, a part of its rows at a time: the
-    copy is then never as large as the whole.
-    """
-    if not (rights and all(takes_wide(left.t(), right) for right in rights)):
-        return [torch.mm(left[len(left) - len(right) :].t(), right) for right in rights]
-    totals: list[torch.Tensor | None] = [None] * len(rights)
-    for stop in range(len(left), 0, -COPIED_ROWS):
-        columns = left[max(stop - COPIED_ROWS, 0) : stop].t().contiguous()
-        for place, right in enumerate(rights):
-            end = stop - len(left) + len(right)
-            own = right[max(end - COPIED_ROWS, 0) : max(end, 0)]
-            if len(own):
-                product = onednn_linear(columns[:, -len(own) :], own.t(), None)
-                total = totals[place]
-                totals[place] = product if total is None else total.add_(product)
-    return [each for each in totals if each is not None]
 
 
 class RepeatedLinear:

@@ -176,24 +176,36 @@ class ONLSTM(MaskedRNN):
         layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
         if not enabled() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
             return super().forward(inputs, attention_mask)
-        places, ends, counts = pack(attention_mask, inputs.shape[0], inputs.shape[1], inputs.device)
+        batch_size, length = inputs.shape[:2]
+        places, ends, counts = pack(attention_mask, batch_size, length, inputs.device)
         # Whatever stands at padding (NaN included) must not reach the gradients of real words; where these alone are
         # read, it cannot.
         padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
         if padding is not None:
             inputs = inputs.masked_fill(padding, 0.0)
-        words = inputs.flatten(0, 1)
-        states = self.forward_rnn.weight_hh.new_zeros(len(words) * len(layers), self.hidden_size)
+        # Then the columns are read as they stand, and no word is looked up.
+        is_full = padding is None and counts == [batch_size] * length
+        if is_full:
+            sides = [inputs] if len(layers) == 1 else [inputs, inputs.flip(1)]
+            ordered = [side.transpose(0, 1).flatten(0, 1) for side in sides]
+        else:
+            ordered = [inputs.flatten(0, 1)[place] for place in places[: len(layers)]]
+        found = inputs.new_zeros(len(layers), 0, self.hidden_size)
         if counts:  # something but padding
             tensors = [
                 tensor
-                for layer, place in zip(layers, places, strict=False)
-                for tensor in (words[place], layer.weight_ih, layer.bias, layer.weight_hh)
+                for layer, words in zip(layers, ordered, strict=True)
+                for tensor in (words, layer.weight_ih, layer.bias, layer.weight_hh)
             ]
             found = ONLSTMSteps.apply(counts, self.chunk_size, *tensors)
+        if is_full:
+            found = found.view(len(layers), length, batch_size, self.hidden_size).transpose(1, 2)
+            states = found.squeeze(0) if len(layers) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)
+        else:
             rows = torch.cat([place * len(layers) + which for which, place in enumerate(places[: len(layers)])])
+            states = found.new_zeros(batch_size * length * len(layers), self.hidden_size)
             states = states.index_copy_(0, rows, found.flatten(0, 1))
-        states = states.view(*inputs.shape[:2], len(layers) * self.hidden_size)
+            states = states.view(batch_size, length, len(layers) * self.hidden_size)
         if padding is not None:
             states = states.masked_fill(padding, 0.0)
         of_layers = zip(states.split(self.hidden_size, dim=-1), ends, strict=False)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .fast_paths import transposed_products, wide_linear
+from .fast_paths import wide_linear
 from .step_matmuls import StepMatmuls
 
 
@@ -44,6 +44,7 @@ def spread(units: torch.Tensor, chunk_size: int) -> torch.Tensor:
 
 def masters_of(sums: torch.Tensor, chunk_size: int) -> torch.Tensor:
     """The master gates of all channels from the cumulative sums `(.., 2, n)`, which become those of the units."""
+    sums[..., -1] = 1.0
     torch.sub(sums.new_ones(()), sums[..., 1, :], out=sums[..., 1, :])
     return spread(sums, chunk_size)
 
@@ -125,7 +126,7 @@ class Factors(NamedTuple):
 
 def factors_of(
     kept: torch.Tensor,
-    shares: torch.Tensor,
+    masters: torch.Tensor,
     cells: torch.Tensor,
     counts: Sequence[int],
     starts: Sequence[int],
@@ -134,37 +135,32 @@ def factors_of(
 ) -> Factors:
     """The factors of some steps, from what [`ONLSTMSteps`] kept of all of them."""
     words = slice(starts[steps.start], starts[steps.stop])
-    forget, into, out, doubled = kept[:, words].split(cells.shape[-1], dim=-1)
-    sums = shares[:, words].unflatten(-1, (2, -1)).cumsum(dim=-1)
-    sums[..., -1] = 1.0
-    upper, lower = masters_of(sums, chunk_size).unbind(dim=-2)
-    overlap = upper * lower
+    gates, masters = kept[:, words].unflatten(-1, (4, -1)), spread(masters[:, words], chunk_size)
+    (closing, (out, doubled)), (upper, lower) = (gates[:, :, :2], gates[:, :, 2:].unbind(2)), masters.unbind(2)
+    overlap = (upper * lower)[:, :, None]
+    both = torch.empty_like(masters)  # the cell before, from zeros at the first step, and the new values
+    before, candidate = both.unbind(2)
     if steps.start:
-        before = earlier(cells, counts, starts, steps)
-    else:  # from zeros
-        rest = [earlier(cells, counts, starts, range(1, steps.stop))] if steps.stop > 1 else []
-        before = torch.cat([torch.zeros_like(cells[:, : counts[0]]), *rest], dim=1)
-    candidate = torch.mul(doubled, 2).sub_(1)
+        before.copy_(earlier(cells, counts, starts, steps))
+    else:
+        before[:, : counts[0]] = 0.0
+        if steps.stop > 1:
+            before[:, counts[0] :] = earlier(cells, counts, starts, range(1, steps.stop))
+    torch.mul(doubled, 2, out=candidate).sub_(1)
     squashed = doubled_sigmoid(cells[:, words]).mul_(2).sub_(1)
-    closed, shut = 1 - forget, 1 - into
-    shown = squashed * out
+    rest = 1 - closing
     # Of w = f~ i~: f w + f~ - w = f~ - w (1 - f), and i w + i~ - w = i~ - w (1 - i).
-    to_input = torch.addcmul(lower, overlap, shut, value=-1)
-    to_gates = kept.new_empty(*forget.shape[:2], 4, forget.shape[-1])
-    torch.mul(before * overlap, forget * closed, out=to_gates[:, :, 0])
-    torch.mul(candidate * overlap, into * shut, out=to_gates[:, :, 1])
-    torch.addcmul(shown, shown, out, value=-1, out=to_gates[:, :, 2])
-    torch.addcmul(to_input, to_input * candidate, candidate, value=-1, out=to_gates[:, :, 3])
-    mixed = torch.addcmul(before * closed, candidate, shut)
-    to_sums = kept.new_empty(*forget.shape[:2], 2, forget.shape[-1])
+    to_cell, to_input = torch.addcmul(masters, overlap, rest, value=-1).unbind(2)
+    to_gates = torch.empty_like(gates)
+    through_sigmoid, through_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+    through_sigmoid.grad_input(both * overlap, closing, grad_input=to_gates[:, :, :2])
+    through_sigmoid.grad_input(squashed, out, grad_input=to_gates[:, :, 2])
+    through_tanh.grad_input(to_input, candidate, grad_input=to_gates[:, :, 3])
+    mixed = torch.addcmul(before * rest[:, :, 0], candidate, rest[:, :, 1])
+    to_sums = torch.empty_like(both)
     torch.addcmul(before, lower, mixed, value=-1, out=to_sums[:, :, 0])
     torch.mul(upper, mixed, out=to_sums[:, :, 1]).sub_(candidate)
-    return Factors(
-        torch.addcmul(out, shown, squashed, value=-1),
-        torch.addcmul(upper, overlap, closed, value=-1),
-        to_gates,
-        to_sums,
-    )
+    return Factors(through_tanh(out, squashed), to_cell, to_gates, to_sums)
 
 
 class ONLSTMSteps(torch.autograd.Function):
@@ -198,6 +194,7 @@ class ONLSTMSteps(torch.autograd.Function):
         matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
         # Becomes, step by step, what is kept of the gates; of the new values, that is their doubled sigmoid.
         buffer = input_gates(inputs, input_weights, biases)
+        shares = buffer.new_empty(directions, words, 2, (buffer.shape[-1] - rows) // 2)
         cells = buffer.new_empty(directions, words, size)
         states = weights[0].new_empty(directions, words, size)
         one = buffer.new_ones(())  # what has the type already need not be converted at every step
@@ -212,9 +209,9 @@ class ONLSTMSteps(torch.autograd.Function):
             closing, (out, doubled) = kept[..., : 2 * size].unflatten(-1, (2, size)), kept[..., 2 * size :].chunk(2, -1)
             doubled.mul_(2)
             kept.sigmoid_()
-            shares, sums = cumulative_softmax(scores)
-            scores.copy_(shares)
-            masters = masters_of(sums, chunk_size)
+            torch.softmax(scores, dim=-1, out=shares[:, own])
+            torch.cumsum(shares[:, own], dim=-1, out=scores)
+            masters = masters_of(scores, chunk_size)
             overlap = masters[..., :1, :] * masters[..., 1:, :]
             # Of w = f~ i~: f w + f~ - w = f~ - w (1 - f), and i w + i~ - w = i~ - w (1 - i).
             of_cell, of_new = torch.addcmul(masters, overlap, torch.sub(one, closing), value=-1).unbind(dim=-2)
@@ -223,17 +220,17 @@ class ONLSTMSteps(torch.autograd.Function):
                 cell.addcmul_(of_cell, cells[:, previous])
             torch.addcmul(out.neg(), out, doubled_sigmoid(cell), value=2, out=states[:, own])
             before, start = start, start + count
-        ctx.save_for_backward(buffer, cells, states, *inputs, *input_weights, *weights)
+        ctx.save_for_backward(buffer, shares, cells, states, *inputs, *input_weights, *weights)
         ctx.matmuls, ctx.counts, ctx.chunk_size = (of_inputs, matmuls), counts, chunk_size
         return states
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        buffer, cells, states, *inputs = ctx.saved_tensors
+        buffer, shares, cells, states, *inputs = ctx.saved_tensors
         (of_inputs, matmuls), counts, chunk_size = ctx.matmuls, ctx.counts, ctx.chunk_size
         size, rows, first = cells.shape[-1], 4 * cells.shape[-1], counts[0]
-        kept, shares = buffer[..., :rows], buffer[..., rows:]
+        kept, masters = buffer[..., :rows], buffer[..., rows:].unflatten(-1, (2, -1))
         starts = list(itertools.accumulate(counts, initial=0))
         # Each step reads its gates before it writes their gradients: these take their place, unless somebody wants to
         # come this way again.
@@ -244,7 +241,7 @@ class ONLSTMSteps(torch.autograd.Function):
         grad_cells, grad_states = (cells.new_zeros(len(cells), first, size) for _ in range(2))
         for steps in reversed(blocks_of(counts, BLOCK // (len(cells) * size))):
             begin = starts[steps.start]
-            factors = factors_of(kept, shares, cells, counts, starts, steps, chunk_size)
+            factors = factors_of(kept, masters, cells, counts, starts, steps, chunk_size)
             for step in reversed(steps):
                 own, count = slice(starts[step], starts[step + 1]), counts[step]
                 local = slice(starts[step] - begin, starts[step + 1] - begin)
@@ -259,8 +256,7 @@ class ONLSTMSteps(torch.autograd.Function):
                 # A share enters its own sum and all later ones: the total less the sums before it. To the softmax a
                 # constant makes no difference, and the total is one.
                 onward = of_sums - of_sums.cumsum(dim=-1)
-                own_shares = shares[:, own].unflatten(-1, (2, -1))
-                grad_masters[:, own] = torch.ops.aten._softmax_backward_data(onward, own_shares, -1, onward.dtype)
+                grad_masters[:, own] = torch.ops.aten._softmax_backward_data(onward, shares[:, own], -1, onward.dtype)
                 if step:
                     torch.mul(grad_cell, factors.to_cell[:, local], out=grad_cells[:, :count])
                     for found, each, matmul in zip(grad_states[:, :count], gradients[:, own], matmuls, strict=True):
@@ -272,12 +268,10 @@ class ONLSTMSteps(torch.autograd.Function):
             wanted = ctx.needs_input_grad[2 + 4 * direction : 6 + 4 * direction]
             each, own_inputs = gradients[direction], inputs[direction]
             low = each.to(of_state.low)
-            sides = [side for side, place in ((own_inputs, 1), (previous[direction], 3)) if wanted[place]]
-            of_weights = iter(transposed_products(low, [side.to(of_state.low) for side in sides]))
             results += [
                 of_input.backward(low).to(own_inputs.dtype) if wanted[0] else None,
-                next(of_weights).to(of_input.dtype) if wanted[1] else None,
+                of_input.weight_gradient(low, own_inputs) if wanted[1] else None,
                 each.sum(dim=0).to(of_input.dtype) if wanted[2] else None,
-                next(of_weights).to(of_state.dtype) if wanted[3] else None,
+                of_state.weight_gradient(low[first:], previous[direction]) if wanted[3] else None,
             ]
         return None, None, *results
