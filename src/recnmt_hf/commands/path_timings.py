@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -277,6 +278,32 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         )
 
 
+def onlstm_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
+    from .. import ONLSTMTransformerConfig
+    from ..models import ordered_neurons
+    from ..models.modeling_onlstm_transformer import ONLSTM
+    from ..models.recurrent_layers import MaskedRNN
+
+    config: Any = ONLSTMTransformerConfig.from_preset(size)
+    rnn: Any = ONLSTM(config.onlstm_chunk_size, config.d_model, config.rnn_hidden_size, bidirectional=True)
+    inputs = torch.randn(batch_size, length, config.d_model, requires_grad=True)
+    mask = sentences(batch_size, length)
+    weights = [layer.weight_hh for layer in rnn.layers]
+    compiled = ordered_neurons.proven_steps()
+
+    def run(steps: Any) -> Callable[[], torch.Tensor]:
+        return lambda: rnn.run(inputs, mask, steps)[0]
+
+    for trains in (True, False):
+        shape = f"{batch_size} x {length}"
+        reference = partial(MaskedRNN.forward, rnn, inputs, mask)
+        yield Case("steps of an ON-LSTM", shape, run(None), reference, fast_paths.allowed(), trains)
+        if compiled is not None:
+            with torch.set_grad_enabled(trains):
+                taken = ordered_neurons.fastest_steps(*weights, words=mask.numel()) is not None
+            yield Case("compiled steps of an ON-LSTM", shape, run(compiled), run(None), taken, trains)
+
+
 def matmul_timings(config: Any, rows: int) -> Iterator[PathTiming]:
     """The measured choices for the matmuls of a decoding step."""
     width, inner = config.d_model, config.decoder_ffn_dim
@@ -356,6 +383,7 @@ def time_paths(
         biarn_cases(size, batch_size, length),
         absorbed_step_cases(size, sources, beams),
         rnmt_cases(size, batch_size, length),
+        onlstm_cases(size, batch_size, length),
     ):
         for case in cases:
             yield time_case(case, rounds)

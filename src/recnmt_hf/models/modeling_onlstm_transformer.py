@@ -17,11 +17,12 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
+from .compiled_on_lstm import CompiledSteps
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
 from .fast_paths import enabled, is_plain, wide_linear
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
+from .ordered_neurons import ONLSTMSteps, cumulative_softmax, fastest_steps, spread, wide_type
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Seq2SeqEncoderOutput
@@ -173,9 +174,22 @@ class ONLSTM(MaskedRNN):
         initial_states: tuple[torch.Tensor | None, ...] = (None, None),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As [`MaskedRNN`] has it, but that both directions start from zero states."""
-        layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
+        layers = self.layers
         if not enabled() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
             return super().forward(inputs, attention_mask)
+        steps = fastest_steps(*(layer.weight_hh for layer in layers), words=inputs.shape[:2].numel())
+        return self.run(inputs, attention_mask, steps)
+
+    @property
+    def layers(self) -> list[Any]:
+        """Those of each direction."""
+        return [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
+
+    def run(
+        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: CompiledSteps | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As [`forward`], by [`~.ordered_neurons.ONLSTMSteps`] with these `steps`."""
+        layers = self.layers
         batch_size, length = inputs.shape[:2]
         places, ends, counts = pack(attention_mask, batch_size, length, inputs.device)
         # Whatever stands at padding (NaN included) must not reach the gradients of real words; where these alone are
@@ -197,7 +211,7 @@ class ONLSTM(MaskedRNN):
                 for layer, words in zip(layers, ordered, strict=True)
                 for tensor in (words, layer.weight_ih, layer.bias, layer.weight_hh)
             ]
-            found = ONLSTMSteps.apply(counts, self.chunk_size, *tensors)
+            found = ONLSTMSteps.apply(counts, self.chunk_size, steps, *tensors)
         if is_full:
             found = found.view(len(layers), length, batch_size, self.hidden_size).transpose(1, 2)
             states = found.squeeze(0) if len(layers) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)

@@ -3,20 +3,26 @@ The steps of an ON-LSTM (Shen et al., 2019), fast, with a backward pass of their
 the model.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .fast_paths import wide_linear
-from .step_matmuls import StepMatmuls
+from .compiled_on_lstm import CompiledSteps, compiled_steps
+from .fast_paths import enabled, setting, wide_linear
+from .step_matmuls import StepMatmuls, without_autocast
 
 
 # Numbers of one kind that a processor's cache holds beside a dozen others.
 BLOCK = 2**15
 # Words of one matmul of inputs where its result is copied.
 ROWS = 512
+# Elements of the states from which compiled steps are worth the second that their making takes: a batch of training is
+# one of many, another may be the only one. Beyond some threads torch's operations, which share them, are as fast.
+SMALLEST_TRAINED, SMALLEST_READ, MOST_FUSED_THREADS = 2**17, 2**19, 8
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -163,6 +169,148 @@ def factors_of(
     return Factors(through_tanh(out, squashed), to_cell, to_gates, to_sums)
 
 
+def forward_steps(
+    buffer: torch.Tensor,
+    shares: torch.Tensor,
+    cells: torch.Tensor,
+    states: torch.Tensor,
+    matmuls: Sequence[StepMatmuls],
+    counts: Sequence[int],
+    chunk_size: int,
+) -> None:
+    """
+    All steps of an ON-LSTM onward.
+
+    Args:
+        buffer (`torch.Tensor` of shape `(directions, words, 4 * hidden_size + 2 * n)`): The inputs' part of the gates;
+            becomes, step by step, the gates, of the new values their doubled sigmoid.
+        shares (`torch.Tensor` of shape `(directions, words, 2, n)`): To be filled with the softmax of the master gates.
+        cells, states (`torch.Tensor` of shape `(directions, words, hidden_size)`): To be filled.
+        matmuls (sequence of [`~.step_matmuls.StepMatmuls`]): Of each direction the states' part of the gates.
+        counts (sequence of `int`): As in [`ONLSTMSteps`].
+    """
+    size, rows = cells.shape[-1], 4 * cells.shape[-1]
+    one = buffer.new_ones(())  # what has the type already need not be converted at every step
+    start, before = 0, 0
+    for step, count in enumerate(counts):
+        own, previous = slice(start, start + count), slice(before, before + count)
+        each = buffer[:, own]
+        if step:
+            for gate, state, matmul in zip(each, states[:, previous], matmuls, strict=True):
+                matmul.add_to(gate, state)
+        kept, scores = each[..., :rows], each[..., rows:].unflatten(-1, (2, -1))
+        closing, (out, doubled) = kept[..., : 2 * size].unflatten(-1, (2, size)), kept[..., 2 * size :].chunk(2, -1)
+        doubled.mul_(2)
+        kept.sigmoid_()
+        torch.softmax(scores, dim=-1, out=shares[:, own])
+        torch.cumsum(shares[:, own], dim=-1, out=scores)
+        masters = masters_of(scores, chunk_size)
+        overlap = masters[..., :1, :] * masters[..., 1:, :]
+        # Of w = f~ i~: f w + f~ - w = f~ - w (1 - f), and i w + i~ - w = i~ - w (1 - i).
+        of_cell, of_new = torch.addcmul(masters, overlap, torch.sub(one, closing), value=-1).unbind(dim=-2)
+        cell = torch.addcmul(of_new.neg(), of_new, doubled, value=2, out=cells[:, own])
+        if step:
+            cell.addcmul_(of_cell, cells[:, previous])
+        torch.addcmul(out.neg(), out, doubled_sigmoid(cell), value=2, out=states[:, own])
+        before, start = start, start + count
+
+
+def backward_steps(
+    buffer: torch.Tensor,
+    gradients: torch.Tensor,
+    shares: torch.Tensor,
+    cells: torch.Tensor,
+    gradient: torch.Tensor,
+    matmuls: Sequence[StepMatmuls],
+    counts: Sequence[int],
+    chunk_size: int,
+) -> None:
+    """
+    All steps of an ON-LSTM back.
+
+    Args:
+        buffer, shares, cells (`torch.Tensor`): As [`forward_steps`] left them.
+        gradients (`torch.Tensor` of the shape of `buffer`, or `buffer` itself): To be filled with the gradients of what
+            the gates are made of.
+        gradient (`torch.Tensor` of shape `(directions, words, hidden_size)`): Of the states.
+    """
+    size, rows, first = cells.shape[-1], 4 * cells.shape[-1], counts[0]
+    kept, masters = buffer[..., :rows], buffer[..., rows:].unflatten(-1, (2, -1))
+    starts = list(itertools.accumulate(counts, initial=0))
+    grad_gates = gradients[..., :rows].unflatten(-1, (4, size))
+    grad_masters = gradients[..., rows:].unflatten(-1, (2, -1))
+    # From the next step.
+    grad_cells, grad_states = (cells.new_zeros(len(cells), first, size) for _ in range(2))
+    for steps in reversed(blocks_of(counts, BLOCK // (len(cells) * size))):
+        begin = starts[steps.start]
+        factors = factors_of(kept, masters, cells, counts, starts, steps, chunk_size)
+        for step in reversed(steps):
+            own, count = slice(starts[step], starts[step + 1]), counts[step]
+            local = slice(starts[step] - begin, starts[step + 1] - begin)
+            grad_state = grad_states[:, :count] + gradient[:, own]
+            grad_cell = torch.addcmul(grad_cells[:, :count], grad_state, factors.through[:, local])
+            of_gates = grad_gates[:, own]
+            torch.mul(grad_cell[..., None, :], factors.to_gates[:, local], out=of_gates)
+            torch.mul(grad_state, factors.to_gates[:, local, 2], out=of_gates[..., 2, :])
+            of_sums = grad_cell[..., None, :] * factors.to_sums[:, local]
+            if chunk_size > 1:
+                of_sums = of_sums.unflatten(-1, (-1, chunk_size)).sum(dim=-1)
+            # A share enters its own sum and all later ones: the total less the sums before it. To the softmax a
+            # constant makes no difference, and the total is one.
+            onward = of_sums - of_sums.cumsum(dim=-1)
+            grad_masters[:, own] = torch.ops.aten._softmax_backward_data(onward, shares[:, own], -1, onward.dtype)
+            if step:
+                torch.mul(grad_cell, factors.to_cell[:, local], out=grad_cells[:, :count])
+                for found, each, matmul in zip(grad_states[:, :count], gradients[:, own], matmuls, strict=True):
+                    found.copy_(matmul.backward(each))
+
+
+@functools.cache
+def proven_steps() -> CompiledSteps | None:
+    """The compiled steps, if they give on this machine what the plain ones give: for a small batch, there and back."""
+    steps = compiled_steps()
+    if steps is None:
+        return None
+    counts, size, chunk_size = [7, 5, 5, 1], 24, 2
+    width = 4 * size + 2 * (size // chunk_size)
+    draws = torch.Generator().manual_seed(1)
+    scores, weight = torch.randn(1, sum(counts), width, generator=draws), torch.randn(width, size, generator=draws)
+    results = []
+    with torch.no_grad(), without_autocast(scores.device):
+        for onward, back in (
+            (forward_steps, backward_steps),
+            (steps.forward_steps, steps.backward_steps),
+        ):
+            buffer, shares = scores * 10, scores.new_empty(1, sum(counts), 2, size // chunk_size)
+            cells, states = (scores.new_empty(1, sum(counts), size) for _ in range(2))
+            onward(buffer, shares, cells, states, [StepMatmuls(weight)], counts, chunk_size)
+            back(buffer, buffer, shares, cells, scores[..., :size], [StepMatmuls(weight)], counts, chunk_size)
+            results.append((states, buffer))
+    agree = all(torch.allclose(own, plain, rtol=1e-4, atol=1e-5) for own, plain in zip(*results, strict=True))
+    return steps if agree else None
+
+
+def fastest_steps(*weights: torch.Tensor, words: int) -> CompiledSteps | None:
+    """
+    The compiled steps, where they may be taken and gain: by rule, so that runs on one machine compute the same bits.
+
+    Args:
+        *weights (`torch.Tensor` of shape `(4 * hidden_size + 2 * n, hidden_size)`): Recurrent ones of all directions.
+        words (`int`): Of the batch, with its padding.
+    """
+    if (
+        not enabled()
+        or torch.jit.is_tracing()
+        or _get_current_dispatch_mode() is not None
+        or any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in weights)
+        or any(each.device.type != "cpu" or each.dtype != torch.float32 for each in weights)
+    ):
+        return None
+    smallest = SMALLEST_TRAINED if torch.is_grad_enabled() else SMALLEST_READ
+    is_worth = len(weights) * weights[0].shape[1] * words >= smallest and torch.get_num_threads() <= MOST_FUSED_THREADS
+    return proven_steps() if is_worth or setting() == "1" else None
+
+
 class ONLSTMSteps(torch.autograd.Function):
     """
     All steps of an ON-LSTM in one or both directions, from zero states.
@@ -176,6 +324,8 @@ class ONLSTMSteps(torch.autograd.Function):
     Args:
         counts (sequence of `int`): How many sentences have each step; it never rises.
         chunk_size (`int`): Channels of a master unit; `n = hidden_size // chunk_size`.
+        steps ([`~.compiled_on_lstm.CompiledSteps`], *optional*): What takes the steps, from [`fastest_steps`]; `None`:
+            torch's operations.
         *tensors (`torch.Tensor`): For each direction the inputs `(words, input_size)`, their weight `(4 * hidden_size +
             2 * n, input_size)` and bias, in the order forget, input, output, new values, master forget, master input,
             and the recurrent weight `(4 * hidden_size + 2 * n, hidden_size)`.
@@ -185,7 +335,9 @@ class ONLSTMSteps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, counts: Sequence[int], chunk_size: int, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, counts: Sequence[int], chunk_size: int, steps: CompiledSteps | None, *tensors: torch.Tensor
+    ) -> torch.Tensor:
         inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
         directions = len(weights)
         words, size = inputs[0].shape[0], weights[0].shape[1]
@@ -197,31 +349,10 @@ class ONLSTMSteps(torch.autograd.Function):
         shares = buffer.new_empty(directions, words, 2, (buffer.shape[-1] - rows) // 2)
         cells = buffer.new_empty(directions, words, size)
         states = weights[0].new_empty(directions, words, size)
-        one = buffer.new_ones(())  # what has the type already need not be converted at every step
-        start, before = 0, 0
-        for step, count in enumerate(counts):
-            own, previous = slice(start, start + count), slice(before, before + count)
-            each = buffer[:, own]
-            if step:
-                for gate, state, matmul in zip(each, states[:, previous], matmuls, strict=True):
-                    matmul.add_to(gate, state)
-            kept, scores = each[..., :rows], each[..., rows:].unflatten(-1, (2, -1))
-            closing, (out, doubled) = kept[..., : 2 * size].unflatten(-1, (2, size)), kept[..., 2 * size :].chunk(2, -1)
-            doubled.mul_(2)
-            kept.sigmoid_()
-            torch.softmax(scores, dim=-1, out=shares[:, own])
-            torch.cumsum(shares[:, own], dim=-1, out=scores)
-            masters = masters_of(scores, chunk_size)
-            overlap = masters[..., :1, :] * masters[..., 1:, :]
-            # Of w = f~ i~: f w + f~ - w = f~ - w (1 - f), and i w + i~ - w = i~ - w (1 - i).
-            of_cell, of_new = torch.addcmul(masters, overlap, torch.sub(one, closing), value=-1).unbind(dim=-2)
-            cell = torch.addcmul(of_new.neg(), of_new, doubled, value=2, out=cells[:, own])
-            if step:
-                cell.addcmul_(of_cell, cells[:, previous])
-            torch.addcmul(out.neg(), out, doubled_sigmoid(cell), value=2, out=states[:, own])
-            before, start = start, start + count
+        onward = forward_steps if steps is None else steps.forward_steps
+        onward(buffer, shares, cells, states, matmuls, counts, chunk_size)
         ctx.save_for_backward(buffer, shares, cells, states, *inputs, *input_weights, *weights)
-        ctx.matmuls, ctx.counts, ctx.chunk_size = (of_inputs, matmuls), counts, chunk_size
+        ctx.matmuls, ctx.counts, ctx.chunk_size, ctx.steps = (of_inputs, matmuls), counts, chunk_size, steps
         return states
 
     @staticmethod
@@ -229,43 +360,17 @@ class ONLSTMSteps(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         buffer, shares, cells, states, *inputs = ctx.saved_tensors
         (of_inputs, matmuls), counts, chunk_size = ctx.matmuls, ctx.counts, ctx.chunk_size
-        size, rows, first = cells.shape[-1], 4 * cells.shape[-1], counts[0]
-        kept, masters = buffer[..., :rows], buffer[..., rows:].unflatten(-1, (2, -1))
-        starts = list(itertools.accumulate(counts, initial=0))
         # Each step reads its gates before it writes their gradients: these take their place, unless somebody wants to
         # come this way again.
         gradients = torch.empty_like(buffer) if graph_is_kept() else buffer
-        grad_gates = gradients[..., :rows].unflatten(-1, (4, size))
-        grad_masters = gradients[..., rows:].unflatten(-1, (2, -1))
-        # From the next step.
-        grad_cells, grad_states = (cells.new_zeros(len(cells), first, size) for _ in range(2))
-        for steps in reversed(blocks_of(counts, BLOCK // (len(cells) * size))):
-            begin = starts[steps.start]
-            factors = factors_of(kept, masters, cells, counts, starts, steps, chunk_size)
-            for step in reversed(steps):
-                own, count = slice(starts[step], starts[step + 1]), counts[step]
-                local = slice(starts[step] - begin, starts[step + 1] - begin)
-                grad_state = grad_states[:, :count] + gradient[:, own]
-                grad_cell = torch.addcmul(grad_cells[:, :count], grad_state, factors.through[:, local])
-                of_gates = grad_gates[:, own]
-                torch.mul(grad_cell[..., None, :], factors.to_gates[:, local], out=of_gates)
-                torch.mul(grad_state, factors.to_gates[:, local, 2], out=of_gates[..., 2, :])
-                of_sums = grad_cell[..., None, :] * factors.to_sums[:, local]
-                if chunk_size > 1:
-                    of_sums = of_sums.unflatten(-1, (-1, chunk_size)).sum(dim=-1)
-                # A share enters its own sum and all later ones: the total less the sums before it. To the softmax a
-                # constant makes no difference, and the total is one.
-                onward = of_sums - of_sums.cumsum(dim=-1)
-                grad_masters[:, own] = torch.ops.aten._softmax_backward_data(onward, shares[:, own], -1, onward.dtype)
-                if step:
-                    torch.mul(grad_cell, factors.to_cell[:, local], out=grad_cells[:, :count])
-                    for found, each, matmul in zip(grad_states[:, :count], gradients[:, own], matmuls, strict=True):
-                        found.copy_(matmul.backward(each))
+        back = backward_steps if ctx.steps is None else ctx.steps.backward_steps
+        back(buffer, gradients, shares, cells, gradient, matmuls, counts, chunk_size)
+        first, starts = counts[0], list(itertools.accumulate(counts, initial=0))
         # The first step has no state before it.
         previous = earlier(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
         results: list[torch.Tensor | None] = []
         for direction, (of_input, of_state) in enumerate(zip(of_inputs, matmuls, strict=True)):
-            wanted = ctx.needs_input_grad[2 + 4 * direction : 6 + 4 * direction]
+            wanted = ctx.needs_input_grad[3 + 4 * direction : 7 + 4 * direction]
             each, own_inputs = gradients[direction], inputs[direction]
             low = each.to(of_state.low)
             results += [
@@ -274,4 +379,4 @@ class ONLSTMSteps(torch.autograd.Function):
                 each.sum(dim=0).to(of_input.dtype) if wanted[2] else None,
                 of_state.weight_gradient(low[first:], previous[direction]) if wanted[3] else None,
             ]
-        return None, None, *results
+        return None, None, None, *results

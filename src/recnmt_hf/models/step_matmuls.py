@@ -43,15 +43,28 @@ class StepMatmuls:
         mapped = self.onward(states.to(self.low)).to(self.dtype)
         return mapped if self.bias is None else mapped + self.bias
 
+    def by_columns(self, states: torch.Tensor) -> torch.Tensor | None:
+        """The weight with columns that follow each other in memory, if that is what rows of states gain by."""
+        if self.onward.is_packed(states) or takes_wide(states, self.weight):
+            return None
+        if self.columns is None:
+            self.columns = self.weight.t().contiguous()
+        return self.columns
+
+    def product(self, states: torch.Tensor) -> torch.Tensor:
+        """`states @ weight.T` of states `(rows, in_features)`."""
+        states = states.to(self.low)
+        columns = self.by_columns(states)
+        return (self.onward(states) if columns is None else torch.mm(states, columns)).to(self.dtype)
+
     def add_to(self, total: torch.Tensor, states: torch.Tensor) -> None:
         """`total += states @ weight.T`, in the type of `total`."""
         states = states.to(self.low)
-        if self.onward.is_packed(states) or takes_wide(states, self.weight):
+        columns = self.by_columns(states)
+        if columns is None:
             total += self.onward(states)
-            return
-        if self.columns is None:  # rows of the states against columns that follow each other in memory
-            self.columns = self.weight.t().contiguous()
-        add_product(total, states, self.columns)
+        else:
+            add_product(total, states, columns)
 
     def backward(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of the states."""
