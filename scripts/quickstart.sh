@@ -18,4 +18,4 @@ recnmt evaluate "$out/model-test.de" --references "$out-corpus/test.de" --source
 
 echo
 echo "3/3  One sentence more, by the model that is now in $out/model."
-echo "The old farmer invites the girl that the dog follows." | recnmt translate "$out/model"
+echo "The lazy daughter says that our old students who are big see my letter." | recnmt translate "$out/model"

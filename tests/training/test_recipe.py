@@ -12,6 +12,10 @@ def test_defaults_are_the_generated_corpus():
     assert recipe.training["adam_beta2"] == 0.98 and recipe.training["lr_scheduler_type"] == "inverse_sqrt"
 
 
+def test_one_corpus_needs_no_list():
+    assert Recipe(data={"train": {"generated": "train"}}).data.train == [{"generated": "train"}]
+
+
 def test_file_and_overrides(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("model: {preset: tiny}\ntraining: {max_steps: 5, eval_strategy: no}\n")

@@ -209,6 +209,9 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 setattr(self, name, section(kind, value, name))
+        for name in ("train", "validation"):
+            if isinstance(corpus := getattr(self.data, name), Mapping):
+                setattr(self.data, name, [corpus])
         given = mapping(self.training, "training")
         self.training = {**TRAINING_DEFAULTS, **given}
         known = {f.name for f in fields(TranslationTrainingArguments) if f.init} | set(options_of(RunSection))
@@ -431,8 +434,6 @@ def check_section(value: Any, place: str) -> None:
     for field_name, each in options_of(kind).items():
         name = f"{place}.{field_name}"
         found = getattr(value, field_name)
-        if isinstance(found, Mapping) and name in ("data.train", "data.validation"):
-            continue  # one corpus
         found = each.check(found, name)
         if found == "":
             raise UserError(f"{name} is empty. Remedy: leave it out, or write what it shall be.")
