@@ -116,6 +116,23 @@ def test_manifests_of_earlier_versions(folder):
     assert faults_of(folder) == ["optimizer.pt has 0 bytes, not 7"]
 
 
+def test_a_card_is_no_part_of_the_manifest(folder):
+    """Not even of one by an earlier version, which lists it."""
+    (folder / "README.md").write_text("a card")
+    mark_complete(folder)
+    assert "README.md" not in manifest_of(folder)["files"]
+    listed = {name: {**values, "README.md": 6} for name, values in manifest_of(folder).items()}
+    (folder / MANIFEST).write_text(json.dumps(listed))
+    (folder / "README.md").write_text("another card")
+    assert faults_of(folder) == [] and is_complete(folder)
+    (folder / "README.md").unlink()
+    assert faults_of(folder) == [] and is_complete(folder)
+    (folder / "target_tokenizer" / "README.md").write_text("words")
+    mark_complete(folder)
+    (folder / "target_tokenizer" / "README.md").unlink()
+    assert faults_of(folder) == ["target_tokenizer/README.md is missing"]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"files": 3}'])
 def test_an_unreadable_manifest_is_a_fault(folder, text):
     (folder / MANIFEST).write_text(text)

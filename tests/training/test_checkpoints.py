@@ -105,6 +105,24 @@ def test_choice_of_last_and_best(tmp_path):
         choose_checkpoints(tmp_path / "nowhere", 1)
 
 
+def test_skipped_checkpoints_are_reported(tmp_path, capsys):
+    """And older ones take their places only where --count allows it."""
+    for step in (10, 20, 30):
+        make(tmp_path / "run", step)
+    damaged = tmp_path / "run/checkpoint-30/config.json"
+    damaged.write_text("{ }")
+    words = ["average", str(tmp_path / "run"), "-o", str(tmp_path / "mean"), "--count"]
+    assert main([*words, "3"]) == 2
+    reported = f"{damaged.parent} is incomplete and skipped: config.json has 3 bytes, not 2."
+    err = capsys.readouterr().err
+    assert reported in err and "--count must be at most 2, the number of complete checkpoints in" in err
+    assert not (tmp_path / "mean").exists()
+    assert main([*words, "2"]) == 0
+    said = capsys.readouterr()
+    assert reported in said.err and "checkpoint-10" in said.out and "checkpoint-30" not in said.out
+    assert load_file(tmp_path / "mean/model.safetensors")["a"].tolist() == [15.0] * 3
+
+
 def test_the_best_by_loss_is_the_lowest(tmp_path, capsys):
     loss = {10: 3.0, 20: 1.0, 30: 2.0}
     for step in loss:

@@ -228,8 +228,9 @@ def test_early_stopping(tmp_path):
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
 
 
-def test_warm_start_from_a_recipe(tmp_path):
+def test_warm_start_from_a_recipe(tmp_path, capsys):
     train(Recipe(**recipe(training={"max_steps": 2, "save_steps": 2, "eval_strategy": "no"})), tmp_path / "base")
+    assert "These are fewer checkpoints than average.count=2" in capsys.readouterr().err
     warm = recipe(training={"max_steps": 1, "learning_rate": 0.0, "eval_strategy": "no"}, average={"count": 1})
     warm["model"] = {**warm["model"], "init_from": str(tmp_path / "base" / "checkpoint-2")}
     warm["tokenizer"] = {}  # the baseline's

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from ..models.user_errors import UserError
 from .arguments import named_twice, told_twice, whole
 
 
+DEFAULT_COUNT = 5
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", help="checkpoint folders, or one folder of a training run")
     parser.add_argument("--output", "-o", required=True, help="folder of the averaged model")
-    parser.add_argument("--count", type=whole(1), default=5, help="of a run: how many checkpoints (default: 5)")
+    parser.add_argument(
+        "--count",
+        type=whole(1),
+        default=DEFAULT_COUNT,
+        help=f"number of checkpoints to average from a run, which must have that many (default: {DEFAULT_COUNT})",
+    )
     parser.add_argument("--which", choices=("last", "best"), default="last", help="of a run: which ones")
     parser.add_argument("--metric", default="eval_bleu", help="of a run: what best means (default: eval_bleu)")
     parser.add_argument("--lower-is-better", action="store_true", help="for a metric that is not known to be such")
@@ -39,14 +48,25 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{folder} {reason}. Remedy: name folders of checkpoints, or of one training run.")
     if len(chosen) == 1 and not list(chosen[0].glob("*.safetensors")):
         refuse_inside(args.output, chosen[0], is_run=True)
-        chosen = choose_checkpoints(
-            chosen[0], args.count, args.which, args.metric, False if args.lower_is_better else None
-        )
+        greater_is_better = False if args.lower_is_better else None
+        run_folder = chosen[0]
+        chosen = choose_checkpoints(run_folder, args.count, args.which, args.metric, greater_is_better, report)
+        if len(chosen) < args.count:
+            evaluated = f" with a value of {args.metric}" if args.which == "best" else ""
+            raise UserError(
+                f"--count must be at most {len(chosen)}, the number of complete checkpoints in {run_folder}"
+                f"{evaluated}, got {args.count} (default: {DEFAULT_COUNT}). Remedy: give --count {len(chosen)}, or "
+                "name the checkpoints to average."
+            )
     for folder in chosen:
         refuse_inside(args.output, folder)
     with open_output_folder(args.output, must_be_new=True) as working:
         average_checkpoints(chosen, working)
     print(f"{args.output}: the average of {', '.join(str(path) for path in chosen)}")
+
+
+def report(text: str) -> None:
+    print(f"recnmt average: {text}", file=sys.stderr, flush=True)
 
 
 def refuse_inside(output: str, folder: Path, is_run: bool = False) -> None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .._registration import MODEL_TYPES
-from ..models.seq2seq_card import write_plain_card
+from ..models.seq2seq_card import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better
 
@@ -35,8 +35,10 @@ _TRAINING_STATE = re.compile(r"(optimizer|scheduler|scaler|rng_state|trainer_sta
 
 def mark_complete(folder: str | Path) -> None:
     """
-    Writes the manifest that makes a checkpoint count: names, sizes and SHA-256 sums of all its files. It is written
-    last, and at once (renamed into place), so a checkpoint whose writing was cut off never has a manifest.
+    Write the manifest that marks a checkpoint as complete: names, sizes and SHA-256 sums of its files. It is written
+    last and moved into place atomically, so a checkpoint whose writing was cut off never has a manifest.
+
+    The manifest does not cover the card, which `recnmt card` may replace at any time.
 
     The files are read once more for the sums, mostly from the system's cache: about a second for each gigabyte.
     """
@@ -44,7 +46,7 @@ def mark_complete(folder: str | Path) -> None:
     files = {
         str(file.relative_to(folder)): file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != MANIFEST and file.suffix != PARTIAL
+        if file.is_file() and file not in (folder / MANIFEST, folder / CARD) and file.suffix != PARTIAL
     }
     manifest = {"files": {name: file.stat().st_size for name, file in files.items()}, "sha256": sums_of(files)}
     partial = folder / f"{MANIFEST}{PARTIAL}"
@@ -86,8 +88,9 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
         return [f"{MANIFEST} cannot be read ({error})"]
     faults, whole = [], {}
     for name, size in sizes.items():
-        if name.endswith(PARTIAL) or (not training_state and _TRAINING_STATE.search(name)):
-            continue  # older manifests may list a left-over of their own writing
+        # Manifests of earlier versions may list the card, and a partial file of their own writing.
+        if name == CARD or name.endswith(PARTIAL) or (not training_state and _TRAINING_STATE.search(name)):
+            continue
         try:
             found = (folder / name).stat().st_size
         except OSError:
@@ -188,22 +191,29 @@ def choose_checkpoints(
     which: str = "last",
     metric: str = "eval_bleu",
     greater_is_better: bool | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """
-    The checkpoints to average.
+    Choose the checkpoints to average.
 
     Args:
         run (`str` or `Path`): A run's output folder.
         count (`int`): How many; fewer if there are fewer.
         which (`str`, *optional*, defaults to `"last"`): `"last"` or `"best"` by `metric`.
         greater_is_better (`bool`, *optional*): Its direction; `None`: what is known of the metric.
+        tell (`Callable`, *optional*): Called with a sentence for each incomplete checkpoint that is skipped.
 
     Raises:
         ValueError: There is no complete checkpoint, or no value of the metric.
     """
     if count < 1:
         raise UserError(f"count={count} is not allowed; at least 1 checkpoint is needed. Remedy: give a larger number.")
-    found = checkpoints_in(run)
+    found = []
+    for step, folder in numbered_in(run):
+        if faults := faults_of(folder, contents=False):
+            tell(f"{folder} is incomplete and skipped: {'; '.join(faults[:3])}.")
+        else:
+            found.append((step, folder))
     if not found:
         raise UserError(f"{run} has no complete checkpoint. Remedy: train first, or name the right folder.")
     if which == "last":

@@ -40,8 +40,10 @@ def finish(
     """Averages checkpoints into the final model and tests it."""
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
     better = arguments.greater_is_better is not False
-    chosen = choose_checkpoints(output_dir, recipe.average.count, recipe.average.which, metric, better)
+    chosen = choose_checkpoints(output_dir, recipe.average.count, recipe.average.which, metric, better, say)
     say(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
+    if len(chosen) < recipe.average.count:
+        say(f"These are fewer checkpoints than average.count={recipe.average.count}: the run has no others to average.")
     working = output_dir / f"{FINAL}.partial"
     shutil.rmtree(working, ignore_errors=True)
     average_checkpoints(chosen, working)
