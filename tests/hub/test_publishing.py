@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 import torch
+import yaml
 from huggingface_hub import ModelCard
 from loopback_hub import loopback_hub
 from other_processes import other_process
@@ -15,7 +16,16 @@ from safetensors.torch import load_file, save_file
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
 from recnmt_hf.hub.card import HERE, card_of, paper_section
-from recnmt_hf.hub.publishing import ALLOWED, check_contents, files_of, is_allowed, listing, prepare_repository
+from recnmt_hf.hub.publishing import (
+    ALLOWED,
+    check_contents,
+    files_of,
+    holds_token,
+    is_allowed,
+    listing,
+    prepare_repository,
+    recipe_of,
+)
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 
 
@@ -312,7 +322,12 @@ def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
         (lambda folder: pickled(folder), "cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge them"),
-        (lambda folder: linked(folder), "is no file of the folder translations"),
+        (lambda folder: linked(folder / "translations/test.de"), "test.de is a link"),
+        (lambda folder: linked(folder / "target_tokenizer/tokenizer.json"), "tokenizer.json is a link"),
+        (lambda folder: linked(folder / "target_tokenizer"), "target_tokenizer is a link"),
+        (lambda folder: named(folder, "translations/../modeling_gret.py"), "is no file of the folder translations"),
+        (lambda folder: named(folder, "translations/.."), "is no file of the folder translations"),
+        (lambda folder: named(folder, str(folder / "translations/test.de")), "is no file of the folder translations"),
         (lambda folder: secret(folder), "access token"),
     ],
 )
@@ -346,15 +361,122 @@ def pickled(folder):
     torch.save({"a": Harm()}, folder / "pytorch_model.bin")
 
 
-def linked(folder):
-    (folder / "translations/test.de").unlink()
-    (folder / "translations/test.de").symlink_to("/etc/passwd")
+def linked(path):
+    """The same content, elsewhere."""
+    path.symlink_to(path.rename(path.parents[1] / f"{path.name}.elsewhere"))
+
+
+def named(folder, name):
+    """Evidence whose translations are another file."""
+    evidence = Evidence.load(folder)
+    evidence.tests[0].translations = name
+    evidence.save(folder)
 
 
 def secret(folder):
     evidence = Evidence.load(folder)
     evidence.example = "hf_" + "a" * 34
     evidence.save(folder)
+
+
+def recipe_yaml(run_folder):
+    return yaml.safe_load((run_folder / "recipe.yaml").read_text())
+
+
+def prepared(folder, tmp_path):
+    """Name and content of each file of the repository that a model's folder becomes."""
+    out = prepare_repository(folder, tmp_path / "out", "tester/model", run=HERE)
+    return {name: (out / name).read_bytes() for name, _ in files_of(out)}
+
+
+def test_the_recipe_of_a_run_is_published_with_its_own_model_alone(run_folder, tmp_path, capsys):
+    recipe = recipe_yaml(run_folder)
+    shutil.copytree(run_folder / "model", tmp_path / "run/model")
+    for other in (
+        {"password": "unrelated"},
+        {**recipe, "password": "unrelated"},
+        {**recipe, "data": {**recipe["data"], "train": [{"tsv": "unrelated.tsv"}]}},
+        {"extends": str(run_folder / "recipe.yaml"), "training": {"max_steps": 9}},
+    ):
+        (tmp_path / "run/recipe.yaml").write_text(yaml.safe_dump(other))
+        assert recipe_of(tmp_path / "run/model", Evidence.load(run_folder / "model")) is None
+        assert f"{tmp_path / 'run/recipe.yaml'} is not published" in capsys.readouterr().err
+    files = prepared(tmp_path / "run", tmp_path)
+    assert "recipe.yaml" not in files and not any(b"unrelated" in content for content in files.values())
+    shutil.copy(run_folder / "recipe.yaml", tmp_path / "run/recipe.yaml")
+    (tmp_path / "run/model/evidence.json").unlink()
+    assert recipe_of(tmp_path / "run/model", Evidence()) is None
+
+
+def test_a_published_recipe_is_that_of_the_run(run_folder, repository_folder):
+    """And is published again from a copy of the repository."""
+    published = yaml.safe_load((repository_folder / "recipe.yaml").read_text())
+    own = recipe_yaml(run_folder)
+    assert own["data"].pop("cache_dir").startswith("/") and own["data"].pop("num_proc", None) is None
+    for name in ("report_to", "run_name", "project", "logging_dir"):
+        own["training"].pop(name, None)
+    assert published == own
+    evidence = Evidence.load(repository_folder)
+    assert yaml.safe_load(recipe_of(repository_folder, evidence)) == published
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data/train.en", "data/train.en"),
+        ("./data/../data/train.en", "./data/../data/train.en"),
+        ("Helsinki-NLP/opus-mt", "Helsinki-NLP/opus-mt"),
+        ("and / or", "and / or"),
+        ("https://example.org/a/../b", "https://example.org/a/../b"),
+        ("hf://datasets/a/b and /home/me/a.en", "hf://datasets/a/b and a.en"),
+        ("/home/me/my data/a.en", "a.en"),
+        ("/home/me/", "me"),
+        ("~/a.en", "a.en"),
+        ("~me/x/a.en", "a.en"),
+        ("../a.en", "a.en"),
+        ("./../w/../../tmp/a.en", "a.en"),
+        ("x/../../me/a.en", "a.en"),
+        ("x/../../", ".."),
+        ("./x/../..//home/me/../a.en", "a.en"),
+        ("//home/me/a.en", "a.en"),
+        ("path=/home/me/a.json,other=x/../../me/b", "path=a.json,other=b"),
+        ("read '/home/me/a b' (see ./../me/c)", "read 'a b' (see c)"),
+        ("file:///home/me/a.en", "file:a.en"),
+        ("csv:/home/me/a.csv", "csv:a.csv"),
+    ],
+)
+def test_places_of_this_machine_shrink_to_names(text, expected):
+    evidence = Evidence(
+        recipe={"data": {"train": [{"source": text, "cache_dir": text}]}},
+        tests=[TestScore("a", {}, "", 1, "", "", {}, "", baseline=text, dataset=[{"source": text}])],
+    )
+    assert evidence.recipe == {"data": {"train": [{"source": expected}]}}
+    assert evidence.tests[0].dataset == [{"source": expected}] and evidence.tests[0].baseline == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TOKEN",
+        'token="TOKEN"',
+        "_TOKEN",
+        "my_TOKEN",
+        json.dumps("a line\nTOKEN"),
+        json.dumps("a tab\tTOKEN"),
+        json.dumps(json.dumps("a line\nTOKEN")),
+        "TOKEN".replace("TOKEN", "\\u0068f_" + "a" * 34),
+        "\\x68f_" + "a" * 34,
+        "hf\\_" + "a" * 34,
+        "hf_oauth_" + "a" * 34,
+    ],
+)
+def test_tokens_are_found_behind_whatever_stands_before_them(text):
+    assert holds_token(text.replace("TOKEN", "hf_" + "aB3" * 11).encode() + b"\xff")
+
+
+@pytest.mark.parametrize("text", ["hf_short", "half_" + "a" * 34, "shf_" + "a" * 34, "hf_hub_download", "\\" * 1000])
+def test_other_words_are_no_tokens(text):
+    assert not holds_token(text.encode())
 
 
 def test_pickle_is_never_read(run_folder, tmp_path):

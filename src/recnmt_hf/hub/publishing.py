@@ -13,7 +13,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -33,8 +32,10 @@ from ..evaluation.loading import load_model
 from ..evaluation.model_checks import check_weights
 from ..models.seq2seq_card import CARD
 from ..models.user_errors import MissingFileError, UserError
-from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, public
+from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
 from ..training.output_folder import FINAL
+from ..training.processes import say
+from ..training.recipe import Recipe
 from ..training.recipe_yaml import dump_yaml
 from ..training.resuming import RECIPE
 from .card import STRANGER, write_card
@@ -63,8 +64,9 @@ ALLOWED = (
 )
 # What an earlier upload may have left that is no longer there.
 REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*")
-# An access token of the Hub, wherever somebody has written it.
-TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{20,}")
+# An access token of the Hub, and the escapes of JSON, YAML, Python and Markdown that may stand before or in one.
+TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
 # transformers' own limit of a file of weights.
 SHARD = "50GB"
 
@@ -138,6 +140,7 @@ def prepare_repository(
         FileExistsError: The output is there and not empty.
     """
     folder = model_folder(source)
+    check_links(folder)
     if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"{folder} holds adapters of a model. Remedy: merge them (merge_and_unload) and save the whole model, or "
@@ -156,7 +159,7 @@ def prepare_repository(
             evidence.save(working)
         for test in evidence.tests:
             copy_translations(folder, working, test.translations)
-        if (recipe := recipe_of(folder)) is not None:
+        if (recipe := recipe_of(folder, evidence)) is not None:
             (working / RECIPE).write_text(recipe, encoding="utf-8")
         (working / CARD).unlink(missing_ok=True)
         write_card(working, name, license=license, sentence=sentence, run=run, notes=notes)
@@ -184,25 +187,44 @@ def set_generation(model: Any, evidence: Evidence) -> None:
 
 
 def copy_translations(folder: Path, working: Path, name: str) -> None:
-    """One file of translations; what its name leads out of the folder to stays where it is."""
-    place = (folder / name).resolve()
-    if not fnmatch(name, f"{TRANSLATIONS}/*") or not place.is_relative_to(folder.resolve()) or not place.is_file():
+    """Copy one file of translations, which must lie in the folder for them."""
+    if Path(name).parent != Path(TRANSLATIONS) or not (folder / name).is_file():
         raise MissingFileError(
             f"{folder / name}, which {EVIDENCE} names, is no file of the folder {TRANSLATIONS}. Remedy: test the model "
             "again."
         )
     (working / TRANSLATIONS).mkdir(exist_ok=True)
-    shutil.copyfile(place, working / name)
+    shutil.copyfile(folder / name, working / name)
 
 
-def recipe_of(folder: Path) -> str | None:
-    """The recipe of the run that a model's folder belongs to, without what is private."""
+def check_links(folder: Path) -> None:
+    """
+    Refuse links, which may lead to any file of this machine, except those that a snapshot in the Hub's cache has.
+
+    Raises:
+        UserError: A file or subfolder is another link.
+    """
+    blobs = Path(os.path.realpath(folder)).parent.parent / "blobs"
+    for path in (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern))):
+        if path.is_symlink() and Path(os.path.realpath(path)).parent != blobs:
+            raise UserError(f"{path} is a link, and where it leads is not published. Remedy: put the file there.")
+
+
+def recipe_of(folder: Path, evidence: Evidence) -> str | None:
+    """
+    Return the recipe that a model was trained with, without what is private. It is the one whose differences from the
+    defaults the model's evidence records; a recipe without that proof may be another model's and is not published.
+    """
     for place in (folder / RECIPE, folder.parent / RECIPE):
         if place.is_file() and not place.is_symlink():
             try:
-                return dump_yaml(public(yaml.safe_load(place.read_text(encoding="utf-8"))))
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                raise UserError(f"{place} is no recipe ({shorten(str(error))}). Remedy: move it away.") from error
+                recipe = Recipe.from_file(place)
+                if public(differences(recipe)) == evidence.recipe:
+                    return dump_yaml(public(recipe.to_dict()))
+                reason = f"{EVIDENCE} of the model does not record it"
+            except UserError as error:
+                reason = f"it is no recipe: {shorten(str(error))}"
+            say(f"{place} is not published ({reason}).")
     return None
 
 
@@ -232,11 +254,26 @@ def check_contents(folder: Path) -> None:
             continue
         if not is_allowed(name):
             raise UserError(f"{name} has no place in a repository. Remedy: remove it.")
-        if path.suffix != ".safetensors" and TOKEN.search(path.read_bytes()):
+        if path.suffix != ".safetensors" and holds_token(path.read_bytes()):
             raise UserError(
                 f"{name} holds what looks like an access token of the Hub. Remedy: remove it there, and revoke it at "
                 "huggingface.co/settings/tokens if anybody may have seen it."
             )
+
+
+def holds_token(content: bytes) -> bool:
+    """Whether a text holds an access token of the Hub, also within one or several levels of escapes."""
+
+    def character(escape: re.Match[str]) -> str:
+        code, plain = escape[1] or escape[2], escape[3]
+        return chr(int(code, 16)) if code else plain or " "
+
+    text, escaped = content.decode("utf-8", "replace"), ""
+    while text != escaped:
+        if TOKEN.search(text):
+            return True
+        text, escaped = ESCAPE.sub(character, text), text
+    return False
 
 
 def upload(folder: str | Path, to: Destination) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,8 @@ FORMAT = 1
 LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
 # What is no property of the training, or nobody's business.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
+# Parts of a text: addresses on other machines, and anything else between blanks, quotes, brackets and separators.
+PARTS = re.compile(r"""(?!file:)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|]*|[^\s,;"'<>|:=`()\[\]{}]+""")
 
 
 @dataclass
@@ -66,6 +69,9 @@ class TestScore:
     test: str | None = None
     dataset: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.dataset, self.baseline = public(self.dataset), public(self.baseline)
+
 
 @dataclass
 class Evidence:
@@ -98,6 +104,9 @@ class Evidence:
     base_model: str | None = None
     example: str = ""
     tests: list[TestScore] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.recipe = public(self.recipe)
 
     @classmethod
     def load(cls, folder: str | Path) -> Evidence:
@@ -156,7 +165,7 @@ def evidence_of_run(
     return Evidence(
         model={**about_model(model.config, model.num_parameters()), "preset": recipe.model.preset},
         languages=[recipe.data.source_lang, recipe.data.target_lang],
-        recipe=public(differences(recipe)),
+        recipe=differences(recipe),
         data=dict(pairs),
         tokenizer={
             "kind": recipe.tokenizer.kind if not (base or recipe.tokenizer.source) else "given",
@@ -205,14 +214,28 @@ def differences(recipe: Recipe) -> dict[str, Any]:
 
 
 def public(value: Any) -> Any:
-    """A recipe's values without what is private: places of this machine shrink to the names of files."""
+    """Return a recipe's values without private ones; paths that leave the working folder shrink to a file name."""
     if isinstance(value, Mapping):
         return {name: public(each) for name, each in value.items() if name not in PRIVATE}
     if isinstance(value, (list, tuple)):
         return [public(each) for each in value]
-    if isinstance(value, str) and (os.path.isabs(value) or value.startswith(("~", "../"))):
-        return os.path.basename(value.rstrip("/"))
-    return value
+    if not isinstance(value, str):
+        return value
+    if leads_out(value):  # as a whole, since names may contain blanks
+        return last_name(value)
+    return PARTS.sub(lambda part: last_name(part[0]) if leads_out(part[0]) else part[0], value)
+
+
+def leads_out(text: str) -> bool:
+    """Return whether a text is a path that, once `..` is resolved, starts outside of the working folder."""
+    if "/" not in text or not text.strip("/ "):
+        return False
+    first = os.path.normpath(text).split("/")[0]
+    return first in ("", "..") or first.startswith("~")
+
+
+def last_name(path: str) -> str:
+    return os.path.basename(os.path.normpath(path))
 
 
 def versions() -> dict[str, str]:

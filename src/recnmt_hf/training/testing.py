@@ -16,7 +16,7 @@ from ..evaluation.options import DecodingOptions
 from ..evaluation.significance import compare_systems
 from ..evaluation.translator import Translator
 from ..models.user_errors import MissingFileError, UserError
-from .evidence import TRANSLATIONS, Evidence, TestScore, public, sum_of_lines
+from .evidence import TRANSLATIONS, Evidence, TestScore, sum_of_lines
 from .metrics import TEXT_METRICS, text_scores
 
 
@@ -93,7 +93,7 @@ def test_model(
             reference_sha256=sum_of_lines(references),
             decoding=options_in_words(options),
             translations=file,
-            dataset=[public(as_said(each)) for each in dataset],
+            dataset=[as_said(each) for each in dataset],
         ),
         found,
         f"{name}: {', '.join(map(str, scores.values()))}",
