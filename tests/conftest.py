@@ -72,6 +72,21 @@ def stranger(tmp_path_factory):
         yield run
 
 
+PRINTED = """
+    import contextlib, io
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec({code!r}, {{}})
+    found = said.getvalue().strip()
+"""
+
+
+@pytest.fixture
+def cards_of_one_process(stranger, tmp_path, monkeypatch):
+    """Runs the code of cards in the process of `stranger`, where a process for each takes seconds."""
+    monkeypatch.setattr("recnmt_hf.hub.card.run_isolated", lambda code: stranger(PRINTED.format(code=code), tmp_path))
+
+
 @pytest.fixture(scope="session")
 def real_data():
     """The folder of real corpora; tests that use it skip where it is absent."""

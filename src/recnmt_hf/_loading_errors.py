@@ -86,7 +86,7 @@ def explain(error: Exception, path: str, what: str) -> str:
     if "trust_remote_code" in text:
         return (
             f"The {what} {path} brings Python code of its own, which was not run. Remedy: read the code, and if you "
-            "trust it, give --trust-remote-code (trust_remote_code=True)."
+            "trust it, give --trust-remote-code (trust_remote_code=True); commands without that option do not load it."
         )
     found = re.search(r"Unrecognized configuration class <class '.*\.(\w+)'>", text)
     if found:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
-from recnmt_hf.hub.card import HERE, card_of, paper_section
+from recnmt_hf.hub import card as card_module
+from recnmt_hf.hub.card import card_of, paper_section, run_isolated, write_card
 from recnmt_hf.hub.publishing import (
     ALLOWED,
     check_contents,
@@ -26,7 +28,11 @@ from recnmt_hf.hub.publishing import (
     prepare_repository,
     recipe_of,
 )
+from recnmt_hf.training.checkpoints import faults_of
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
+
+
+pytestmark = pytest.mark.usefixtures("cards_of_one_process")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,7 @@ def run_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def repository_folder(run_folder, tmp_path_factory):
-    return prepare_repository(run_folder, tmp_path_factory.mktemp("prepared") / "repository", "tester/model", run=HERE)
+    return prepare_repository(run_folder, tmp_path_factory.mktemp("prepared") / "repository", "tester/model")
 
 
 def test_what_a_repository_holds(run_folder, repository_folder):
@@ -134,7 +140,7 @@ def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, t
     model.init_weights()
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", shard="200KB", run=HERE)
+    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", shard="200KB")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     found = stranger(TRANSLATES.format(name=str(folder), more=""), tmp_path)
     own = {}
@@ -164,7 +170,7 @@ def test_a_stranger_tunes_and_saves_again(model_type, tokenizer, tmp_path, stran
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
     getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", run=HERE)
+    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model")
     same, _, names = stranger(TUNED.format(name=str(folder)), tmp_path)
     assert same and f"modeling_{model_type}.{prefix}ForConditionalGeneration" in names.values()
     assert (tmp_path / f"tuned/modeling_{model_type}.py").is_file()
@@ -295,6 +301,84 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert "license: mit" in (run_folder / "model/README.md").read_text()
 
 
+def test_a_card_leaves_a_checkpoint_complete(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder / "checkpoint-4", tmp_path / "checkpoint-4")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert write_card(folder) == folder / "README.md"
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {path.name for path in after if after[path] != before.get(path)} == {"README.md"}
+    assert faults_of(folder) == [] and after.keys() == before.keys()
+
+
+def test_a_card_is_not_written_through_a_link(run_folder, tmp_path):
+    shutil.copytree(run_folder / "model", tmp_path / "model")
+    (tmp_path / "own").write_text("mine")
+    (tmp_path / "model/README.md").unlink(missing_ok=True)
+    (tmp_path / "model/README.md").symlink_to(tmp_path / "own")
+    with pytest.raises(ValueError, match=r"README\.md is a link, and the file that it leads to is not overwritten"):
+        write_card(tmp_path / "model")
+    assert (tmp_path / "own").read_text() == "mine"
+
+
+EVIL = """
+import pathlib
+pathlib.Path({marker!r}).touch()
+from transformers import PreTrainedTokenizerFast
+from recnmt_hf import GRETConfig, GRETForConditionalGeneration
+class Evil(PreTrainedTokenizerFast):
+    pass
+class EvilConfig(GRETConfig):
+    pass
+class EvilModel(GRETForConditionalGeneration):
+    pass
+"""
+
+
+def test_code_of_the_folder_neither_runs_nor_is_published(run_folder, tmp_path):
+    """Also where its files name code of another folder beside the installed class, which is loaded in its place."""
+    folder = shutil.copytree(run_folder / "model", tmp_path / "model")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in (folder / "evil.py", folder / "modeling_gret.py", elsewhere / "evil.py"):
+        path.write_text(EVIL.format(marker=str(tmp_path / "code-was-run")))
+    for place in ("", f"{elsewhere}--"):
+        tokenizers = [f"{place}evil.Evil", f"{place}evil.Evil"]
+        models = {"AutoConfig": "EvilConfig", "AutoModel": "EvilModel", "AutoModelForSeq2SeqLM": "EvilModel"}
+        models |= {"AutoModelForCausalLM": "EvilModel"}
+        for name, value in {
+            "config.json": {each: f"{place}evil.{kind}" for each, kind in models.items()},
+            "tokenizer_config.json": {"AutoTokenizer": tokenizers},
+            "target_tokenizer/tokenizer_config.json": tokenizers,
+        }.items():
+            settings = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({**settings, "auto_map": value}))
+        write_card(folder)
+        out = prepare_repository(folder, tmp_path / f"out{len(place)}", "tester/model")
+        assert not (tmp_path / "code-was-run").exists()
+        assert not any(b"evil" in path.read_bytes().lower() for path in out.rglob("*") if path.is_file())
+        source = Path(recnmt_hf.__file__).parent / "models"
+        assert all(path.read_bytes() == (source / path.name).read_bytes() for path in out.glob("*.py"))
+
+
+def test_the_code_of_cards_runs_in_isolation(tmp_path, monkeypatch):
+    """Without recnmt_hf, access tokens and other secrets, modules of the working folder, and for a limited time."""
+    (tmp_path / "json.py").write_text("raise SystemExit('a module of the working folder')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    seen = json.loads(run_isolated("import json, os\nprint(json.dumps(dict(os.environ)))"))
+    assert "secret" not in json.dumps(seen) and seen["HF_HOME"] != str(tmp_path) and seen["HF_HUB_OFFLINE"] == "1"
+    assert seen["PATH"] == os.environ["PATH"] and seen["OMP_NUM_THREADS"] == "1"
+    assert run_isolated("print('Größe', '你好')") == "Größe 你好"
+    with pytest.raises(ValueError, match=r"fails \(ImportError: recnmt_hf is not installed here\)"):
+        run_isolated("import recnmt_hf")
+    monkeypatch.setattr(card_module, "PATIENCE", 0.5)
+    with pytest.raises(ValueError, match=r"fails \(it takes longer than 0\.5 seconds\)"):
+        run_isolated("import time\ntime.sleep(60)")
+
+
 def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
     """Where source and target are of one language, measured by ROUGE; languages of unknown codes keep these."""
     shutil.copytree(run_folder / "model", tmp_path / "model")
@@ -336,7 +420,7 @@ def test_what_is_not_published(run_folder, tmp_path, change, message):
     shutil.copytree(run_folder / "model", folder)
     change(folder)
     with pytest.raises(ValueError, match=message):
-        prepare_repository(folder, tmp_path / "out", "tester/model", run=HERE)
+        prepare_repository(folder, tmp_path / "out", "tester/model")
     assert not (tmp_path / "out").exists()
 
 
@@ -385,7 +469,7 @@ def recipe_yaml(run_folder):
 
 def prepared(folder, tmp_path):
     """Name and content of each file of the repository that a model's folder becomes."""
-    out = prepare_repository(folder, tmp_path / "out", "tester/model", run=HERE)
+    out = prepare_repository(folder, tmp_path / "out", "tester/model")
     return {name: (out / name).read_bytes() for name, _ in files_of(out)}
 
 

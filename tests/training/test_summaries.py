@@ -47,6 +47,7 @@ def lcsts(pairs, labels=None):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cards_of_one_process")
 def test_lcsts(repository, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/lcsts").mkdir(parents=True)
@@ -75,6 +76,7 @@ def test_lcsts(repository, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cards_of_one_process")
 def test_summaries_of_a_set_of_datasets(repository, tmp_path, monkeypatch, corpus):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "abisee/cnn_dailymail/3.0.0"

@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from recnmt_hf.commands.main import main
 
 
+pytestmark = pytest.mark.usefixtures("cards_of_one_process")
+
 CHINESE = [
     [("我们", "we"), ("他们", "they"), ("孩子们", "the children")],
     [("看见", "see"), ("喜欢", "like"), ("寻找", "look for")],

@@ -16,8 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_lines
     from ..hub.card import write_card
-    from ..hub.publishing import model_folder
 
     notes = None if args.notes is None else "\n".join(read_lines(args.notes))
-    folder = model_folder(args.model)
-    print(write_card(folder, args.name, license=args.license, sentence=args.sentence, notes=notes))
+    print(write_card(args.model, args.name, license=args.license, sentence=args.sentence, notes=notes))

@@ -68,7 +68,7 @@ def complete(evidence: Evidence, translator: Translator, args: argparse.Namespac
 
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_parallel
-    from ..hub.publishing import model_folder
+    from ..hub.checked_copy import model_folder
     from ..training.evidence import Evidence, public
     from ..training.recipe import LANGUAGE, name_of_test
     from ..training.testing import compare_with_baseline, test_model

@@ -203,8 +203,11 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
 
 
 def without_origin(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A loaded tokenizer without the note of how it was loaded, which would be saved with it."""
-    for name in ("is_local", "local_files_only"):
+    """
+    Remove what a loaded tokenizer would save of its origin: how it was loaded, and the remote code that its files name,
+    also where an installed class took its place. Saving enters the code of a tokenizer that does come from such code.
+    """
+    for name in ("is_local", "local_files_only", "auto_map"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
 

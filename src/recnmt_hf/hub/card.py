@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,14 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
-from .._loading_errors import explained_loading
 from .._registration import FAMILIES
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
-from ..evaluation.loading import quiet_loading
 from ..models.seq2seq_card import CARD, usage
-from ..models.user_errors import MissingFileError, UserError
+from ..models.user_errors import UserError
 from ..training.evidence import Evidence, TestScore
 from ..training.metrics import VALIDATION_METRICS
+from .checked_copy import model_folder, write_checked_copy
 from .paper_figures import PAPERS
 
 
@@ -34,8 +32,7 @@ MOST_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 # Of each task, what it takes and what it does.
 WORDS = {"translation": ("sentence", "translating"), "summarization": ("text", "saying")}
-# Who runs the snippet: this process, or one of its own where recnmt_hf cannot be imported, as a stranger's.
-HERE, STRANGER = "here", "stranger"
+# The code of a card runs where recnmt_hf cannot be imported, as at a reader's.
 WITHOUT_PACKAGE = """
 import sys
 class Absent:
@@ -43,8 +40,14 @@ class Absent:
         if name.split(".")[0] == "recnmt_hf":
             raise ImportError("recnmt_hf is not installed here")
 sys.meta_path.insert(0, Absent())
-exec(compile(sys.stdin.read(), "snippet", "exec"))
 """
+# The environment variables that it sees. Anything else may hold a secret.
+ENVIRONMENT = re.compile(
+    r"PATH|HOME|TMPDIR|TEMP|TMP|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|PYTHON(PATH|HOME|UTF8)|VIRTUAL_ENV"
+    r"|CONDA_PREFIX|CC|RECNMT_FAST_PATHS|(OMP|MKL|KMP|OPENBLAS|CUDA)_\w+|SYSTEMROOT"
+)
+# Seconds that it may take.
+PATIENCE = 600
 
 
 def card_of(
@@ -52,34 +55,41 @@ def card_of(
     name: str,
     license: str | None = None,
     sentence: str | None = None,
-    run: str = HERE,
     notes: str | None = None,
 ) -> ModelCard:
     """
-    The card of a trained model. Its code is run first, on the folder; what it prints stands in the card.
+    Return the card of a trained model. The model is checked and copied first, and the code of the card is run on the
+    copy; the card shows what it prints.
 
     Args:
-        folder (`str` or `Path`): Of the model, with its evidence where there is some.
+        folder (`str` or `Path`): A run's folder, or that of a model, with its evidence where there is some.
         name (`str`): What the model will be called: a model id, or a folder.
         license (`str`, *optional*): As the Hub names licences, e.g. `"apache-2.0"`.
         sentence (`str`, *optional*): Translated by the code in the card; by default one of the run's own.
-        run (`str`, *optional*, defaults to `"here"`): `"here"` or `"stranger"`: a process that lacks recnmt_hf.
         notes (`str`, *optional*): Markdown that follows the scores.
 
     Raises:
-        UserError: There is no model in the folder, or the code in the card fails.
+        UserError: The folder has no model, or one that cannot translate; or the code in the card fails.
     """
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise MissingFileError(
-            f"{folder} holds no model (config.json is missing). Remedy: give a trained model's folder."
-        )
-    with explained_loading(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    evidence = Evidence.load(folder)
-    is_joint = not (folder / TARGET_TOKENIZER).is_dir()
+    folder = model_folder(folder)
+    with tempfile.TemporaryDirectory() as copy:
+        write_checked_copy(folder, Path(copy))
+        return card_of_copy(Path(copy), Evidence.load(folder), name, license, sentence, notes)
+
+
+def card_of_copy(
+    copy: Path,
+    evidence: Evidence,
+    name: str,
+    license: str | None = None,
+    sentence: str | None = None,
+    notes: str | None = None,
+) -> ModelCard:
+    """Return the card of a model in a folder that [`write_checked_copy`] wrote: its code is run with full trust."""
+    config = AutoConfig.from_pretrained(copy, trust_remote_code=False)
+    is_joint = not (copy / TARGET_TOKENIZER).is_dir()
     sentence = sentence or evidence.example or "..."
-    said = run_usage(usage(str(folder.resolve()), is_joint, sentence), run)
+    said = run_isolated(usage(str(copy.resolve()), is_joint, sentence))
     title = name.rpartition("/")[2] or name
     parts = [
         f"# {title}",
@@ -100,43 +110,51 @@ def card_of(
 
 def write_card(folder: str | Path, name: str | None = None, **options: Any) -> Path:
     """
-    Writes [`card_of`] into a model's folder, in the place of what is there.
+    Write [`card_of`] into a model's folder, in the place of what is there.
 
     Args:
-        folder (`str` or `Path`): Of the model.
-        name (`str`, *optional*): As for [`card_of`]; by default the folder.
+        folder (`str` or `Path`): A run's folder, or that of a model.
+        name (`str`, *optional*): As for [`card_of`]; by default the model's folder.
         **options: Those of [`card_of`].
 
     Returns:
         The card's path.
+
+    Raises:
+        UserError: As for [`card_of`], or the card is a link, which may lead to any file of this machine.
     """
+    folder = model_folder(folder)
+    path = folder / CARD
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and the file that it leads to is not overwritten. Remedy: remove the link.")
     card = card_of(folder, name or str(folder), **options)
-    path = Path(folder) / CARD
     with open_output(path) as file:
         file.write(card.content)
     return path
 
 
-def run_usage(code: str, run: str) -> str:
+def run_isolated(code: str) -> str:
     """
-    What code prints.
+    Run Python code offline in a process of its own, with a home for Hugging Face's libraries that holds no access
+    token, and return what it prints. This keeps secrets from accidents; it is no sandbox for hostile code.
 
     Raises:
-        UserError: It fails.
+        UserError: It fails, or takes longer than [`PATIENCE`].
     """
-    if run == HERE:
-        quiet_loading()
-        printed = io.StringIO()
+    kept = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
+    with tempfile.TemporaryDirectory() as home:
         try:
-            with contextlib.redirect_stdout(printed):
-                exec(compile(code, "snippet", "exec"), {"__name__": "__snippet__"})
-        except Exception as error:
-            raise failed_usage(f"{type(error).__name__}: {error}") from error
-        return printed.getvalue().strip()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONIOENCODING": "utf-8"}
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PACKAGE], input=code, capture_output=True, text=True, env=environment
-    )
+            result = subprocess.run(
+                [sys.executable, "-P", "-"],  # -P: the working folder's modules are not imported
+                input=WITHOUT_PACKAGE + code,
+                capture_output=True,
+                encoding="utf-8",
+                env={**kept, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
+                cwd=home,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise failed_usage(f"it takes longer than {PATIENCE} seconds") from error
     if result.returncode != 0:
         raise failed_usage(result.stderr.strip().rpartition("\n")[2])
     return result.stdout.strip()

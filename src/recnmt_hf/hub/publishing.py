@@ -27,18 +27,15 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
-from ..data.tokenizer_pair import TokenizerPair
-from ..evaluation.loading import load_model
-from ..evaluation.model_checks import check_weights
 from ..models.seq2seq_card import CARD
 from ..models.user_errors import MissingFileError, UserError
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
-from ..training.output_folder import FINAL
 from ..training.processes import say
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import dump_yaml
 from ..training.resuming import RECIPE
-from .card import STRANGER, write_card
+from .card import card_of_copy
+from .checked_copy import SHARD, model_folder, write_checked_copy
 
 
 # What a repository may hold. Nothing else is ever uploaded, whatever lies in a folder.
@@ -67,8 +64,6 @@ REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATION
 # An access token of the Hub, and the escapes of JSON, YAML, Python and Markdown that may stand before or in one.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
-# transformers' own limit of a file of weights.
-SHARD = "50GB"
 
 
 @dataclass(frozen=True)
@@ -97,19 +92,6 @@ class Destination:
     token: str | None = field(default=None, repr=False)
 
 
-def model_folder(path: str | Path) -> Path:
-    """The folder of a model, or that of a run's final model."""
-    path = Path(path)
-    if (path / "config.json").is_file():
-        return path
-    if (path / FINAL / "config.json").is_file():
-        return path / FINAL
-    raise MissingFileError(
-        f"{path} holds no model (config.json is missing). Remedy: give a run's folder, that of its model, or one that "
-        "save_pretrained wrote."
-    )
-
-
 def prepare_repository(
     source: str | Path,
     output: str | Path,
@@ -118,7 +100,6 @@ def prepare_repository(
     sentence: str | None = None,
     notes: str | None = None,
     shard: str = SHARD,
-    run: str = STRANGER,
 ) -> Path:
     """
     Writes a folder with what a repository holds: weights, configuration, code, tokenizers, card, recipe, evidence,
@@ -128,7 +109,7 @@ def prepare_repository(
         source (`str` or `Path`): A model's folder, or a run's.
         output (`str` or `Path`): A new folder.
         name (`str`): The repository's.
-        license, sentence, notes, run: As for [`~recnmt_hf.hub.card.card_of`].
+        license, sentence, notes: As for [`~recnmt_hf.hub.card.card_of`].
         shard (`str`, *optional*): Largest file of weights.
 
     Returns:
@@ -141,30 +122,17 @@ def prepare_repository(
     """
     folder = model_folder(source)
     check_links(folder)
-    if (folder / "adapter_config.json").is_file():
-        raise UserError(
-            f"{folder} holds adapters of a model. Remedy: merge them (merge_and_unload) and save the whole model, or "
-            "push them with peft."
-        )
-    model: Any = load_model(folder, "cpu")
-    check_weights(model)
-    tokenizers = TokenizerPair.load(folder)
-    tokenizers.check(model)
     evidence = Evidence.load(folder)
-    set_generation(model, evidence)
     with open_output_folder(output, must_be_new=True) as working:
-        model.save_pretrained(working, max_shard_size=shard)
-        tokenizers.save(working)
+        write_checked_copy(folder, working, lambda model: set_generation(model, evidence), shard)
+        card = card_of_copy(working, evidence, name, license, sentence, notes)
+        (working / CARD).write_text(card.content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
         for test in evidence.tests:
             copy_translations(folder, working, test.translations)
         if (recipe := recipe_of(folder, evidence)) is not None:
             (working / RECIPE).write_text(recipe, encoding="utf-8")
-        (working / CARD).unlink(missing_ok=True)
-        write_card(working, name, license=license, sentence=sentence, run=run, notes=notes)
-        for cache in working.rglob("__pycache__"):
-            shutil.rmtree(cache)
         check_contents(working)
     return Path(output)
 
