@@ -1,0 +1,291 @@
+"""Code and files of others: every place that can run or unpickle them or send files away is listed, with its reason."""
+
+import ast
+import builtins
+import re
+import textwrap
+
+import pytest
+
+from recnmt_hf.hub.publishing import ALLOWED
+
+
+# What runs code, loads machine code, or unpickles.
+RUNS = re.compile(
+    r"exec|eval|compile|__import__|breakpoint"
+    r"|importlib\.(import_module|reload|machinery\..*|util\.(module|spec)_from\w+|util\.LazyLoader)"
+    r"|(imp|runpy|code|codeop|zipimport|pty|multiprocessing)\..*"
+    r"|subprocess\.(run|call|check_\w+|Popen|getoutput|getstatusoutput)|asyncio\.create_subprocess\w+"
+    r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*|fork\w*|startfile)"
+    r"|sys\.(path|path_hooks|meta_path)(\..*)?"
+    r"|(_?pickle|cPickle|dill|cloudpickle|marshal|shelve|joblib|copyreg|cffi|kernels)\..*|pandas\.read_pickle"
+    r"|numpy\.(load|lib\.format\..*|ctypeslib\..*)"
+    r"|torch\.(load|hub\..*|package\..*|jit\.load|export\.load|(ops|classes)\.load_library|utils\.cpp_extension\..*)"
+    r"|yaml\.(load|load_all|full_load\w*|unsafe_load\w*|Loader|FullLoader|UnsafeLoader|CLoader)"
+    r"|ctypes\.([A-Za-z]*DLL|[a-z]*dll(\..*)?)"
+    r"|datasets\.(load_\w+|Dataset\.load_from_disk)|evaluate\.load|transformers\.(pipeline|dynamic_module_utils\..*)"
+)
+# What reaches other machines, and methods that do.
+SENDS = re.compile(
+    r"(urllib\.request|http\.client|requests|httpx|aiohttp|ftplib|smtplib|xmlrpc|websockets)\..*"
+    r"|socket\.(?!gethostname).*"
+    r"|huggingface_hub\.(?!ModelCard|EvalResult|errors|constants|utils\.(build_hf_headers|hf_raise_for_status)).*"
+)
+SENDING_METHODS = re.compile(
+    r"create_(commit|repo|branch|tag|pull_request)|upload_\w+|_upload_modified_files|push_to_hub|add_collection_item"
+)
+# What puts files into a folder, in the modules that prepare one for an upload.
+WRITES = re.compile(
+    r"write_text|write_bytes|copy\w*|move|rename|(sym|hard)?link_to|save\w*|open_output\w*|write_checked_copy"
+)
+PREPARING = ("hub/checked_copy.py", "hub/publishing.py")
+
+# "file: function: what", with the reason why it does no harm. A further one in a listed function has the same reason.
+LISTED_RUNS = {
+    "_lazy.py: lazy_names.get: importlib.import_module": "modules of this package, named in its source",
+    "_registration.py: register: importlib.import_module": "modules of this package, named in its source",
+    "commands/main.py: build_parser: importlib.import_module": "modules of this package, from the table of commands",
+    "commands/other_version.py: build_other_model: importlib.import_module": "--against names a folder of code to run",
+    "data/corpora.py: Corpus._from_datasets: datasets.load_dataset": "since version 4 datasets runs no code of a set",
+    "data/corpora.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
+    "data/corpora.py: load_prepared: datasets.load_from_disk": "Arrow files and JSON that the package has written",
+    "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
+    "models/compiled_code.py: compiled: subprocess.run": "the user's compiler, on C code of this package",
+    "models/compiled_code.py: compiled: ctypes.CDLL": "what the compiler made of it, in a private temporary folder",
+    "models/compiled_on_lstm.py: CompiledSteps.__init__: ctypes.CDLL": "the type of an argument",
+    "training/processes.py: keep_freed_memory: ctypes.CDLL": "the C library of the running process",
+}
+# Values of trust_remote_code that are neither `False` nor the user's own flag.
+LISTED_TRUST = {
+    "_loading_errors.py: explain: text": "a message that names the flag",
+    "models/seq2seq_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
+}
+LISTED_SENDS = {
+    "hub/publishing.py: upload: huggingface_hub.HfApi": "uploads after check_contents",
+    "hub/publishing.py: upload: huggingface_hub.CommitOperationAdd": "files of the checked folder",
+    "hub/publishing.py: upload: huggingface_hub.CommitOperationDelete": "names of files that an earlier upload left",
+    "hub/publishing.py: upload: create_repo": "the repository that the user names",
+    "hub/publishing.py: upload: create_branch": "the branch that the user names",
+    "hub/publishing.py: upload: create_commit": "the files above",
+    "hub/publishing.py: upload: create_tag": "the tag that the user names",
+    "hub/publishing.py: upload: add_collection_item": "the collection that the user names",
+    "hub/publishing.py: check_card: huggingface_hub.HfApi": "the type of an argument",
+    "hub/publishing.py: check_card: huggingface_hub.utils.get_session": "sends the card that upload sends next",
+    "hub/publishing.py: difference: huggingface_hub.HfApi": "the type of an argument",
+    "models/seq2seq_loading.py: Seq2SeqPreTrainedModel: _upload_modified_files": "the user's own push_to_hub",
+    "models/seq2seq_loading.py: Seq2SeqPreTrainedModel._upload_modified_files: _upload_modified_files": (
+        "transformers' part of it, for the folder that its save_pretrained has written"
+    ),
+}
+LISTED_WRITES = {
+    "hub/checked_copy.py: write_checked_copy: model.save_pretrained": "of a model that installed classes have loaded",
+    "hub/checked_copy.py: write_checked_copy: tokenizers.save": "of tokenizers that installed classes have loaded",
+    "hub/publishing.py: prepare_repository: open_output_folder": "a new folder, empty at first",
+    "hub/publishing.py: prepare_repository: write_checked_copy": "model and tokenizers, see above",
+    "hub/publishing.py: prepare_repository: (working / CARD).write_text": "the card that the package has made",
+    "hub/publishing.py: prepare_repository: evidence.save": "the known fields, with public paths",
+    "hub/publishing.py: prepare_repository: copy_translations": "see below",
+    "hub/publishing.py: prepare_repository: (working / RECIPE).write_text": "the recipe that the evidence records",
+    "hub/publishing.py: copy_translations: shutil.copyfile": "a file of translations, not a link, that evidence names",
+}
+LISTED_PATTERNS = {
+    "README.md": "the card, made by card_of_copy",
+    "config.json": "of the model, saved anew",
+    "generation_config.json": "of the model, saved anew",
+    "model.safetensors": "of the model, saved anew",
+    "model-*-of-*.safetensors": "of the model, saved anew",
+    "model.safetensors.index.json": "of the model, saved anew",
+    "tokenizer*.json": "of the tokenizers, saved anew",
+    "special_tokens_map.json": "of the tokenizers, saved anew",
+    "vocab.json": "of the tokenizers of MarianMT, saved anew",
+    "target_vocab.json": "of the tokenizers of MarianMT, saved anew",
+    "source.spm": "of the tokenizers of MarianMT, saved anew",
+    "target.spm": "of the tokenizers of MarianMT, saved anew",
+    "target_tokenizer/*.json": "of the tokenizers, saved anew",
+    "target_tokenizer/*.spm": "of the tokenizers, saved anew",
+    "*.py": "modules of the installed classes, copied by save_pretrained",
+    "recipe.yaml": "the recipe that the evidence records",
+    "evidence.json": "the known fields, with public paths",
+    "translations/*": "translations that evidence names",
+}
+
+
+def places(tree):
+    """Every node with the dotted name of the function or class that it stands in."""
+
+    def walk(node, place):
+        for child in ast.iter_child_nodes(node):
+            inner = place
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{place}.{child.name}" if place else child.name
+            yield child, place
+            yield from walk(child, inner)
+
+    yield from walk(tree, "")
+
+
+def imported(tree):
+    """What imported names stand for, e.g. `{"np": "numpy", "load_dataset": "datasets.load_dataset"}`."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def dotted(node, names):
+    """The full name that an expression stands for: of a builtin, or of something imported; else `None`."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id if hasattr(builtins, node.id) else None)
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value, names)
+        return None if owner is None else f"{owner}.{node.attr}"
+    return None
+
+
+def uses(tree, pattern):
+    """Places and full names of all that a file imports, reads or calls and a pattern matches."""
+    names = imported(tree)
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node, place in places(tree):
+        name = None
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner:
+            name = dotted(node, names)
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            name = f"{node.module}.*"
+        if name is not None and pattern.fullmatch(name):
+            yield f"{place}: {name}"
+
+
+def trusts(tree):
+    """Places that give `trust_remote_code` another value than `False` or the user's own, and texts of code that do."""
+    for node, place in places(tree):
+        values = []
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            values = [node.value]
+        elif isinstance(node, ast.Dict):
+            values = [v for k, v in zip(node.keys, node.values, strict=True) if is_flag(k)]
+        elif isinstance(node, ast.Assign):
+            values = [node.value for target in node.targets if is_flag(getattr(target, "slice", target))]
+        elif isinstance(node, ast.arguments):
+            names = [*node.posonlyargs, *node.args]
+            pairs = [*zip(names[len(names) - len(node.defaults) :], node.defaults, strict=True)]
+            pairs += zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            values = [default for name, default in pairs if name.arg == "trust_remote_code" and default is not None]
+        elif is_code(node) and not is_docstring(node, tree):
+            yield f"{place}: text"
+        for value in map(ast.unparse, values):
+            if value not in ("False", "trust_remote_code", "args.trust_remote_code"):
+                yield f"{place}: {value}"
+
+
+def is_flag(node):
+    """Whether a name, an attribute or a key is that of the flag."""
+    name = node.value if isinstance(node, ast.Constant) else getattr(node, "attr", getattr(node, "id", None))
+    return name == "trust_remote_code"
+
+
+def is_code(node):
+    return isinstance(node, ast.Constant) and re.search(r"trust_remote_code *= *True", str(node.value)) is not None
+
+
+def is_docstring(node, tree):
+    return any(isinstance(each, ast.Expr) and each.value is node for each in ast.walk(tree))
+
+
+def methods(tree, pattern):
+    """Places that call or define a method of a name that a pattern matches."""
+    for node, place in places(tree):
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "name", None)
+        if isinstance(node, ast.Attribute | ast.FunctionDef) and pattern.fullmatch(name):
+            yield f"{place}: {name}"
+
+
+def writes(tree):
+    """Places that call something by which files come into a folder."""
+    for node, place in places(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if WRITES.fullmatch(name):
+                yield f"{place}: {ast.unparse(node.func)}"
+
+
+@pytest.fixture(scope="module")
+def trees(repository):
+    """Syntax trees of all of the package's files, by path."""
+    source = repository / "src/recnmt_hf"
+    return {str(path.relative_to(source)): ast.parse(path.read_text()) for path in sorted(source.rglob("*.py"))}
+
+
+def compare(found, listed):
+    """Fails for what is found and not listed, and for what is listed and no longer there."""
+    new, stale = sorted(found - listed.keys()), sorted(listed.keys() - found)
+    assert not new, f"{new}: use something safe, or list it with the reason why it does no harm"
+    assert not stale, f"{stale}: no longer there; take it off the list"
+
+
+def test_what_runs_code_is_listed(trees):
+    compare({f"{path}: {use}" for path, tree in trees.items() for use in uses(tree, RUNS)}, LISTED_RUNS)
+
+
+def test_trust_is_the_users_alone(trees):
+    compare({f"{path}: {use}" for path, tree in trees.items() for use in trusts(tree)}, LISTED_TRUST)
+
+
+def test_what_sends_is_listed(trees):
+    found = {path: {*uses(tree, SENDS), *methods(tree, SENDING_METHODS)} for path, tree in trees.items()}
+    compare({f"{path}: {use}" for path in found for use in found[path]}, LISTED_SENDS)
+
+
+def test_what_is_uploaded_is_listed(trees):
+    compare(set(ALLOWED), LISTED_PATTERNS)
+    compare({f"{path}: {use}" for path in PREPARING for use in writes(trees[path])}, LISTED_WRITES)
+
+
+def test_reasons_are_given():
+    for listed in (LISTED_RUNS, LISTED_TRUST, LISTED_SENDS, LISTED_WRITES, LISTED_PATTERNS):
+        assert all(len(reason) > 8 for reason in listed.values())
+
+
+def test_a_new_place_is_found():
+    tree = ast.parse(
+        textwrap.dedent(
+            """
+            import importlib, os, pickle as p, requests, subprocess, torch, yaml
+            import numpy as np
+            from ctypes import cdll
+            from marshal import *
+            from torch import load as read
+            from huggingface_hub import upload_file
+
+            def run(model, text, trust_remote_code=None, *, name="x"):
+                "Docstring with trust_remote_code=True."
+                exec(text), eval(text), model.eval(), model.compile(), torch.compile(model)
+                subprocess.run(text), os.execv(text, []), os.path.exists(text)
+                yaml.load(text, yaml.Loader), yaml.safe_load(text), yaml.SafeLoader(text)
+                return map(p.loads, text), read(text), np.load(text), np.array(text), cdll.LoadLibrary(text)
+
+            class Model:
+                def load(self, args):
+                    self.load("x", trust_remote_code=True), self.load("x", trust_remote_code=args.trust_remote_code)
+                    settings = {"trust_remote_code": False, "other": True}
+                    settings["trust_remote_code"] = settings["other"]
+                    self.trust_remote_code = 1
+                    importlib.import_module(args.name), importlib.metadata.version("x")
+                    self.push_to_hub(args.name), requests.post(args.name), upload_file
+                    return "load(trust_remote_code=True)"
+            """
+        )
+    )
+    used = "exec eval subprocess.run os.execv yaml.load yaml.Loader pickle.loads torch.load numpy.load"
+    used = {f"run: {name}" for name in (*used.split(), "ctypes.cdll.LoadLibrary")}
+    assert set(uses(tree, RUNS)) == {": marshal.*", "Model.load: importlib.import_module", *used}
+    values = ("True", "1", "settings['other']", "text")
+    assert set(trusts(tree)) == {"run: None", *(f"Model.load: {value}" for value in values)}
+    sends = {*uses(tree, SENDS), *methods(tree, SENDING_METHODS)}
+    assert sends == {"Model.load: push_to_hub", "Model.load: requests.post", "Model.load: huggingface_hub.upload_file"}
