@@ -83,7 +83,7 @@ PRINTED = """
 
 @pytest.fixture
 def cards_of_one_process(stranger, tmp_path, monkeypatch):
-    """Runs the code of cards in the process of `stranger`, where a process for each takes seconds."""
+    """Run the code of cards in the process of `stranger`: starting one for each card takes seconds."""
     monkeypatch.setattr("recnmt_hf.hub.card.run_isolated", lambda code: stranger(PRINTED.format(code=code), tmp_path))
 
 

@@ -111,7 +111,7 @@ LISTED_PATTERNS = {
 
 
 def places(tree):
-    """Every node with the dotted name of the function or class that it stands in."""
+    """Yield every node with the dotted name of the function or class that it stands in."""
 
     def walk(node, place):
         for child in ast.iter_child_nodes(node):
@@ -125,7 +125,7 @@ def places(tree):
 
 
 def imported(tree):
-    """What imported names stand for, e.g. `{"np": "numpy", "load_dataset": "datasets.load_dataset"}`."""
+    """Return what imported names stand for, e.g. `{"np": "numpy", "load_dataset": "datasets.load_dataset"}`."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -139,7 +139,7 @@ def imported(tree):
 
 
 def dotted(node, names):
-    """The full name that an expression stands for: of a builtin, or of something imported; else `None`."""
+    """Return the full name of a builtin or of something imported that an expression stands for, or `None`."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id if hasattr(builtins, node.id) else None)
     if isinstance(node, ast.Attribute):
@@ -149,7 +149,7 @@ def dotted(node, names):
 
 
 def uses(tree, pattern):
-    """Places and full names of all that a file imports, reads or calls and a pattern matches."""
+    """Yield places and full names of everything that a file uses and a pattern matches."""
     names = imported(tree)
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node, place in places(tree):
@@ -163,7 +163,7 @@ def uses(tree, pattern):
 
 
 def trusts(tree):
-    """Places that give `trust_remote_code` another value than `False` or the user's own, and texts of code that do."""
+    """Yield places that set `trust_remote_code` to anything but `False` or the user's flag, also in texts of code."""
     for node, place in places(tree):
         values = []
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
@@ -185,7 +185,7 @@ def trusts(tree):
 
 
 def is_flag(node):
-    """Whether a name, an attribute or a key is that of the flag."""
+    """Return whether a name, an attribute or a key is that of the flag."""
     name = node.value if isinstance(node, ast.Constant) else getattr(node, "attr", getattr(node, "id", None))
     return name == "trust_remote_code"
 
@@ -199,7 +199,7 @@ def is_docstring(node, tree):
 
 
 def methods(tree, pattern):
-    """Places that call or define a method of a name that a pattern matches."""
+    """Yield places that use or define a method whose name a pattern matches."""
     for node, place in places(tree):
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "name", None)
         if isinstance(node, ast.Attribute | ast.FunctionDef) and pattern.fullmatch(name):
@@ -207,7 +207,7 @@ def methods(tree, pattern):
 
 
 def writes(tree):
-    """Places that call something by which files come into a folder."""
+    """Yield places that write files."""
     for node, place in places(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -223,7 +223,7 @@ def trees(repository):
 
 
 def compare(found, listed):
-    """Fails for what is found and not listed, and for what is listed and no longer there."""
+    """Fail for places that are not listed and for listed places that no longer exist."""
     new, stale = sorted(found - listed.keys()), sorted(listed.keys() - found)
     assert not new, f"{new}: use something safe, or list it with the reason why it does no harm"
     assert not stale, f"{stale}: no longer there; take it off the list"

@@ -315,7 +315,7 @@ def test_a_card_is_not_written_through_a_link(run_folder, tmp_path):
     (tmp_path / "own").write_text("mine")
     (tmp_path / "model/README.md").unlink(missing_ok=True)
     (tmp_path / "model/README.md").symlink_to(tmp_path / "own")
-    with pytest.raises(ValueError, match=r"README\.md is a link, and the file that it leads to is not overwritten"):
+    with pytest.raises(ValueError, match=r"README\.md is a symbolic link, and its target is not overwritten"):
         write_card(tmp_path / "model")
     assert (tmp_path / "own").read_text() == "mine"
 
@@ -406,9 +406,9 @@ def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
         (lambda folder: pickled(folder), "cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge them"),
-        (lambda folder: linked(folder / "translations/test.de"), "test.de is a link"),
-        (lambda folder: linked(folder / "target_tokenizer/tokenizer.json"), "tokenizer.json is a link"),
-        (lambda folder: linked(folder / "target_tokenizer"), "target_tokenizer is a link"),
+        (lambda folder: linked(folder / "translations/test.de"), "test.de is a symbolic link"),
+        (lambda folder: linked(folder / "target_tokenizer/tokenizer.json"), "tokenizer.json is a symbolic link"),
+        (lambda folder: linked(folder / "target_tokenizer"), "target_tokenizer is a symbolic link"),
         (lambda folder: named(folder, "translations/../modeling_gret.py"), "is no file of the folder translations"),
         (lambda folder: named(folder, "translations/.."), "is no file of the folder translations"),
         (lambda folder: named(folder, str(folder / "translations/test.de")), "is no file of the folder translations"),
@@ -526,6 +526,7 @@ def test_a_published_recipe_is_that_of_the_run(run_folder, repository_folder):
         ("path=/home/me/a.json,other=x/../../me/b", "path=a.json,other=b"),
         ("read '/home/me/a b' (see ./../me/c)", "read 'a b' (see c)"),
         ("file:///home/me/a.en", "file:a.en"),
+        ("FILE://localhost/home/me/a.en", "FILE:a.en"),
         ("csv:/home/me/a.csv", "csv:a.csv"),
     ],
 )

@@ -204,8 +204,8 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
 
 def without_origin(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """
-    Remove what a loaded tokenizer would save of its origin: how it was loaded, and the remote code that its files name,
-    also where an installed class took its place. Saving enters the code of a tokenizer that does come from such code.
+    Remove settings that would be saved with a loaded tokenizer: how it was loaded, and `auto_map`, which names remote
+    code even where an installed class was used. If the tokenizer's class is remote code, saving adds the entry again.
     """
     for name in ("is_local", "local_files_only", "auto_map"):
         tokenizer.init_kwargs.pop(name, None)

@@ -32,7 +32,7 @@ MOST_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 # Of each task, what it takes and what it does.
 WORDS = {"translation": ("sentence", "translating"), "summarization": ("text", "saying")}
-# The code of a card runs where recnmt_hf cannot be imported, as at a reader's.
+# Put before the code of a card: it must run where recnmt_hf is not installed.
 WITHOUT_PACKAGE = """
 import sys
 class Absent:
@@ -41,12 +41,12 @@ class Absent:
             raise ImportError("recnmt_hf is not installed here")
 sys.meta_path.insert(0, Absent())
 """
-# The environment variables that it sees. Anything else may hold a secret.
+# Environment variables that the code of a card inherits. Any other may contain a secret.
 ENVIRONMENT = re.compile(
     r"PATH|HOME|TMPDIR|TEMP|TMP|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|PYTHON(PATH|HOME|UTF8)|VIRTUAL_ENV"
     r"|CONDA_PREFIX|CC|RECNMT_FAST_PATHS|(OMP|MKL|KMP|OPENBLAS|CUDA)_\w+|SYSTEMROOT"
 )
-# Seconds that it may take.
+# Time limit in seconds.
 PATIENCE = 600
 
 
@@ -85,7 +85,7 @@ def card_of_copy(
     sentence: str | None = None,
     notes: str | None = None,
 ) -> ModelCard:
-    """Return the card of a model in a folder that [`write_checked_copy`] wrote: its code is run with full trust."""
+    """Return the card of a model in a folder that [`write_checked_copy`] wrote, whose code is trusted."""
     config = AutoConfig.from_pretrained(copy, trust_remote_code=False)
     is_joint = not (copy / TARGET_TOKENIZER).is_dir()
     sentence = sentence or evidence.example or "..."
@@ -110,7 +110,7 @@ def card_of_copy(
 
 def write_card(folder: str | Path, name: str | None = None, **options: Any) -> Path:
     """
-    Write [`card_of`] into a model's folder, in the place of what is there.
+    Write [`card_of`] into a model's folder, replacing an earlier card.
 
     Args:
         folder (`str` or `Path`): A run's folder, or that of a model.
@@ -121,12 +121,12 @@ def write_card(folder: str | Path, name: str | None = None, **options: Any) -> P
         The card's path.
 
     Raises:
-        UserError: As for [`card_of`], or the card is a link, which may lead to any file of this machine.
+        UserError: As for [`card_of`], or `README.md` is a symbolic link, which may lead to any file of this machine.
     """
     folder = model_folder(folder)
     path = folder / CARD
     if path.is_symlink():
-        raise UserError(f"{path} is a link, and the file that it leads to is not overwritten. Remedy: remove the link.")
+        raise UserError(f"{path} is a symbolic link, and its target is not overwritten. Remedy: delete the link.")
     card = card_of(folder, name or str(folder), **options)
     with open_output(path) as file:
         file.write(card.content)
@@ -135,8 +135,8 @@ def write_card(folder: str | Path, name: str | None = None, **options: Any) -> P
 
 def run_isolated(code: str) -> str:
     """
-    Run Python code offline in a process of its own, with a home for Hugging Face's libraries that holds no access
-    token, and return what it prints. This keeps secrets from accidents; it is no sandbox for hostile code.
+    Run Python code in a separate process and return its output. The process is offline and gets an empty HF_HOME and
+    few environment variables, so it has no access tokens at hand. It is not a sandbox for hostile code.
 
     Raises:
         UserError: It fails, or takes longer than [`PATIENCE`].

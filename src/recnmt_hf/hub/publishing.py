@@ -167,21 +167,22 @@ def copy_translations(folder: Path, working: Path, name: str) -> None:
 
 def check_links(folder: Path) -> None:
     """
-    Refuse links, which may lead to any file of this machine, except those that a snapshot in the Hub's cache has.
+    Refuse symbolic links, which may lead to any file of this machine. A snapshot in the Hub's cache consists of links
+    to the cache's blobs; these are allowed.
 
     Raises:
-        UserError: A file or subfolder is another link.
+        UserError: A file or subfolder is a link to another place.
     """
     blobs = Path(os.path.realpath(folder)).parent.parent / "blobs"
     for path in (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern))):
         if path.is_symlink() and Path(os.path.realpath(path)).parent != blobs:
-            raise UserError(f"{path} is a link, and where it leads is not published. Remedy: put the file there.")
+            raise UserError(f"{path} is a symbolic link. Remedy: replace it with the file: only files are published.")
 
 
 def recipe_of(folder: Path, evidence: Evidence) -> str | None:
     """
-    Return the recipe that a model was trained with, without what is private. It is the one whose differences from the
-    defaults the model's evidence records; a recipe without that proof may be another model's and is not published.
+    Return the recipe that a model was trained with, without private values. The model's evidence must record how it
+    differs from the defaults: a recipe without this proof may belong to another model and is not published.
     """
     for place in (folder / RECIPE, folder.parent / RECIPE):
         if place.is_file() and not place.is_symlink():
@@ -230,7 +231,7 @@ def check_contents(folder: Path) -> None:
 
 
 def holds_token(content: bytes) -> bool:
-    """Whether a text holds an access token of the Hub, also within one or several levels of escapes."""
+    """Return whether a text contains an access token of the Hub, also behind one or several levels of escapes."""
 
     def character(escape: re.Match[str]) -> str:
         code, plain = escape[1] or escape[2], escape[3]

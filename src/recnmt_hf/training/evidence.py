@@ -32,7 +32,7 @@ LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "ac
 # What is no property of the training, or nobody's business.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
 # Parts of a text: addresses on other machines, and anything else between blanks, quotes, brackets and separators.
-PARTS = re.compile(r"""(?!file:)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|]*|[^\s,;"'<>|:=`()\[\]{}]+""")
+PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|]*|[^\s,;"'<>|:=`()\[\]{}]+""")
 
 
 @dataclass
