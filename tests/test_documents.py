@@ -73,7 +73,7 @@ def test_commands_parse(repository):
 
 
 @pytest.mark.slow
-def test_commands_run_in_order(repository, tmp_path, monkeypatch, capsys):
+def test_commands_run_in_order(repository, tmp_path, monkeypatch, capsys, cards_of_one_process):
     """The README's block of commands, each on files that an earlier one made; trainings are cut to a few steps."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").symlink_to(repository / "scripts")
