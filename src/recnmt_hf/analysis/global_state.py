@@ -10,6 +10,7 @@ import torch
 
 from .._plain_text import is_blank
 from .._values import check_value
+from ..evaluation.eval_mode import eval_mode
 from ..evaluation.translator import Translator
 from ..models.user_errors import UserError
 from .token_names import token_names
@@ -59,7 +60,6 @@ class GlobalState:
         return "\n".join(lines) + "\n"
 
 
-@torch.no_grad()
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
     """
     Reads a sentence with a GRET, and a translation of it.
@@ -88,14 +88,13 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
     source = translator.encode_source(sentence)
     target = translator.target_ids(translation, "The translation")
     rows = [torch.tensor([each], device=model.device) for each in (source, target)]
-    training = model.training
-    found = model.eval()(
-        input_ids=rows[0],
-        decoder_input_ids=translator.shift(rows[1]),
-        output_attentions=True,
-        use_cache=False,
-    )
-    model.train(training)
+    with eval_mode(model):
+        found = model(
+            input_ids=rows[0],
+            decoder_input_ids=translator.shift(rows[1]),
+            output_attentions=True,
+            use_cache=False,
+        )
 
     def stacked(layers: tuple[torch.Tensor, ...] | None) -> np.ndarray | None:
         return None if not layers else torch.stack([layer[0] for layer in layers]).float().cpu().numpy()

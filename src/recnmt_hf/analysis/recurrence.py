@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import encode_plain, is_blank
 from .._values import check_value
+from ..evaluation.eval_mode import eval_mode
 from ..models.user_errors import UserError
 from .token_names import token_names
 
@@ -59,7 +59,6 @@ class RecurrenceAttention:
         return "\n".join(lines) + "\n"
 
 
-@torch.no_grad()
 def recurrence_attention(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str, layer: int = 0
 ) -> RecurrenceAttention:
@@ -78,9 +77,8 @@ def recurrence_attention(
     if is_blank(sentence):
         raise UserError("The sentence is empty. Remedy: give one with at least a word.")
     ids = encode_plain(tokenizer, sentence, return_tensors="pt")["input_ids"].to(model.device)
-    training = model.training
-    encoded = model.eval().get_encoder()(ids, output_attentions=True)
-    model.train(training)
+    with eval_mode(model):
+        encoded = model.get_encoder()(ids, output_attentions=True)
     attentions = getattr(encoded, "recurrence_attentions", None)
     if attentions is None:
         kind = getattr(model.config, "recurrence_encoder_type", None)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .._plain_text import is_blank
+from ..evaluation.eval_mode import eval_mode
 from ..evaluation.translator import Translator
 from ..models.user_errors import UserError
 from .token_names import token_names
@@ -98,9 +99,8 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
     target = translator.target_ids(translation, "The translation")
     rows = [torch.tensor([each], device=model.device) for each in (source, target)]
     shifted = translator.shift(rows[1])
-    training = model.training
-    found = model.eval()(input_ids=rows[0], decoder_input_ids=shifted, output_attentions=True, use_cache=False)
-    model.train(training)
+    with eval_mode(model):
+        found = model(input_ids=rows[0], decoder_input_ids=shifted, output_attentions=True, use_cache=False)
     sides: list[tuple[str, list[str], Any, Any]] = [
         ("source", token_names(translator.tokenizer, source), found.source_recurrent_positions, model.get_encoder()),
         (

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..evaluation.eval_mode import eval_mode
 from ..evaluation.forced_decoding import batches_by_tokens
 from ..evaluation.translator import Translator
 from ..models.user_errors import UserError
@@ -45,7 +46,6 @@ def sentence_states(
     return vectors_by_name(translator, sources, lambda output, _, mask: states_of(output, mask), max_tokens)
 
 
-@torch.no_grad()
 def vectors_by_name(
     translator: Translator,
     sources: Sequence[Sequence[int]],
@@ -67,15 +67,13 @@ def vectors_by_name(
     if not sources:
         raise UserError("There is no sentence. Remedy: give at least one.")
     model: Any = translator.model
-    training = model.training
-    model.eval()
     found: dict[str, torch.Tensor] = {}
-    for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
-        input_ids, attention_mask = translator.pad([sources[i] for i in batch], translator.tokenizer.pad_token_id)
-        output = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
-        for name, vectors in read(output, input_ids, attention_mask):
-            if name not in found:
-                found[name] = torch.empty(len(sources), vectors.shape[-1])
-            found[name][batch] = vectors.float().cpu()
-    model.train(training)
+    with eval_mode(model):
+        for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
+            input_ids, attention_mask = translator.pad([sources[i] for i in batch], translator.tokenizer.pad_token_id)
+            output = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
+            for name, vectors in read(output, input_ids, attention_mask):
+                if name not in found:
+                    found[name] = torch.empty(len(sources), vectors.shape[-1])
+                found[name][batch] = vectors.float().cpu()
     return found

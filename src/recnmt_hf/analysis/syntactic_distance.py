@@ -12,6 +12,7 @@ import torch
 
 from .._plain_text import is_blank
 from .._values import check_value
+from ..evaluation.eval_mode import eval_mode
 from ..evaluation.translator import Translator
 from ..models.user_errors import UserError
 from .token_names import token_names
@@ -93,7 +94,6 @@ def nodes(tree: Tree) -> Iterator[tuple[float, int, list[float]]]:
     yield from found
 
 
-@torch.no_grad()
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
     """
     Reads a sentence with a model that has ON-LSTM layers.
@@ -114,10 +114,9 @@ def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDista
             "'onlstm' among its encoder_layer_types."
         )
     source = translator.encode_source(sentence)
-    training = model.training
-    encoder = model.eval().get_encoder()
-    found = encoder(torch.tensor([source], device=model.device), output_attentions=True).master_gate_distances
-    model.train(training)
+    with eval_mode(model):
+        encoded = model.get_encoder()(torch.tensor([source], device=model.device), output_attentions=True)
+    found = encoded.master_gate_distances
     layers = torch.stack([layer[0] for layer in found]).float().cpu().numpy()
     return SyntacticDistances(token_names(translator.tokenizer, source), layers)
 

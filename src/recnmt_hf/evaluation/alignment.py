@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import datasets
 import evaluate
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain, is_blank
@@ -218,7 +217,6 @@ def words_of_tokens(
     return encoded["input_ids"], words
 
 
-@torch.no_grad()
 def align_pairs(
     translator: ForcedDecoder,
     sources: Sequence[str],

@@ -25,6 +25,7 @@ from transformers import (
 from ..data.tokenizer_checks import stamp
 from ..models.user_errors import UserError
 from .decoding import MaxLengthPerSentence, PrefixPerSentence
+from .eval_mode import eval_mode
 from .options import DecodingOptions
 from .results import Hypothesis
 from .search import search
@@ -123,7 +124,6 @@ class EnsembleTranslator(Translator):
         paths = [path] if isinstance(path, (str, Path)) else list(path)
         return cls([Translator.from_pretrained(each, *args, **kwargs) for each in paths])
 
-    @torch.no_grad()
     def _generate(
         self,
         sources: Sequence[Sequence[int]],
@@ -155,16 +155,17 @@ class EnsembleTranslator(Translator):
             ]
         )
         start = self.shift(input_ids[:, :1])
-        found = search(
-            Members(models),
-            start.repeat_interleave(options.beams, 0),
-            processors,
-            criteria,
-            config,
-            encoder_outputs=tuple(encoded(model, input_ids, attention_mask, options.beams) for model in models),
-            attention_mask=attention_mask.repeat_interleave(options.beams, 0),
-            past_key_values=Caches([empty_cache(model) for model in models]),
-        )
+        with eval_mode(*models):
+            found = search(
+                Members(models),
+                start.repeat_interleave(options.beams, 0),
+                processors,
+                criteria,
+                config,
+                encoder_outputs=tuple(encoded(model, input_ids, attention_mask, options.beams) for model in models),
+                attention_mask=attention_mask.repeat_interleave(options.beams, 0),
+                past_key_values=Caches([empty_cache(model) for model in models]),
+            )
         kept = options.num_hypotheses
         rows = [
             self.strip(row[: limits[number // kept]]) for number, row in enumerate(found[:, start.shape[1] :].tolist())

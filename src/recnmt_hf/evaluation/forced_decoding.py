@@ -14,6 +14,7 @@ from .._plain_text import is_blank
 from ..data.tokenizer_pair import TokenizerPair
 from ..models.user_errors import UserError
 from .attention_links import token_links
+from .eval_mode import eval_mode
 from .model_checks import check_weights
 from .options import DecodingOptions, decoding_options
 from .results import SentenceScore
@@ -107,7 +108,6 @@ class ForcedDecoder:
         found = self.score_tokens(source_ids, target_ids, options.max_tokens)
         return [SentenceScore(sum(each) / max(len(each), 1) ** penalty, sum(each), each) for each in found]
 
-    @torch.no_grad()
     def score_tokens(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int = 4096
     ) -> list[list[float]]:
@@ -117,12 +117,13 @@ class ForcedDecoder:
         for batch in batches_by_tokens(lengths, max_tokens):
             input_ids, attention_mask = self.pad([sources[i] for i in batch], self.tokenizer.pad_token_id)
             labels, _ = self.pad([targets[i] for i in batch], self.pad_id())
-            logits = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                decoder_input_ids=self.shift(labels),
-                use_cache=False,
-            ).logits
+            with eval_mode(self.model):
+                logits = self.model(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    decoder_input_ids=self.shift(labels),
+                    use_cache=False,
+                ).logits
             logits = logits if logits.dtype == torch.float64 else logits.float()
             log_probs = logits.gather(-1, labels[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)
             for i, row in zip(batch, log_probs.tolist(), strict=True):
@@ -131,7 +132,6 @@ class ForcedDecoder:
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def align_tokens(
         self,
         sources: Sequence[Sequence[int]],
@@ -155,7 +155,6 @@ class ForcedDecoder:
                 links[i] = of_sentence
         return links
 
-    @torch.no_grad()
     def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
         """
         Cross-attention of forced decoding, for each decoder layer `(batch_size, num_heads, target_length,
@@ -167,13 +166,14 @@ class ForcedDecoder:
         input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
         labels, _ = self.pad(targets, self.pad_id())
         # The encoder's own attentions, and what else it could return, are not asked for: they may be large.
-        attentions = self.model(
-            encoder_outputs=self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
-            attention_mask=attention_mask,
-            decoder_input_ids=self.shift(labels),
-            use_cache=False,
-            output_attentions=True,
-        ).cross_attentions
+        with eval_mode(self.model):
+            attentions = self.model(
+                encoder_outputs=self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
+                attention_mask=attention_mask,
+                decoder_input_ids=self.shift(labels),
+                use_cache=False,
+                output_attentions=True,
+            ).cross_attentions
         if not attentions or attentions[0] is None:
             if getattr(self.model.config, "attends_source_words", True):
                 raise UserError(

@@ -20,6 +20,7 @@ from .._values import shown
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, load_target_tokenizer
 from ..models.user_errors import UserError
 from .decoding import MaxLengthPerSentence, PrefixPerSentence
+from .eval_mode import eval_mode
 from .forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
 from .loading import load_model
 from .options import PYTHON_ARGUMENTS, DecodingOptions, decoding_options, reason
@@ -324,7 +325,6 @@ class Translator(ForcedDecoder):
         most = self.longest_target()
         return limits if most is None else [min(limit, most) for limit in limits]
 
-    @torch.no_grad()
     def _generate(
         self,
         sources: Sequence[Sequence[int]],
@@ -347,7 +347,7 @@ class Translator(ForcedDecoder):
         model: Any = self.model  # PreTrainedModel alone has no `generate`
         if leaves_finished(settings, options, model.generation_config):
             settings["custom_generate"] = search
-        with explained_generation(options):
+        with eval_mode(model), explained_generation(options):
             outputs = model.generate(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
