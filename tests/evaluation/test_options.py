@@ -1,5 +1,10 @@
 """Options of decoding: stated once, passed on to generate, sampling with a seed, prefixes."""
 
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 
@@ -75,12 +80,47 @@ def test_samples_follow_their_seed(translator, sentences):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_a_seed_leaves_other_random_numbers_alone(translator, sentences):
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    translator(sentences[:1], beams=1, seed=1, generate={"do_sample": True}, max_length_extra=1)
-    assert torch.equal(torch.rand(2), expected)
+def global_states():
+    return torch.get_rng_state().tolist(), random.getstate(), [str(each) for each in np.random.get_state()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beams": 1},
+        {"beams": 1, "num_hypotheses": 3, "top_p": 0.9, "temperature": 1.5},
+        {"beams": 3, "num_hypotheses": 2},
+        {"beams": 1, "prompt_lookup_num_tokens": 2, "max_tokens": 1},  # assisted decoding takes one sentence at a time
+    ],
+    ids=["sampling", "several", "beams", "assisted"],
+)
+def test_a_seed_leaves_global_random_numbers_alone(translator, sentences, options):
+    """It draws what the same seed of torch draws."""
+    options = {"do_sample": True, "max_new_tokens": 4, **options}
+    torch.manual_seed(7)
+    expected = translator(sentences[:2], **options)
+    before = global_states()
+    assert translator(sentences[:2], seed=7, **options) == expected
+    assert global_states() == before
+
+
+def test_threads_with_seeds_of_their_own_do_not_meet(translator, sentences):
+    """Two threads that take every step together sample what each samples alone."""
+    options = {"beams": 1, "do_sample": True, "max_new_tokens": 3, "min_new_tokens": 3}
+    alone = [translator(sentences, seed=seed, **options) for seed in (1, 2)]
+    together = threading.Barrier(2)
+
+    def wait(input_ids, scores):
+        together.wait(20)
+        return scores
+
+    def sample(seed):
+        return translator(sentences, seed=seed, logits_processor=[wait], **options)
+
+    before = global_states()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(sample, (1, 2))) == alone
+    assert global_states() == before
 
 
 def test_sampling_under_a_temperature_near_zero_is_greedy(translator, sentences):

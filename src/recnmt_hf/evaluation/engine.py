@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,9 @@ GENERATION = {
 }
 # Where all symbols may be drawn.
 ALL_SYMBOLS = 0
+# CTranslate2 has one seed for the whole process, which a thread of an engine reads once, before its first draw.
+SEED_LOCK = threading.Lock()
+RANDOM_SEED = 2**32 - 1  # CTranslate2 then seeds from the system
 
 
 def load_engine_package() -> Any:
@@ -81,7 +85,8 @@ class EngineTranslator(Translator):
     The engine's search ends once as many hypotheses are finished as there are beams (transformers'
     `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`; which of the finished ones
     is best is decided by the penalty that the options name. Hypotheses of a batch are cut at their own limits; the
-    search goes on to the largest one.
+    search goes on to the largest one. Sampling with a seed loads the engine again for each buffer, and threads that
+    sample with a seed wait for each other.
 
     Args:
         path (`str` or `Path`): As [`~recnmt_hf.hub.engines.export_ctranslate2`] writes it.
@@ -97,16 +102,12 @@ class EngineTranslator(Translator):
         path = Path(path)
         about = engine_settings(path)
         config, generation = NMTTransformerConfig.from_dict(about["config"]), about["generation_config"]
-        kind = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")[0]
+        self.path = path
+        self.device = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")[0]
         with explained_loading(path):
             tokenizers = TokenizerPair.load(path)
-        try:
-            self.engine = engine.Translator(str(path), device=kind, intra_threads=torch.get_num_threads())
-        except (RuntimeError, ValueError) as error:
-            raise UserError(
-                f"CTranslate2 cannot load {path} ({shorten(str(error))}). Remedy: export the model again, or name "
-                "another device."
-            ) from error
+        self.engine = self.load_engine()
+        self.own = threading.local()  # the engine that a thread samples with under its seed
         stand_in: Any = SimpleNamespace(config=config, generation_config=generation, device=torch.device("cpu"))
         self.model = stand_in
         self.tokenizers = tokenizers
@@ -114,6 +115,23 @@ class EngineTranslator(Translator):
         self.control_ids = tokenizers.control_ids()
         self.symbols = [vocabulary_of(path, side) for side in ("source", "target")]
         self.numbers = {symbol: number for number, symbol in enumerate(self.symbols[1])}
+
+    def load_engine(self) -> Any:
+        """
+        Load the engine.
+
+        Raises:
+            UserError: The files are damaged, or CTranslate2 does not have the device.
+        """
+        try:
+            return load_engine_package().Translator(
+                str(self.path), device=self.device, intra_threads=torch.get_num_threads()
+            )
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"CTranslate2 cannot load {self.path} ({shorten(str(error))}). Remedy: export the model again, or name "
+                "another device."
+            ) from error
 
     def _generate(
         self,
@@ -126,7 +144,7 @@ class EngineTranslator(Translator):
             raise UserError("CTranslate2's models give no alignments here. Remedy: align with the model itself.")
         limits = self.limits(sources, prefixes, options)
         penalty = options.penalty()
-        found = self.engine.translate_batch(
+        found = getattr(self.own, "engine", self.engine).translate_batch(
             [[self.symbols[0][id] for id in source] for source in sources],
             target_prefix=[[self.symbols[1][id] for id in prefix] for prefix in prefixes] if any(prefixes) else None,
             beam_size=options.beams,
@@ -152,10 +170,19 @@ class EngineTranslator(Translator):
         return [each[: options.num_hypotheses] for each in hypotheses]
 
     @contextmanager
-    def drawing(self, seed: int | None, offset: int) -> Iterator[None]:
-        if seed is not None:
-            load_engine_package().set_random_seed(seed + offset)
-        yield
+    def seeded(self, seed: int | None, offset: int) -> Iterator[None]:
+        if seed is None:
+            yield
+            return
+        package = load_engine_package()
+        with SEED_LOCK:
+            package.set_random_seed((seed + offset) % RANDOM_SEED)
+            try:
+                self.own.engine = self.load_engine()
+                yield
+            finally:
+                self.own.__dict__.pop("engine", None)
+                package.set_random_seed(RANDOM_SEED)
 
     def settings(self, options: DecodingOptions) -> dict[str, Any]:
         """The engine's arguments for what `generate` shall do beside."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -27,6 +27,7 @@ from .options import PYTHON_ARGUMENTS, DecodingOptions, decoding_options, reason
 from .quantization import check_quantization, quantized
 from .results import Hypothesis, SentenceScore, Translation
 from .search import search
+from .seeded_draws import SeededDraws
 from .splitting import join_pieces, split_text
 
 
@@ -293,7 +294,7 @@ class Translator(ForcedDecoder):
                 unknown.count(ids)
         found: list[list[Hypothesis]] = [[] for _ in pieces]
         rows = max(options.beams, options.num_hypotheses)
-        with self.drawing(options.seed, offset):  # once for all batches, or each would draw the same
+        with self.seeded(options.seed, offset):  # once for all batches, or each would draw the same
             for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // rows):
                 hypotheses = self._generate(
                     [pieces[k][1] for k in batch], options, [prefixes[k] for k in batch], scores
@@ -312,9 +313,9 @@ class Translator(ForcedDecoder):
             results.append(Translation(each.text, best))
         return results
 
-    def drawing(self, seed: int | None, offset: int) -> AbstractContextManager[None]:
-        """Where sentences are sampled with a seed; `offset` sentences were before."""
-        return seeded(seed, offset, self.model.device)
+    def seeded(self, seed: int | None, offset: int) -> AbstractContextManager[Any]:
+        """Return the context in which sentences are sampled with a seed, after `offset` earlier sentences."""
+        return nullcontext() if seed is None else SeededDraws(seed + offset)
 
     def limits(
         self, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], options: DecodingOptions
@@ -432,17 +433,6 @@ def paired(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator
                 "sentence, and an empty one where its translation is free."
             )
         yield sentence, prefix
-
-
-@contextmanager
-def seeded(seed: int | None, offset: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of their own for what is sampled within; without a seed those of torch, as ever."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed + offset)
-        yield
 
 
 @contextmanager
