@@ -58,6 +58,7 @@ evaluation/options.py                     tests/evaluation/test_options.py::test
 evaluation/options.py                     tests/evaluation/test_options.py::test_names_of_transformers_stand_for_options
 evaluation/options.py                     tests/evaluation/test_options.py::test_settings_of_generate_that_cannot_be
 evaluation/options.py                     tests/evaluation/test_options.py::test_wrong_names_and_contradictions_are_named
+evaluation/origin.py                      tests/evaluation/test_sentences.py
 evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[misshapen]
 evaluation/pipeline.py                    tests/evaluation/test_model_checks.py::test_wrong_weights_are_refused[missing]
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_calls_go_through_the_methods
@@ -73,6 +74,8 @@ evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::tes
 evaluation/pipeline.py                    tests/evaluation/test_pipeline.py::test_what_is_wrong_is_named
 evaluation/pipeline.py                    tests/evaluation/test_translator.py::test_target_tokenizer_of_its_own
 evaluation/rouge.py                       tests/evaluation/test_rouge.py
+evaluation/seeded_draws.py                tests/evaluation/test_options.py
+evaluation/short_translations.py          tests/evaluation/test_sentences.py
 evaluation/significance.py                tests/evaluation/test_significance.py tests/evaluation/test_metrics.py
 evaluation/translator.py                  tests/evaluation/test_model_checks.py::test_whoever_wants_to_may_look_alone
 evaluation/translator.py                  tests/evaluation/test_options.py::test_a_prefix_of_a_split_sentence_begins_its_first_part

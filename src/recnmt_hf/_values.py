@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import reprlib
 import textwrap
 import types
@@ -29,6 +30,8 @@ MOST_SEED = 2**32 - 1
 # Beyond these translating takes all memory, or no float holds the divisor of a score.
 MOST_BEAMS = 1000
 MOST_LENGTH_PENALTY = 100
+# A language code.
+LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
 
 
 @dataclass(frozen=True)

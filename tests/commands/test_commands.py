@@ -1,10 +1,13 @@
 """The console command and the scripts: one set of functions, errors as sentences, whole way from corpus to scores."""
 
 import json
+import os
 import platform
+import select
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -154,6 +157,35 @@ def test_translate_reads_standard_input(tiny_folder, corpus):
     rows = [line.split(" ||| ") for line in result.stdout.splitlines()]
     assert [row[0] for row in rows] == ["0", "1", "1", "2"] and rows[0][1] == ""
     assert float(rows[1][3]) >= float(rows[2][3])
+
+
+def test_translate_answers_on_a_pipe(tiny_folder, monkeypatch):
+    """With a buffer of one line, the answer to a line comes before the next line is written, or the pipe closed."""
+    questions, answers = os.pipe(), os.pipe()
+    found = []
+
+    def ask():
+        try:
+            for line in (b"The dog sleeps.\n", b"\n", b"We see a cat. We sleep.\n"):
+                os.write(questions[1], line)
+                is_there, _, _ = select.select([answers[0]], [], [], 20)
+                if not is_there:
+                    return
+                found.append(os.read(answers[0], 10000))
+        finally:
+            os.close(questions[1])
+
+    client = threading.Thread(target=ask)
+    words = ["translate", str(tiny_folder), "--buffer", "1", "--beams", "1", "--max-length-extra", "2"]
+    with open(questions[0]) as stdin, open(answers[1], "w") as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        client.start()
+        assert main(words) == 0
+        client.join()
+    os.close(answers[0])
+    assert len(found) == 3 and all(each.endswith(b"\n") and each.count(b"\n") == 1 for each in found)
+    assert found[1] == b"\n"
 
 
 def test_average_of_a_run(tmp_path, capsys, tiny_folder):

@@ -45,6 +45,10 @@ def test_what_stands_where_a_text_was_cut(text, cut, glue):
         (["12", "我们"], ["", " "], "12我们"),
         (["한국어", "문장"], ["", " "], "한국어 문장"),
         (["สวัสดี", "ครับ"], ["", " "], "สวัสดีครับ"),
+        (["我们", "看见"], ["", "\n\n"], "我们\n\n看见"),  # line breaks stay in every script
+        (["one", "", "two"], ["", "\n", " "], "one\ntwo"),
+        (["one", "", "two"], ["", " ", "\n"], "one\ntwo"),
+        (["one", "", "two", "three"], ["", "  ", " ", " "], "one  two three"),
     ],
 )
 def test_parts_are_joined_by_the_script_of_their_nearest_letters(parts, glues, joined):

@@ -100,6 +100,7 @@ def test_settings_of_a_call_join_those_of_the_pipeline(tiny_folder, translator, 
 def test_long_sentences_are_split_or_cut_off(pipe, translator, sentences):
     text = " ".join(sentences[:3])
     options = {"beams": 1, "max_source_length": 12, "max_length_factor": 0, "max_length_extra": 5}
+    options["split_sentences"] = "never"
     found = {}
     for choice in ("split", "truncate"):
         found[choice] = pipe(text, on_long=choice, **options)[0]["translation_text"]

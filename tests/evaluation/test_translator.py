@@ -195,8 +195,9 @@ def test_long_sentences_are_refused_or_split(translator, sentences):
     long = " ".join(sentences)
     limit = max(len(translator.encode_source(s)) for s in sentences)
     with pytest.raises(ValueError, match=r"Sentence 2 has \d+ tokens, the model takes \d+.*on_long"):
-        translator([sentences[0], long], max_source_length=limit)
-    split = translator([long, sentences[0]], max_source_length=limit, on_long="split", beams=2)
+        translator([sentences[0], long], max_source_length=limit, split_sentences="never")
+    whole = {"split_sentences": "never", "beams": 2}
+    split = translator([long, sentences[0]], max_source_length=limit, on_long="split", **whole)
     assert split[1].text == translator([sentences[0]], beams=2)[0].text
     pieces = translator.split_source(long, limit)
     assert all(len(piece) <= limit for piece in pieces)
@@ -209,7 +210,7 @@ def test_long_sentences_are_refused_or_split(translator, sentences):
     assert len(texts) > 2 and all(text.count("http") == text.count("see") for text in texts if "http" in text)
     beyond = " ".join(sentences * 20)
     with pytest.raises(ValueError, match="the model takes 128"):
-        translator([beyond])
+        translator([beyond], split_sentences="never")
 
 
 def test_length_limit_holds_for_each_sentence(translator, sentences):
@@ -680,6 +681,7 @@ def test_prefixes_of_several_split_sentences(translator, sentences):
     """Each begins the first part of its own sentence, and no other part."""
     texts = [" ".join(sentences[:3]), " ".join(sentences[3:6])]
     options = {"beams": 1, "max_source_length": 12, "on_long": "split", "max_length_factor": 0, "max_length_extra": 6}
+    options["split_sentences"] = "never"
     assert all(len(translator.prepare(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
     prefixes = ["Der Hund", "Die Katze"]
     both = translator(texts, prefixes, **options)

@@ -425,6 +425,16 @@ def test_long_sentences_are_validated_too(tmp_path):
     assert any("2 validation pairs" in str(call) for call in said.mock_calls)
 
 
+def test_validation_takes_lines_as_they_are(tmp_path, tokenizer):
+    """A line of several sentences is one segment, whatever the trainer is told."""
+    trainer = trainer_for(tmp_path, tokenizer, max_steps=1, bleu_samples=2)
+    trainer.validation_options.max_length_extra = 2
+    trainer.eval_dataset = trainer.eval_dataset.select([0]).map(lambda row: {"source": "We sleep. We sleep."})
+    with mock.patch.object(Translator, "search", autospec=True, side_effect=Translator.search) as search:
+        trainer.sample_scores(trainer.eval_dataset)
+    assert [len(each.pieces) for each in search.mock_calls[0].args[1]] == [1]
+
+
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_case_of_bleu(tmp_path, lowercase):
     plan = recipe(

@@ -106,8 +106,10 @@ def add_options(parser: argparse.ArgumentParser, kind: type, names: Sequence[str
 
 
 def reader(option: Option) -> Callable[[str], Any]:
-    """What reads an option's values that are no choices: numbers, and words that may stand in their place."""
+    """What reads an option's values that are no choices: text, or numbers and words that may stand in their place."""
     kinds = members(option.hint)
+    if str in kinds:
+        return str
     words = {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
     allowed = option.allowed or Range()
     convert = (

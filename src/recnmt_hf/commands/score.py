@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.options import DecodingOptions
@@ -69,14 +69,20 @@ def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
         yield source, tokens
 
 
-def check_tokens(records: list[tuple[str, list[int]]], path: str, symbols: int) -> None:
-    """Raises `UserError` for token ids that a model has not, with the line."""
+def check_tokens(records: list[tuple[str, list[int]]], path: str, symbols: int, ends: Collection[int]) -> None:
+    """Raise `UserError` for token ids that a model does not have, and for those of a split text, with the line."""
     for number, (_, tokens) in enumerate(records, start=1):
         wrong = next((token for token in tokens if not 0 <= token < symbols), None)
         if wrong is not None:
             raise UserError(
                 f"{path}, line {number}: there is no token {wrong}; the model has 0 to {symbols - 1}. Remedy: score "
                 "with the model that translated."
+            )
+        if not set(tokens[:-1]).isdisjoint(ends):
+            raise UserError(
+                f"{path}, line {number}: the tokens are those of several sentences or parts, which were translated one "
+                "by one and have no common probability. Remedy: translate with --split-sentences never and without "
+                "--on-long split."
             )
 
 
@@ -99,7 +105,8 @@ def run(args: argparse.Namespace) -> None:
     translator = load_translator(args)
     if by_record:
         config = translator.model.config
-        check_tokens(pairs, args.jsonl, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
+        symbols = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+        check_tokens(pairs, args.jsonl, symbols, translator.end_ids())
 
     def results() -> Iterator[SentenceScore | None]:
         file = args.jsonl if by_record else args.source

@@ -7,7 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..evaluation.options import DecodingOptions
+from .._values import LANGUAGE
+from ..evaluation.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, load_translator, named_twice, read_settings, told_twice
 from .translate import DECODING, FLAGS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..training.evidence import Evidence
 
 # A best translation has no use for these.
-NOT_HERE = ("num_hypotheses", "alignments", "alignment_layer")
+NOT_HERE = ("num_hypotheses", "alignments", "alignment_layer", *OF_TEXTS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     from ..data.text import read_parallel
     from ..hub.checked_copy import model_folder
     from ..training.evidence import Evidence, public
-    from ..training.recipe import LANGUAGE, name_of_test
+    from ..training.recipe import name_of_test
     from ..training.testing import compare_with_baseline, test_model
 
     for name, _, _ in args.set:

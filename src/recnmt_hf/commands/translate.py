@@ -104,3 +104,5 @@ def run(args: argparse.Namespace) -> None:
                     if hypothesis.alignment is not None:
                         record["alignment"] = hypothesis.alignment
                     print(json.dumps(record, ensure_ascii=False), file=out)
+            if (line + 1) % args.buffer == 0:
+                out.flush()  # for a reader that waits for its answers

@@ -19,6 +19,7 @@ from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.user_errors import UserError
 from .forced_decoding import batches_by_tokens
 from .options import DecodingOptions
+from .origin import read_origin
 from .results import Hypothesis
 from .translator import Translator
 
@@ -113,6 +114,7 @@ class EngineTranslator(Translator):
         self.tokenizers = tokenizers
         tokenizers.check(stand_in, strict=check)
         self.control_ids = tokenizers.control_ids()
+        self.origin = read_origin(path)
         self.symbols = [vocabulary_of(path, side) for side in ("source", "target")]
         self.numbers = {symbol: number for number, symbol in enumerate(self.symbols[1])}
 

@@ -100,6 +100,7 @@ class EnsembleTranslator(Translator):
         first = members[0]
         self.members = list(members)
         self.model, self.tokenizers, self.control_ids = first.model, first.tokenizers, first.control_ids
+        self.origin = first.origin
         own = signature_of(first)
         for each in members[1:]:
             if not hasattr(each.model, "get_encoder"):

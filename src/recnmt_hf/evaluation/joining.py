@@ -1,4 +1,4 @@
-"""Joining the translations of a split sentence's parts: with a space where the target language writes one."""
+"""Join the translations of the parts of a text: with a space where the target language writes one."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ def join_texts(parts: Sequence[str], glues: Sequence[str]) -> str:
 
     Args:
         parts (sequence of `str`): Translations, some perhaps empty.
-        glues (sequence of `str`): What stands before each part in a language with spaces; left out between characters
-            of a script without, and beside wide punctuation.
+        glues (sequence of `str`): White space before each part in a language with spaces. Spaces are left out between
+            characters of a script without, and beside wide punctuation; line breaks stay.
     """
-    joined = ""
+    joined = space = ""
     for part, glue in zip(parts, glues, strict=True):
-        if joined and part and not is_unspaced_between(joined, part):
-            joined += glue
-        joined += part
+        space = max(space, glue, key=lambda each: (each.count("\n"), len(each)))
+        if not part:
+            continue
+        if joined and ("\n" in space or not is_unspaced_between(joined, part)):
+            joined += space
+        joined, space = joined + part, ""
     return joined
 
 

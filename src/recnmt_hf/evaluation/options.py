@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from .._loading_errors import shorten
 from .._values import (
+    LANGUAGE,
     MOST_BEAMS,
     MOST_LENGTH_PENALTY,
     MOST_SEED,
@@ -42,6 +43,8 @@ STATED_ELSEWHERE = {
 }
 # transformers' names of options, in Python.
 ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
+# Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
+OF_TEXTS = ("split_sentences", "source_lang")
 # Arguments of `generate` that are no fields of its configuration; they cannot be written as YAML.
 PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
 
@@ -72,6 +75,14 @@ class DecodingOptions:
     max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(1.0, "most new tokens for a source token")
     max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(50, "and that many more")
     max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(4096, "source tokens of a batch, times beams")
+    split_sentences: Literal["auto", "always", "never"] = option(
+        "auto",
+        "translate the sentences of a line one by one; auto: not in a line with a prefix, not with on_long=truncate, "
+        "and not by a model for summaries",
+    )
+    source_lang: str | None = option(
+        None, "language code of the source, for split_sentences; defaults to the one that the model's files name"
+    )
     on_long: Literal["error", "split", "truncate"] = option(
         "error",
         "sources beyond the model's positions are refused, split at punctuation, else between words, or cut off, as "
@@ -85,7 +96,7 @@ class DecodingOptions:
         None, "decoder layer to read them from, or the mean of all; by default the one below the top"
     )
     buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        2000, "sentences that are sorted by length and batched together"
+        2000, "sentences that are read, sorted by length, translated and written together"
     )
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(
         None, "of sampling: the same seed, sentences, batches and device give the same translations"
@@ -107,6 +118,11 @@ class DecodingOptions:
             raise UserError(
                 f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
                 "allowed: they leave no token. Remedy: set one above 0."
+            )
+        if self.source_lang is not None and not LANGUAGE.fullmatch(self.source_lang):
+            raise UserError(
+                f"source_lang={shown(self.source_lang)} is not allowed; it must be a language code of letters, digits, "
+                "_ and -. Remedy: correct it, e.g. en, de or zh-CN."
             )
         if self.alignments and self.on_long == "split":
             raise UserError(

@@ -14,13 +14,18 @@ from .forced_decoding import UnknownTokens
 from .loading import without_reports
 from .model_checks import check_loading
 from .options import DecodingOptions, decoding_options, own_names
+from .origin import read_origin
 from .results import Translation
+from .short_translations import ShortTranslations
 from .translator import Translator
 
 
 # transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
 TASK = "recnmt-translation"
 
+
+# Options of preparing a sentence.
+PREPARING = ("max_source_length", "on_long", "split_sentences", "source_lang", "alignments")
 
 # What transformers reports of a model that the pipeline loaded, until the pipeline has looked at it.
 LOADING_INFO = "_recnmt_loading_info"
@@ -77,16 +82,20 @@ class TranslationPipeline(Pipeline):
         kwargs.setdefault("batch_size", options_of(DecodingOptions)["buffer"].default)
         super().__init__(*args, **kwargs)
         path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
+        commit = getattr(self.model.config, "_commit_hash", None)  # of the Hub's files
+        revision = {"revision": commit} if commit else {}
         if target_tokenizer is None and path and not is_joint:
-            commit = getattr(self.model.config, "_commit_hash", None)  # of the Hub's files
-            target_tokenizer = load_target_tokenizer(path, **({"revision": commit} if commit else {}))
+            target_tokenizer = load_target_tokenizer(path, **revision)
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
+        if path:
+            self.translator.origin = read_origin(path, **revision)
+        self.translated = 0  # sentences of the present call
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         # Those of a call replace those of the pipeline one by one, whatever name they have.
         options = own_names(kwargs)
         options |= options.pop("generate", {})
-        return {name: options[name] for name in ("max_source_length", "on_long") if name in options}, options, {}
+        return {name: options[name] for name in PREPARING if name in options}, options, {}
 
     # In transformers the first parameter of these has other names; it is passed by position.
     def preprocess(  # type: ignore[override]
@@ -107,8 +116,15 @@ class TranslationPipeline(Pipeline):
         given = input_tensors["sentences"]  # one, or those of a batch
         unknown = UnknownTokens(self.tokenizer)
         sentences = given if isinstance(given, list) else [given]
-        found = self.translator.search(sentences, decoding_options(None, kwargs), unknown)
+        options = decoding_options(None, kwargs)
+        found = self.translator.search(sentences, options, unknown)
         unknown.warn()
+        if not self.translator.takes_whole_texts(options):
+            short = ShortTranslations()
+            for number, translation in enumerate(found, start=self.translated + 1):
+                short.add(number, translation)
+            short.warn()
+        self.translated += len(found)
         return {"translations": found if isinstance(given, list) else found[0]}
 
     # As `preprocess`.
@@ -121,8 +137,9 @@ class TranslationPipeline(Pipeline):
     def __call__(self, sentences: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """
         Translates a sentence (a list of hypotheses), or several (a list of such lists; of a dataset or a generator, an
-        iterator over them).
+        iterator over them). A text of several sentences is translated sentence by sentence (`split_sentences`).
         """
+        self.translated = 0
         if isinstance(sentences, (list, tuple)):
             return super().__call__(list(sentences), **kwargs) if sentences else []
         return super().__call__(sentences, **kwargs)

@@ -1,9 +1,11 @@
-"""Sentences that are too long for a model: cut into parts, and their translations joined again."""
+"""Split texts into sentences and long sentences into parts, and join their translations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+
+import sentencex
 
 from .joining import glue_at, join_texts
 from .results import Hypothesis
@@ -39,12 +41,55 @@ def split_text(text: str, limit: int, length: Callable[[str], int], glue: str = 
     return [(glue, text)]
 
 
-def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str]) -> list[Hypothesis]:
-    """The hypotheses of a split sentence from those of its parts, rank by rank."""
+def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
+    """
+    Split a text into its sentences. Line breaks always separate sentences.
+
+    Args:
+        text (`str`): The text.
+        language (`str`, *optional*): Language code. By default, and for an unknown one, the rules suit most
+            languages.
+
+    Returns:
+        For each sentence the text that joins it to the one before, and the sentence.
+    """
+    code = re.split("[-_]", language or "")[0].lower()
+    # The splitter fails on white space of several bytes.
+    plain = re.sub(r"\s", " ", text)
+    sentences: list[tuple[str, str]] = []
+    glue, start = "", 0
+    for line in text.split("\n"):
+        for part in sentencex.segment(code, plain[start : start + len(line)]):
+            given, start = text[start : start + len(part)], start + len(part)
+            if sentence := given.strip():
+                before = given.partition(sentence)[0]
+                space = (glue + before).replace("\u3000", " ") if "\n" not in glue else glue + before
+                sentences.append((space or glue_at(text, start - len(given)), sentence))
+                glue = ""
+            glue += given[len(given.rstrip()) :] if sentence else given
+        glue, start = f"{glue}\n", start + 1
+    return [("", sentences[0][1]), *sentences[1:]] if sentences else []
+
+
+def join_pieces(
+    found: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str], lengths: Sequence[int] | None = None
+) -> list[Hypothesis]:
+    """
+    Join the hypotheses of the parts of a text rank by rank: the best of each part, the second best of each, and so on.
+    Log-probabilities add up.
+
+    Args:
+        found (sequence of sequences of [`Hypothesis`]): Hypotheses of each part.
+        penalty (`float`): The length penalty of the joined hypotheses.
+        glues (sequence of `str`): Text that joins each part to the one before.
+        lengths (sequence of `int`, *optional*): Source tokens of each part without control tokens, which the
+            alignments of the parts behind it are moved by. Required for alignments.
+    """
     joined = []
     for parts in zip(*found, strict=True):
         log_prob = sum(part.log_prob for part in parts)
         tokens = [token for part in parts for token in part.tokens]
+        alignment = None if parts[0].alignment is None else join_alignments(parts, lengths or [])
         joined.append(
             Hypothesis(
                 join_texts([part.text for part in parts], glues),
@@ -52,6 +97,17 @@ def join_pieces(found: Sequence[Sequence[Hypothesis]], penalty: float, glues: Se
                 log_prob,
                 tokens,
                 all(part.finished for part in parts),
+                alignment,
             )
         )
-    return joined
+    return sorted(joined, key=lambda one: -one.score)
+
+
+def join_alignments(parts: Sequence[Hypothesis], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the links of all parts, with positions in the whole source and in the joined tokens."""
+    links: list[tuple[int, int]] = []
+    sources = targets = 0
+    for part, length in zip(parts, lengths, strict=True):
+        links += [(source + sources, target + targets) for source, target in part.alignment or []]
+        sources, targets = sources + length, targets + len(part.tokens)
+    return links

@@ -24,11 +24,13 @@ from .eval_mode import eval_mode
 from .forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
 from .loading import load_model
 from .options import PYTHON_ARGUMENTS, DecodingOptions, decoding_options, reason
+from .origin import Origin, read_origin
 from .quantization import check_quantization, quantized
 from .results import Hypothesis, SentenceScore, Translation
 from .search import search
 from .seeded_draws import SeededDraws
-from .splitting import join_pieces, split_text
+from .short_translations import ShortTranslations
+from .splitting import join_pieces, split_sentences, split_text
 
 
 __all__ = [
@@ -69,8 +71,8 @@ class PreparedSentence:
     A sentence as the model takes it.
 
     Attributes:
-        text (`str`): The sentence.
-        pieces (`list[list[int]]`): Token ids: one list, several of a split sentence, none of one that shows nothing.
+        text (`str`): The sentence, or a text of several.
+        pieces (`list[list[int]]`): Token ids: one list, several of a split text, none of one that shows nothing.
         glues (`list[str]`): What joins the translation of each piece to the one before.
         prefix (`list[int]`): Token ids that its translation begins with.
     """
@@ -95,6 +97,9 @@ class Translator(ForcedDecoder):
     Raises:
         ValueError: The weights are not finite, or a tokenizer is not the model's.
     """
+
+    # What the model was trained for, as far as it is known.
+    origin = Origin()
 
     @classmethod
     def from_pretrained(
@@ -143,7 +148,9 @@ class Translator(ForcedDecoder):
 
                 with explained_loading(path):
                     tokenizers = TokenizerPair.load(path)
-                return cls(OnnxModel(path, device), tokenizers.source, tokenizers.target, check)
+                translator = cls(OnnxModel(path, device), tokenizers.source, tokenizers.target, check)
+                translator.origin = read_origin(path)
+                return translator
             return EngineTranslator(path, device, check)
         if quantization is not None:
             check_quantization(quantization, device, dtype)
@@ -151,6 +158,7 @@ class Translator(ForcedDecoder):
         model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
         tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
         translator = cls(model, tokenizers.source, tokenizers.target, check)
+        translator.origin = read_origin(path, **kwargs)
         if quantization is not None:
             translator.model = quantized(model)
         return translator
@@ -168,11 +176,14 @@ class Translator(ForcedDecoder):
         options: DecodingOptions | None = None,
         prefixes: Iterable[str] | None = None,
         scores: bool = True,
+        warn_short: bool = True,
         **changes: Any,
     ) -> Iterator[Translation]:
         """
         Translates a stream of sentences; an empty one, or one without a visible character, gives an empty translation.
-        A warning reports the share of unknown tokens where it is above 1%.
+        A text of several sentences is translated sentence by sentence (`split_sentences`), and the translations are
+        joined by the white space between the sentences. A warning reports the share of unknown tokens where it is above
+        1%, and translations with less than a quarter of the letters of their source.
 
         Args:
             sentences (iterable of `str`): Read a buffer at a time, so files of any size will do.
@@ -181,6 +192,8 @@ class Translator(ForcedDecoder):
                 text leaves it free.
             scores (`bool`, *optional*, defaults to `True`): Whether hypotheses have their scores, which takes a pass
                 of the model over them; else these are NaN, and the hypotheses in the order of the search.
+            warn_short (`bool`, *optional*, defaults to `True`): Whether to warn of translations that are far too short.
+                There is no warning with `on_long="truncate"`, nor for a model for summaries.
             **changes: Fields of [`DecodingOptions`] in place of `options`, or transformers' names: `num_beams`,
                 `max_new_tokens`, and what else `generate` has.
 
@@ -195,25 +208,31 @@ class Translator(ForcedDecoder):
                 raise UserError(f"{name} takes several sentences, not {kind}. Remedy: put them into a list.")
         pairs = paired(sentences, prefixes)
         first = 1
-        unknown = UnknownTokens(self.tokenizer)
+        unknown, short = UnknownTokens(self.tokenizer), ShortTranslations()
         while chunk := list(islice(pairs, options.buffer)):
             prepared = [
                 self.prepare(sentence, options, prefix, f"Sentence {number}")
                 for number, (sentence, prefix) in enumerate(chunk, start=first)
             ]
-            yield from self.search(prepared, options, unknown, first - 1, scores)
+            found = self.search(prepared, options, unknown, first - 1, scores)
+            if warn_short and not self.takes_whole_texts(options):
+                for number, translation in enumerate(found, start=first):
+                    short.add(number, translation)
+            yield from found
             first += len(chunk)
         unknown.warn()
+        short.warn()
 
     def prepare(
         self, sentence: str, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
     ) -> PreparedSentence:
         """
-        A sentence as the model takes it, split where it is too long and that is wanted.
+        Encode a sentence, split where it is too long for the model and `on_long="split"`, or a text, split into
+        sentences.
 
         Args:
             sentence (`str`): The sentence.
-            options ([`DecodingOptions`]): What to do with long ones.
+            options ([`DecodingOptions`]): How to split.
             prefix (`str`, *optional*): What its translation must begin with.
             place (`str`, *optional*): Names the sentence in messages.
 
@@ -221,34 +240,91 @@ class Translator(ForcedDecoder):
             ValueError: It is no text, or too long; its translation cannot begin so.
         """
         self.check_text(sentence, place)
-        ids = [] if is_blank(sentence) else self.encode_source(sentence)
+        whole = [] if is_blank(sentence) else self.encode_source(sentence)
         forced = self.prefix_ids(prefix, place) if prefix else []
-        if self.is_empty(ids):
+        if self.is_empty(whole):
             if forced:
                 raise UserError(
                     f"{place} is empty, and its translation cannot begin with {prefix[:60]!r}. Remedy: give an empty "
                     "prefix too, or see that sentences and prefixes are in the same order."
                 )
             return PreparedSentence(sentence, [], [])
+        parts = [("", sentence, whole)]
+        if self.splits_sentences(options, bool(forced)):
+            parts = self.encoded_sentences(sentence, whole, options)
+        prepared = PreparedSentence(sentence, [], [], forced)
+        space = ""
+        for number, (glue, text, ids) in enumerate(parts, start=1):
+            name = place if len(parts) == 1 else f"{place}, part {number},"
+            for own_glue, piece in self.within_limit(text, ids, options, name, glue):
+                space += own_glue
+                if not self.is_empty(piece):
+                    prepared.pieces.append(piece)
+                    prepared.glues.append(space)
+                    space = ""
+        return prepared
+
+    def takes_whole_texts(self, options: DecodingOptions) -> bool:
+        """Return whether a text is one input and may have a much shorter output, as for summaries."""
+        return options.on_long == "truncate" or self.origin.summarizes
+
+    def splits_sentences(self, options: DecodingOptions, has_prefix: bool) -> bool:
+        """Return whether a text is translated sentence by sentence."""
+        if options.split_sentences == "auto":
+            return not has_prefix and not self.takes_whole_texts(options)
+        return options.split_sentences == "always"
+
+    def encoded_sentences(
+        self, text: str, whole: list[int], options: DecodingOptions
+    ) -> list[tuple[str, str, list[int]]]:
+        """
+        Split a text into sentences.
+
+        Args:
+            text (`str`): The text.
+            whole (`list[int]`): Its token ids.
+            options ([`DecodingOptions`]): Language. With `alignments`, whose positions are those of the whole text, it
+                is split only if its sentences have the same tokens.
+
+        Returns:
+            For each sentence the white space before it, the sentence and its token ids.
+        """
+        language = options.source_lang or self.origin.source_lang or getattr(self.tokenizer, "source_lang", None)
+        sentences = split_sentences(text, language)
+        if len(sentences) < 2:
+            return [("", text, whole)]
+        found = [(glue, sentence, self.encode_source(sentence)) for glue, sentence in sentences]
+        tokens = [id for _, _, ids in found for id in self.without_control(ids)]
+        if options.alignments and tokens != self.without_control(whole):
+            return [("", text, whole)]
+        return found
+
+    def without_control(self, ids: Sequence[int]) -> list[int]:
+        """Return the token ids of a source without control tokens."""
+        return [id for id in ids if id not in self.control_ids[0]]
+
+    def within_limit(
+        self, text: str, ids: list[int], options: DecodingOptions, place: str, glue: str
+    ) -> list[tuple[str, list[int]]]:
+        """Return a sentence's white space and token ids, or those of its parts, none of them too long for the model."""
         limit = min((each for each in (options.max_source_length, self.longest_source()) if each), default=None)
         if limit is None or len(ids) <= limit:
-            return PreparedSentence(sentence, [ids], [""], forced)
+            return [(glue, ids)]
         if options.on_long == "truncate":
-            return PreparedSentence(sentence, [truncated(ids, limit, self.end_ids())], [""], forced)
+            return [(glue, truncated(ids, limit, self.end_ids()))]
         if options.on_long != "split":
             raise UserError(
-                f"{place} has {len(ids)} tokens, the model takes {limit}: {sentence[:60]!r}... "
+                f"{place} has {len(ids)} tokens, the model takes {limit}: {text[:60]!r}... "
                 'Remedy: shorten it, or have it split with on_long="split" (--on-long split), or cut off with '
                 '"truncate".'
             )
-        parts = [(glue, self.encode_source(text)) for glue, text in self.parts_within(sentence, limit)]
-        parts = [(glue, part) for glue, part in parts if not self.is_empty(part)]
-        if any(len(part) > limit for _, part in parts):
+        parts = [(own_glue, self.encode_source(part)) for own_glue, part in self.parts_within(text, limit, glue)]
+        if any(len(part) > limit and not self.is_empty(part) for _, part in parts):
             raise UserError(
                 f"{place} cannot be split into parts of {limit} tokens: a single character takes more. Remedy: raise "
                 "max_source_length."
             )
-        return PreparedSentence(sentence, [part for _, part in parts], [glue for glue, _ in parts], forced)
+        return parts
 
     def prefix_ids(self, prefix: str, place: str) -> list[int]:
         """Token ids that a translation begins with: those of the text, without the end of the sentence."""
@@ -265,8 +341,8 @@ class Translator(ForcedDecoder):
         """Token ids of the parts of a long sentence, as [`split_text`] cuts it."""
         return [self.encode_source(part) for _, part in self.parts_within(sentence, limit)]
 
-    def parts_within(self, sentence: str, limit: int) -> list[tuple[str, str]]:
-        return split_text(sentence.strip(), limit, lambda text: len(self.encode_source(text)))
+    def parts_within(self, sentence: str, limit: int, glue: str = "") -> list[tuple[str, str]]:
+        return split_text(sentence.strip(), limit, lambda text: len(self.encode_source(text)), glue)
 
     def search(
         self,
@@ -309,7 +385,8 @@ class Translator(ForcedDecoder):
             if not parts:
                 best = [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)]
             else:
-                best = parts[0] if len(parts) == 1 else join_pieces(parts, options.penalty(), each.glues)
+                lengths = [len(self.without_control(piece)) for piece in each.pieces]
+                best = parts[0] if len(parts) == 1 else join_pieces(parts, options.penalty(), each.glues, lengths)
             results.append(Translation(each.text, best))
         return results
 

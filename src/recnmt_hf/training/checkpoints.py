@@ -18,14 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .._registration import MODEL_TYPES
+from ..evaluation.origin import EVIDENCE
 from ..models.seq2seq_card import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better
 
 
 MANIFEST = "complete.json"
-# What is known of a finished model, and its translations of test sets, NAME.LANGUAGE each; a mean of models is another.
-EVIDENCE = "evidence.json"
+# Folder of a finished model's translations of test sets, NAME.LANGUAGE each.
 TRANSLATIONS = "translations"
 PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")

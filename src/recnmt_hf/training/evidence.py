@@ -19,8 +19,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .._loading_errors import looks_local
 from ..data.files import open_output
 from ..data.tokenizer_pair import TokenizerPair
+from ..evaluation.origin import EVIDENCE
 from ..models.user_errors import UserError
-from .checkpoints import EVIDENCE, TRANSLATIONS
+from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
 

@@ -16,7 +16,8 @@ from .._plain_text import is_blank
 from ..data.corpora import load_pairs
 from ..data.files import open_output
 from ..evaluation.loading import load_model
-from ..evaluation.translator import DecodingOptions, Translator
+from ..evaluation.options import OF_TEXTS, DecodingOptions
+from ..evaluation.translator import Translator
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
 from .evidence import Evidence, evidence_of_run, hardware
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
@@ -122,7 +123,8 @@ def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArgume
     device = None if arguments is None else arguments.device
     translator = Translator.from_pretrained(model, device=device)
     options = DecodingOptions(**recipe.decoding)
-    results: dict[str, Any] = {"decoding": {f.name: getattr(options, f.name) for f in fields(options)}}
+    stated = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in OF_TEXTS}
+    results: dict[str, Any] = {"decoding": stated}
     folder, data = Path(model), recipe.data
     evidence = Evidence.load(folder)
     for name, corpora in recipe.test.items():

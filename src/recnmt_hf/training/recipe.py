@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .._registration import MODEL_TYPES
-from .._values import Range, check_value, documented, is_plain, option, options_of, shown
+from .._values import LANGUAGE, Range, check_value, documented, is_plain, option, options_of, shown
 from ..data.corpora import ON_LONG, Corpus
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
-from ..evaluation.translator import DecodingOptions
+from ..evaluation.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .metrics import TEXT_METRICS, VALIDATION_METRICS, higher_is_better, without_prefix
 from .recipe_yaml import dump_yaml, load_yaml, read_text
@@ -177,7 +177,6 @@ NOT_DONE = {
 # A test set's translations stand in model-NAME.LANGUAGE, its scores under its name in results.json.
 NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
 TAKEN_NAMES = ("decoding", "averaged")
-LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
 
 
 @dataclass
@@ -232,6 +231,12 @@ class Recipe:
                 "max_source_length": self.data.max_source_length,
                 **self.decoding,
             }
+        for name in OF_TEXTS:
+            if name in self.decoding:
+                raise UserError(
+                    f"decoding.{name} is not allowed: each line of a test set is translated as it is, so that scores "
+                    f"can be compared. Remedy: remove it, and pass it to recnmt translate (--{name.replace('_', '-')})."
+                )
         check_names(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
         # A recipe that extends another drops a test set of that one by null.
         tests = mapping(self.test, "test")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..data.corpora import Corpus
 from ..data.files import open_output
@@ -71,8 +69,11 @@ def test_model(
         The score, the translations, and the score in words.
     """
     references = [pair.target for pair in pairs]
-    with torch.no_grad():
-        found = [each.text for each in translator.translate((pair.source for pair in pairs), options, scores=False)]
+    sources = (pair.source for pair in pairs)
+    is_rouge = training.get("text_metric") == "rouge"
+    # A line is a segment: splitting it would change what the score is compared with.
+    segments = replace(options, split_sentences="never")
+    found = [each.text for each in translator.translate(sources, segments, scores=False, warn_short=not is_rouge)]
     file = f"{TRANSLATIONS}/{name}.{language}"
     with open_output(folder / file) as out:
         out.writelines(f"{text}\n" for text in found)

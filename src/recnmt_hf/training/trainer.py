@@ -280,7 +280,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.last_step = last_step
         self.baseline = None if baseline is None else Path(baseline)
         self.validation_options = DecodingOptions(
-            **{"max_length_extra": 20, "on_long": "split", **(validation_decoding or {}), "beams": args.bleu_beams}
+            **{"max_length_extra": 20, "on_long": "split", **(validation_decoding or {})}
+            | {"beams": args.bleu_beams, "split_sentences": "never"}
         )
         self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
@@ -495,12 +496,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         translator = Translator(model, self.tokenizers.source, self.tokenizers.target, check=False)
         options = self.validation_options
         sources, references = sample["source"][:], sample["target"][:]
-        pairs = [
-            (i, translation.text)
-            for i, translation in zip(
-                own, translator.translate((sources[i] for i in own), options, scores=False), strict=True
-            )
-        ]
+        found = translator.translate((sources[i] for i in own), options, scores=False, warn_short=False)
+        pairs = [(i, translation.text) for i, translation in zip(own, found, strict=True)]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
         texts = [text for _, text in pairs]
         args = self.args

@@ -1,0 +1,53 @@
+"""What a model's folder records of its training that translating depends on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from .._loading_errors import looks_local
+
+
+EVIDENCE = "evidence.json"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """
+    What a model was trained for, as far as it is known.
+
+    Attributes:
+        source_lang (`str`, *optional*): Language code of the source.
+        summarizes (`bool`): Whether a whole text is one input: the model writes summaries, or both languages are the
+            same.
+    """
+
+    source_lang: str | None = None
+    summarizes: bool = False
+
+
+def read_origin(path: str | Path, **kwargs: Any) -> Origin:
+    """
+    Read what a model was trained for from its `evidence.json`. An absent or damaged file says nothing.
+
+    Args:
+        path (`str` or `Path`): Folder or model id.
+        **kwargs: Those of `from_pretrained`; `revision`, `token`, `cache_dir` and `local_files_only` are used.
+    """
+    try:
+        if looks_local(str(path)):
+            file = Path(path) / EVIDENCE
+        else:
+            known = {"revision", "token", "cache_dir", "local_files_only"}
+            file = Path(hf_hub_download(str(path), EVIDENCE, **{k: v for k, v in kwargs.items() if k in known}))
+        evidence = json.loads(file.read_text(encoding="utf-8"))
+        languages = evidence.get("languages") or [None, None]
+        is_rouge = evidence.get("recipe", {}).get("training", {}).get("text_metric") == "rouge"
+        source_lang, target_lang = (each if isinstance(each, str) else None for each in languages)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return Origin()
+    return Origin(source_lang, is_rouge or (source_lang is not None and source_lang == target_lang))
