@@ -1,5 +1,6 @@
 """What every model of the zoo is: an encoder and a decoder, an output layer, the loss, and what generation needs."""
 
+import copy
 from typing import Any
 
 import torch
@@ -68,9 +69,6 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             self._tied_weights_keys = {}
         self.encoder = self.encoder_class(config)
         self.decoder = self.decoder_class(config)
-        if config.share_encoder_decoder_embeddings:
-            # One module, not only one matrix: sharding (FSDP) wants a parameter in one place.
-            self.encoder.embed_tokens = self.decoder.embed_tokens = self.shared
         self.post_init()
 
     def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
@@ -80,13 +78,20 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         return found
 
     def get_input_embeddings(self) -> nn.Embedding:
-        return self.encoder.embed_tokens
+        embeddings = self.encoder.embed_tokens
+        if self.config.share_encoder_decoder_embeddings and any(hasattr(each, "unshard") for each in self.modules()):
+            # FSDP is being applied. accelerate shards the module returned here apart from the rest of the model, and
+            # torch requires all owners of a parameter in one group: make them one module.
+            self.shared = self.decoder.embed_tokens = embeddings
+        return embeddings
 
     def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
-            self.shared = value
-            self.decoder.embed_tokens = value
+            # Separate modules with one parameter: `torch.func.functional_call` cannot restore a module with two names.
+            parameters = {id(parameter): parameter for parameter in value.parameters()}
+            self.shared = copy.deepcopy(value, dict(parameters))
+            self.decoder.embed_tokens = copy.deepcopy(value, dict(parameters))
 
     @can_return_tuple
     def forward(
