@@ -10,8 +10,10 @@ A file of the suite says which model:
 
 import copy
 import dataclasses
+import io
 import json
 import logging
+import pickle
 import warnings
 
 import pytest
@@ -856,6 +858,24 @@ class ModelContract:
         loss, logits, *_ = model(**batch, return_dict=False)
         outputs = model(**batch)
         assert torch.equal(loss, outputs.loss) and torch.equal(logits, outputs.logits)
+
+    @torch.no_grad()
+    def test_outputs_can_be_copied_pickled_and_saved(self, variant):
+        model = self.model(variant)
+        source = {name: ragged_batch()[name] for name in ("input_ids", "attention_mask")}
+        inputs = {**source, "decoder_input_ids": source["input_ids"], "use_cache": True, "output_attentions": True}
+        made = [model.get_encoder()(**source, output_attentions=True), model.model(**inputs), model(**inputs)]
+        made.append(model.generate(**source, max_new_tokens=2, return_dict_in_generate=True, output_attentions=True))
+        for outputs in made:
+            file = io.BytesIO()
+            torch.save(outputs, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            for found in (copy.deepcopy(outputs), pickle.loads(pickle.dumps(outputs)), loaded):
+                assert type(found) is type(outputs) and found.keys() == outputs.keys()
+                for name, value in outputs.items():
+                    if isinstance(value, torch.Tensor):
+                        assert torch.equal(found[name], value), name
 
     def test_ids_out_of_range_are_named(self, variant):
         model = self.model(variant)

@@ -150,6 +150,7 @@ def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, t
 
 
 TUNED = """
+    import pickle
     import torch
     from transformers import AutoModelForSeq2SeqLM
     model = AutoModelForSeq2SeqLM.from_pretrained({name!r}, trust_remote_code=True, device_map="auto").float()
@@ -157,6 +158,9 @@ TUNED = """
     torch.optim.SGD(model.parameters(), 0.1).step()
     model.save_pretrained("tuned")
     again = AutoModelForSeq2SeqLM.from_pretrained("tuned", trust_remote_code=True)
+    with torch.no_grad():
+        outputs = again(input_ids=torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]]))
+    assert torch.equal(pickle.loads(pickle.dumps(outputs)).logits, outputs.logits)
     own, other = model.state_dict(), again.state_dict()
     found = [all(torch.equal(own[name], other[name]) for name in own), next(iter(own)), again.config.auto_map]
 """

@@ -6,6 +6,7 @@ memories, which the decoder reads, and extra outputs, which show what the model 
 and of the generating model under the same names.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -160,7 +161,7 @@ def with_extra_outputs(base: type, parts: Sequence[type], name: str, module: str
     Args:
         base (`type`): [`~transformers.modeling_outputs.Seq2SeqModelOutput`] or [`Seq2SeqTranslationOutput`].
         parts (sequence of `type`): Output classes of encoder and decoder.
-        name, module (`str`): Of the new class.
+        name, module (`str`): Of the new class, which can be imported by them: pickling looks it up.
     """
     extra = [each for part in parts for each in extra_fields(part)]
     if not extra:
@@ -173,6 +174,8 @@ def with_extra_outputs(base: type, parts: Sequence[type], name: str, module: str
         namespace={"__doc__": f"[`{base.__name__}`] with the extra outputs of {described}."},
     )
     made.__module__, made.__qualname__ = module, name
+    if module in sys.modules:
+        setattr(sys.modules[module], name, made)
     return made
 
 
