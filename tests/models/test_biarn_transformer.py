@@ -453,7 +453,7 @@ def test_steps_are_not_differentiated_twice():
     for start in (words, weight):
         states = model.get_encoder()(inputs_embeds=words).recurrence_hidden_state
         (first,) = torch.autograd.grad(states.pow(2).sum(), start, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
+        with pytest.raises(ValueError, match=r"cannot be differentiated again.*RECNMT_FAST_PATHS=0"):
             first.pow(2).sum().backward()
 
 

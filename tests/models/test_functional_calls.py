@@ -1,16 +1,22 @@
-"""Models as functions of their parameters: `torch.func.functional_call`, for all families."""
+"""Models as functions of their parameters: `torch.func.functional_call`, `grad` and `vmap`, for all families."""
+
+import importlib
+import pkgutil
 
 import pytest
 import torch
 from model_contract import TINY, VOCABULARY, ragged_batch, scatter_parameters
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
 
 
 TIES = [(True, True), (True, False), (False, True), (False, False)]
-FIELDS = {"gret": {"num_capsules": 4}, "rnmt": {"decoder_layers": 1}}
+FIELDS = {
+    "gret": {"num_capsules": 4},
+    "rnmt": {"decoder_layers": 1, "relation_conv_channels": [6], "relation_hidden_size": 8},
+}
 
 
 def tiny_model(model_type, **fields):
@@ -47,3 +53,84 @@ def test_sharding_finds_the_shared_embedding_in_one_module():
     model.model.encoder.layers[0].unshard = None  # as of a layer that FSDP has sharded
     embeddings = model.get_input_embeddings()
     assert embeddings is model.model.shared is model.model.encoder.embed_tokens is model.model.decoder.embed_tokens
+
+
+def loss_of(model, return_logits):
+    def loss(parameters, batch):
+        return functional_call(model, parameters, kwargs={**batch, "return_logits": return_logits}).loss
+
+    return loss
+
+
+def gradients_of(model, batch, return_logits):
+    model.zero_grad()
+    model(**batch, return_logits=return_logits).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_all_close(found, expected, tolerance):
+    for name, gradient in expected.items():
+        largest = max(float(gradient.abs().max()), 1e-3)
+        torch.testing.assert_close(found[name] / largest, gradient / largest, atol=tolerance, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("return_logits", [True, False], ids=["logits", "no-logits"])
+@pytest.mark.parametrize("fast", ["0", "1"], ids=["references", "fast"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_grad_equals_backward(model_type, fast, return_logits, monkeypatch):
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+    model, batch = tiny_model(model_type), ragged_batch()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    found = grad(loss_of(model, return_logits))(parameters, batch)
+    assert_all_close(found, gradients_of(model, batch, return_logits), 1e-10)
+
+
+@pytest.mark.parametrize("return_logits", [True, False], ids=["logits", "no-logits"])
+@pytest.mark.parametrize("fast", ["0", "1"], ids=["references", "fast"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_vmap_gives_the_gradients_of_each_sentence(model_type, fast, return_logits, monkeypatch):
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+    model, batch = tiny_model(model_type), ragged_batch()
+    if model_type != "rnmt":
+        del batch["attention_mask"]  # transformers looks at the values of a mask, which `vmap` forbids
+    rows = {name: tensor[:, None] for name, tensor in batch.items()}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    found = vmap(grad(loss_of(model, return_logits)), in_dims=(None, 0))(parameters, rows)
+    for index in range(3):
+        row = {name: tensor[index] for name, tensor in rows.items()}
+        own = {name: gradient[index] for name, gradient in found.items()}
+        assert_all_close(own, gradients_of(model, row, return_logits), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "model_type, return_logits, remedy",
+    [
+        ("nmt_transformer", False, "return_logits=True"),
+        ("rnmt", True, "FAST_PATHS=0"),
+        ("biarn_transformer", True, "=0"),
+    ],
+)
+def test_second_derivatives_of_fast_paths_are_refused(model_type, return_logits, remedy, monkeypatch):
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+    model, batch = tiny_model(model_type), ragged_batch()
+    model.set_attn_implementation("eager")  # torch's own fused attention has no second derivative either
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def norm(parameters):
+        return sum(each.square().sum() for each in grad(loss_of(model, return_logits))(parameters, batch).values())
+
+    with pytest.raises(recnmt_hf.UserError, match=f"cannot be differentiated again.*{remedy}"):
+        grad(norm)(parameters)
+
+
+def test_every_autograd_function_has_what_torch_func_asks_for():
+    functions = {}
+    for module in pkgutil.iter_modules(recnmt_hf.models.__path__, "recnmt_hf.models."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, type) and issubclass(value, torch.autograd.Function) and "backward" in vars(value):
+                functions[name] = value
+    assert {"AttentionalSteps", "ChunkedCrossEntropy", "ONLSTMSteps", "PairTiles", "WideLinear"} <= functions.keys()
+    base = torch.autograd.Function
+    for name, function in functions.items():
+        assert function.setup_context is not base.setup_context, f"{name} lacks setup_context: see CustomGradient"
+        assert function.generate_vmap_rule or function.vmap is not base.vmap, f"{name} has no rule for vmap"

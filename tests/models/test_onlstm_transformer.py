@@ -228,7 +228,7 @@ def inputs_and_weights(counts, size, chunk, directions=2, std=1.0, width=5):
 @pytest.mark.parametrize("directions", [1, 2])
 def test_steps_pass_gradcheck(chunk, directions, counts):
     tensors = inputs_and_weights(counts, 6, chunk, directions)
-    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, None, *each), tensors)
+    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, None, *each)[0], tensors)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance, compile
 
     wide = torch.promote_types(dtype, torch.float32)
     expected = outcome(reference, [each.detach().to(wide).requires_grad_() for each in tensors])
-    found = outcome(lambda *each: ONLSTMSteps.apply([rows] * length, chunk, steps, *each), tensors)
+    found = outcome(lambda *each: ONLSTMSteps.apply([rows] * length, chunk, steps, *each)[0], tensors)
     for fast, slow in zip(found, expected, strict=True):
         largest = max(float(slow.abs().max()), 1e-3)
         torch.testing.assert_close(fast / largest, slow / largest, atol=tolerance, rtol=0)
@@ -291,7 +291,7 @@ def test_compiled_steps_equal_those_of_torch(directions, chunk, counts, scale, s
     upstream = torch.randn(directions, 24, sum(counts)).transpose(1, 2)  # memory in another order
     found = []
     for steps in (steps_in_c, None):
-        states = ONLSTMSteps.apply(counts, chunk, steps, *tensors)
+        states = ONLSTMSteps.apply(counts, chunk, steps, *tensors)[0]
         first = torch.autograd.grad(states, tensors, upstream, retain_graph=True)
         again = torch.autograd.grad(states, tensors, upstream)
         assert all(map(torch.equal, first, again))
@@ -306,7 +306,7 @@ def test_compiled_steps_pass_on_what_is_no_number(steps_in_c):
     tensors = [each.detach().float() for each in inputs_and_weights([5, 5], 8, 2, 1)]
     tensors[0][1, 0] = float("nan")
     with torch.no_grad():
-        states, plain = (ONLSTMSteps.apply([5, 5], 2, steps, *tensors)[0] for steps in (steps_in_c, None))
+        states, plain = (ONLSTMSteps.apply([5, 5], 2, steps, *tensors)[0][0] for steps in (steps_in_c, None))
     assert torch.equal(states.isnan(), plain.isnan()) and states[1].isnan().all() and states[6].isnan().all()
 
 
@@ -367,7 +367,7 @@ def test_gradients_are_taken_again_where_the_graph_is_kept(directions, monkeypat
     monkeypatch.setattr(ordered_neurons, "ROWS", 4)
     counts = [3, 3, 2, 1]
     tensors = inputs_and_weights(counts, 6, 2, directions)
-    states = ONLSTMSteps.apply(counts, 2, None, *tensors)
+    states = ONLSTMSteps.apply(counts, 2, None, *tensors)[0]
     first = torch.autograd.grad(states.sum(), tensors, retain_graph=True)
     again = torch.autograd.grad(states.sum(), tensors)
     assert all(map(torch.equal, first, again))

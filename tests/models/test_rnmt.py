@@ -420,7 +420,7 @@ def test_steps_pass_gradcheck(conditional, group):
     for held in (None, kept):
         assert torch.autograd.gradcheck(
             lambda *args, held=held: attentional_steps.AttentionalSteps.apply(
-                *args[:3], visible, args[3], held, *args[4:]
+                attentional_steps.KeptSteps(), *args[:3], visible, args[3], held, *args[4:]
             ),
             (gates, keys, values, state, *weights),
         )

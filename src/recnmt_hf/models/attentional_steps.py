@@ -3,6 +3,7 @@ The steps of a recurrent decoder with additive attention (Zhang et al., 2018, Eq
 stands with the model.
 """
 
+import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .attention import masked_softmax
+from .custom_gradients import CustomGradient, final_gradients
 from .fast_paths import wide_linear
 from .recurrent_layers import is_exporting, scan_steps
 from .step_matmuls import StepMatmuls, gru_step, gru_step_backward, without_autocast
@@ -68,7 +70,7 @@ def run_steps(
     of_gates = values[..., : 3 * width].to(dtype)
     kept = None if kept is None else (kept != 0).t()[:, :, None]
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        states, attention = AttentionalSteps.apply(gates, keys, of_gates, visible, state, kept, *weights)
+        states, attention = AttentionalSteps.apply(KeptSteps(), gates, keys, of_gates, visible, state, kept, *weights)
     else:
         states, attention = steps_forward(gates, keys, of_gates, visible, state, kept, weights)
     return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
@@ -161,12 +163,18 @@ def steps_forward(
     return torch.stack(states), torch.stack(attentions)
 
 
-class AttentionalSteps(torch.autograd.Function):
+class KeptSteps:
+    """What [`steps_forward`] saved of each step: too many tensors to return them."""
+
+    tensors: tuple[torch.Tensor | None, ...] = ()
+
+
+class AttentionalSteps(CustomGradient):
     """[`steps_forward`] with its backward pass, which recomputes the attention's energies. Not differentiable twice."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        saved: KeptSteps,
         gates: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -176,46 +184,68 @@ class AttentionalSteps(torch.autograd.Function):
         *weights: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         steps: list[tuple[torch.Tensor | None, ...]] = []
-        weights = StepWeights(*weights)  # type: ignore[arg-type]
+        found = steps_forward(gates, keys, values, visible, state, kept, StepWeights(*weights), steps)  # type: ignore[arg-type]
+        saved.tensors = tuple(part for step in steps for part in step)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        saved, gates, keys, values, visible, state, kept, *weights = inputs
         device = keys.device.type
-        ctx.autocast = torch.is_autocast_enabled(device) if torch.amp.is_autocast_available(device) else False
-        ctx.autocast_dtype = torch.get_autocast_dtype(device) if ctx.autocast else None
-        states, attention = steps_forward(gates, keys, values, visible, state, kept, weights, steps)
-        ctx.steps = len(steps)
-        ctx.save_for_backward(keys, values, kept, attention, *weights, *(part for step in steps for part in step))
-        return states, attention
+        is_low = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        ctx.autocast_dtype = torch.get_autocast_dtype(device) if is_low else None
+        ctx.has_steps = bool(saved.tensors)
+        parts = saved.tensors if ctx.has_steps else (gates, visible, state)
+        ctx.save_for_backward(keys, values, kept, output[1], *weights, *parts)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], saved: KeptSteps, *inputs: Any) -> Any:
+        return super().vmap(info, in_dims, KeptSteps(), *inputs)  # of several samples: the backward pass repeats them
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_states: torch.Tensor, grad_attention: torch.Tensor) -> Any:
+        compute = functools.partial(AttentionalSteps.gradients, ctx.autocast_dtype, ctx.has_steps)
         with without_autocast(grad_states.device):
-            return AttentionalSteps.gradients(ctx, grad_states, grad_attention)
+            return None, *final_gradients(compute, grad_states, grad_attention, *ctx.saved_tensors)
 
     @staticmethod
-    def gradients(ctx: Any, grad_states: torch.Tensor, grad_attention: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        keys, values, kept, attention, *rest = ctx.saved_tensors
-        weights = StepWeights(*rest[:7])
-        parts = rest[7:]
-        size = len(parts) // ctx.steps
-        steps = [parts[j * size : (j + 1) * size] for j in range(ctx.steps)]
+    def gradients(
+        autocast_dtype: torch.dtype | None,
+        has_steps: bool,
+        grad_states: torch.Tensor,
+        grad_attention: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        kept: torch.Tensor | None,
+        attention: torch.Tensor,
+        *rest: Any,
+    ) -> tuple[torch.Tensor | None, ...]:
+        weights, parts, count = StepWeights(*rest[:7]), rest[7:], len(attention)
+        device = keys.device.type
+        with nullcontext() if autocast_dtype is None else torch.autocast(device, autocast_dtype):
+            of_word, of_query, of_context = step_matmuls(weights, count)
+            steps: list[Any] = []
+            if not has_steps:
+                gates, visible, state = parts
+                steps_forward(gates, keys, values, visible, state, kept, weights, steps)
+        if has_steps:
+            size = len(parts) // count
+            steps = [parts[j * size : (j + 1) * size] for j in range(count)]
         sources, length, width = keys.shape
         rows = grad_states.shape[1]
         group = rows // sources
         is_conditional = weights.word_weight is not None
-        device = keys.device.type
-        with torch.autocast(device, ctx.autocast_dtype) if ctx.autocast else nullcontext():
-            of_word, of_query, of_context = step_matmuls(weights, ctx.steps)
         new = grad_states.new_empty
-        grad_gates = new(ctx.steps, rows, 3 * width)
-        grad_first: Any = new(ctx.steps, rows, 3 * width) if is_conditional else None  # of its recurrent part
-        grad_read, grad_second = new(ctx.steps, rows, 3 * width), new(ctx.steps, rows, 3 * width)
-        grad_queries = new(ctx.steps, rows, width)
+        grad_gates = new(count, rows, 3 * width)
+        grad_first: Any = new(count, rows, 3 * width) if is_conditional else None  # of its recurrent part
+        grad_read, grad_second = new(count, rows, 3 * width), new(count, rows, 3 * width)
+        grad_queries = new(count, rows, width)
         squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2
         grad_scores_total = keys.new_zeros(sources, length)
         grad_score_vector = torch.zeros_like(weights.score)
         transposed = values.transpose(1, 2)
         gradient = torch.zeros_like(grad_states[0])
-        for j in reversed(range(ctx.steps)):
+        for j in reversed(range(count)):
             state, middle, query, both1, new1, inner1, both2, new2, inner2 = steps[j]
             gradient = gradient + grad_states[j]
             held = None
@@ -259,8 +289,8 @@ class AttentionalSteps(torch.autograd.Function):
             grad_word_bias = grad_first.sum(dim=(0, 1))
         else:
             grad_gates, grad_word_weight, grad_word_bias = grad_read, None, None
-        by_source = attention.view(ctx.steps, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
-        grad_reads = grad_read.view(ctx.steps, sources, group, -1).transpose(0, 1).flatten(1, 2)
+        by_source = attention.view(count, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
+        grad_reads = grad_read.view(count, sources, group, -1).transpose(0, 1).flatten(1, 2)
         return (
             grad_gates,
             grad_keys,

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 
 from .attention import MultiHeadAttention, masked_softmax
+from .custom_gradients import CustomGradient, final_gradients
 from .fast_paths import dropout, takes_wide, wide_product
 
 
-class SharedStepWeights(torch.autograd.Function):
+class StepInputs(list[torch.Tensor]):
+    """The inputs of a projection, filled by its steps. The transforms of `torch.func` copy plain lists."""
+
+
+class SharedStepWeights(CustomGradient):
     """
     The biases of a projection for all steps, and the place where its gradients are made.
 
@@ -25,34 +30,46 @@ class SharedStepWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: torch.Tensor, bias: torch.Tensor, inputs: list[torch.Tensor], batch_size: int, steps: int
+        weight: torch.Tensor, bias: torch.Tensor, inputs: StepInputs, batch_size: int, steps: int
     ) -> torch.Tensor:
-        ctx.inputs = inputs
         return bias.unsqueeze(-2).expand(steps, *bias.shape[:-1], batch_size, bias.shape[-1]).contiguous()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.inputs = inputs[2]
+
+    @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return *final_gradients(SharedStepWeights.gradients, gradient, *ctx.inputs), None, None, None
+
+    @staticmethod
+    def gradients(gradient: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Steps and batch become the rows of one matmul, for each direction where there are several.
-        inputs = torch.stack(ctx.inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
+        rows = torch.stack(inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
         gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
-        return step_matmul(gradient.transpose(-1, -2), inputs), gradient.sum(dim=-2), None, None, None
+        return step_matmul(gradient.transpose(-1, -2), rows), gradient.sum(dim=-2)
 
 
-class StepProduct(torch.autograd.Function):
+class StepProduct(CustomGradient):
     """`states @ weight + bias` with weights that get their gradient elsewhere ([`SharedStepWeights`])."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(weight)
+    def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return step_product(states, weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (weight,) = ctx.saved_tensors
-        inner = step_matmul(gradient, weight.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
-        return inner, None, gradient
+        if not ctx.needs_input_grad[0]:
+            return None, None, gradient
+        return final_gradients(StepProduct.gradient, gradient, *ctx.saved_tensors), None, gradient
+
+    @staticmethod
+    def gradient(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return step_matmul(gradient, weight.transpose(-1, -2))
 
 
 def step_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -76,14 +93,14 @@ class StepProjection:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, batch_size: int, steps: int):
-        self.inputs: list[torch.Tensor] | None = None
+        self.inputs: StepInputs | None = None
         device = weight.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             # Converted once, not at every step.
             weight, bias = (each.to(torch.get_autocast_dtype(device)) for each in (weight, bias))
         self.biases: Any = itertools.repeat(bias.unsqueeze(-2))
         if torch.is_grad_enabled() and weight.requires_grad and not torch.compiler.is_compiling():
-            self.inputs = []
+            self.inputs = StepInputs()
             self.biases = iter(SharedStepWeights.apply(weight, bias, self.inputs, batch_size, steps).unbind(0))
             weight = weight.detach()
         self.weight = weight.transpose(-1, -2)

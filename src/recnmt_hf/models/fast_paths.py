@@ -27,6 +27,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .custom_gradients import CustomGradient
+
 
 # A measured path is taken if it is faster than its reference by this factor: what wins by less could win in one process
 # and lose in the next, and two runs would differ in their last bits for nothing.
@@ -266,10 +268,8 @@ class RepeatedLinear:
         return wide_linear(states, self.weight, bias)
 
 
-class WideLinear(torch.autograd.Function):
+class WideLinear(CustomGradient):
     """`states @ weight.T + bias` with its gradients, all by oneDNN; gradients of gradients by torch's own matmuls."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -211,7 +211,7 @@ class ONLSTM(MaskedRNN):
                 for layer, words in zip(layers, ordered, strict=True)
                 for tensor in (words, layer.weight_ih, layer.bias, layer.weight_hh)
             ]
-            found = ONLSTMSteps.apply(counts, self.chunk_size, steps, *tensors)
+            found = ONLSTMSteps.apply(counts, self.chunk_size, steps, *tensors)[0]
         if is_full:
             found = found.view(len(layers), length, batch_size, self.hidden_size).transpose(1, 2)
             states = found.squeeze(0) if len(layers) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)

@@ -6,12 +6,14 @@ the model.
 import functools
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .compiled_on_lstm import CompiledSteps, compiled_steps
+from .custom_gradients import CustomGradient, final_gradients, is_transformed
 from .fast_paths import enabled, setting, wide_linear
 from .step_matmuls import StepMatmuls, without_autocast
 
@@ -301,6 +303,7 @@ def fastest_steps(*weights: torch.Tensor, words: int) -> CompiledSteps | None:
     if (
         not enabled()
         or torch.jit.is_tracing()
+        or is_transformed()  # steps are proven with tensors that have an address
         or _get_current_dispatch_mode() is not None
         or any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in weights)
         or any(each.device.type != "cpu" or each.dtype != torch.float32 for each in weights)
@@ -311,7 +314,7 @@ def fastest_steps(*weights: torch.Tensor, words: int) -> CompiledSteps | None:
     return proven_steps() if is_worth or setting() == "1" else None
 
 
-class ONLSTMSteps(torch.autograd.Function):
+class ONLSTMSteps(CustomGradient):
     """
     All steps of an ON-LSTM in one or both directions, from zero states.
 
@@ -331,18 +334,18 @@ class ONLSTMSteps(torch.autograd.Function):
             and the recurrent weight `(4 * hidden_size + 2 * n, hidden_size)`.
 
     Returns:
-        The states `(directions, words, hidden_size)`.
+        The states `(directions, words, hidden_size)`, and for the backward pass `buffer`, `shares` and `cells` of
+        [`forward_steps`].
     """
 
     @staticmethod
     def forward(
-        ctx: Any, counts: Sequence[int], chunk_size: int, steps: CompiledSteps | None, *tensors: torch.Tensor
-    ) -> torch.Tensor:
+        counts: Sequence[int], chunk_size: int, steps: CompiledSteps | None, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
         directions = len(weights)
         words, size = inputs[0].shape[0], weights[0].shape[1]
         rows = 4 * size  # those of the master gates follow
-        of_inputs = [StepMatmuls(weight) for weight in input_weights]
         matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
         # Becomes, step by step, what is kept of the gates; of the new values, that is their doubled sigmoid.
         buffer = input_gates(inputs, input_weights, biases)
@@ -351,26 +354,54 @@ class ONLSTMSteps(torch.autograd.Function):
         states = weights[0].new_empty(directions, words, size)
         onward = forward_steps if steps is None else steps.forward_steps
         onward(buffer, shares, cells, states, matmuls, counts, chunk_size)
-        ctx.save_for_backward(buffer, shares, cells, states, *inputs, *input_weights, *weights)
-        ctx.matmuls, ctx.counts, ctx.chunk_size, ctx.steps = (of_inputs, matmuls), counts, chunk_size, steps
-        return states
+        return states, buffer, shares, cells
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        buffer, shares, cells, states, *inputs = ctx.saved_tensors
-        (of_inputs, matmuls), counts, chunk_size = ctx.matmuls, ctx.counts, ctx.chunk_size
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.settings, tensors = inputs[:3], inputs[3:]
+        device = tensors[0].device.type
+        is_low = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        ctx.autocast_dtype = torch.get_autocast_dtype(device) if is_low else None
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output, *tensors[::4], *tensors[1::4], *tensors[3::4])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None, *of_kept: None) -> Any:
+        if gradient is None:
+            return (None,) * len(ctx.needs_input_grad)
+        compute = functools.partial(ONLSTMSteps.gradients, *ctx.settings, ctx.autocast_dtype, ctx.needs_input_grad[3:])
+        return None, None, None, *final_gradients(compute, gradient, *ctx.saved_tensors)
+
+    @staticmethod
+    def gradients(
+        counts: Sequence[int],
+        chunk_size: int,
+        steps: CompiledSteps | None,
+        autocast_dtype: torch.dtype | None,
+        needed: Sequence[bool],
+        gradient: torch.Tensor,
+        states: torch.Tensor,
+        buffer: torch.Tensor,
+        shares: torch.Tensor,
+        cells: torch.Tensor,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        inputs, input_weights, weights = (tensors[part * len(states) : (part + 1) * len(states)] for part in range(3))
+        with nullcontext() if autocast_dtype is None else torch.autocast(gradient.device.type, autocast_dtype):
+            of_inputs = [StepMatmuls(weight) for weight in input_weights]
+            matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
         # Each step reads its gates before it writes their gradients: these take their place, unless somebody wants to
         # come this way again.
         gradients = torch.empty_like(buffer) if graph_is_kept() else buffer
-        back = backward_steps if ctx.steps is None else ctx.steps.backward_steps
+        back = backward_steps if steps is None else steps.backward_steps
         back(buffer, gradients, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))
         # The first step has no state before it.
         previous = earlier(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
         results: list[torch.Tensor | None] = []
         for direction, (of_input, of_state) in enumerate(zip(of_inputs, matmuls, strict=True)):
-            wanted = ctx.needs_input_grad[3 + 4 * direction : 7 + 4 * direction]
+            wanted = needed[4 * direction : 4 + 4 * direction]
             each, own_inputs = gradients[direction], inputs[direction]
             low = each.to(of_state.low)
             results += [
@@ -379,4 +410,4 @@ class ONLSTMSteps(torch.autograd.Function):
                 each.sum(dim=0).to(of_input.dtype) if wanted[2] else None,
                 of_state.weight_gradient(low[first:], previous[direction]) if wanted[3] else None,
             ]
-        return None, None, None, *results
+        return tuple(results)

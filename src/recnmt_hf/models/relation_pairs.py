@@ -3,6 +3,7 @@ The perceptron over all pairs of words of a relation network (Zhang et al., 2018
 pairs only; the plain reference stands with the model.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .custom_gradients import CustomGradient, final_gradients, is_transformed
 from .fast_paths import add_product, wide_linear, wide_product
 from .step_matmuls import without_autocast
 
@@ -43,13 +45,14 @@ def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: tor
     right = wide_linear(features, first.weight[:, width:])
     kept, count = counted_pairs(left, attention_mask)
     lengths = None
-    if attention_mask is not None and left.device.type == "cpu" and not torch.compiler.is_compiling():
+    is_readable = left.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+    if attention_mask is not None and is_readable:
         # Elsewhere knowing them would wait for the device.
         lengths = (attention_mask != 0).sum(dim=1).tolist()
     parameters = [parameter.to(left.dtype) for layer in rest for parameter in (layer.weight, layer.bias)]
     wants_gradient = any(tensor.requires_grad for tensor in (left, right, *parameters))
     if torch.is_grad_enabled() and wants_gradient and not torch.compiler.is_compiling():
-        pooled = PairTiles.apply(left, right, kept, lengths, *parameters)
+        pooled, *_ = PairTiles.apply(left, right, kept, lengths, *parameters)
     else:
         pooled = torch.zeros_like(left)
         # A graph is free of the batch's size and length, and cuts its loops itself.
@@ -123,7 +126,7 @@ def pool(states: torch.Tensor, tile: Tile, kept: torch.Tensor) -> torch.Tensor:
     return torch.matmul(kept[:, None, None, :], states)[:, :, 0]
 
 
-class PairTiles(torch.autograd.Function):
+class PairTiles(CustomGradient):
     """
     [`all_pairs`] behind its first layer; the backward pass recomputes the tiles of a large batch. Not
     differentiable twice.
@@ -131,13 +134,12 @@ class PairTiles(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         left: torch.Tensor,
         right: torch.Tensor,
         counted: torch.Tensor,
         lengths: list[int] | None,
         *parameters: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, ...]:
         batch_size, length, width = left.shape
         size = batch_size * length**2 * width * left.element_size() * (1 + len(parameters) // 2)
         kept: list[torch.Tensor] = []
@@ -148,26 +150,41 @@ class PairTiles(torch.autograd.Function):
                 pooled[tile.rows, tile.words] = pool(states[-1], tile, counted)
                 if size <= KEPT_PAIRS:
                     kept += states
+        return pooled, *kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        left, right, counted, lengths, *parameters = inputs
         ctx.lengths, ctx.count = lengths, len(parameters)
-        ctx.save_for_backward(left, right, counted, *parameters, *kept)
-        return pooled
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(left, right, counted, *parameters, *output[1:])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: torch.Tensor | None, *of_kept: None) -> Any:
+        if gradient is None:
+            return (None,) * (4 + ctx.count)
+        compute = functools.partial(PairTiles.gradients, ctx.lengths, ctx.count)
         with without_autocast(gradient.device):
-            return PairTiles.gradients(ctx, gradient)
+            return final_gradients(compute, gradient, *ctx.saved_tensors)
 
     @staticmethod
-    def gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        left, right, counted, *rest = ctx.saved_tensors
-        parameters, kept = rest[: ctx.count], iter(rest[ctx.count :])
+    def gradients(
+        lengths: list[int] | None,
+        count: int,
+        gradient: torch.Tensor,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        counted: torch.Tensor,
+        *rest: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        parameters, kept = rest[:count], iter(rest[count:])
         layers = len(parameters) // 2
         # Half-precision gradients of many tiles are summed in float32.
         wide = torch.float32 if left.dtype in (torch.float16, torch.bfloat16) else left.dtype
         grad_parameters = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]
         grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right, dtype=wide)
-        for tile in pair_tiles(left, ctx.lengths):
+        for tile in pair_tiles(left, lengths):
             states = list(itertools.islice(kept, layers + 1)) or tile_states(tile, left, right, parameters)
             pooled = gradient[tile.rows, tile.words]
             sentences, words = pooled.shape[:2]

@@ -1,5 +1,6 @@
 """Label-smoothed cross-entropy without a smoothed-target matrix, and without the logits of the whole batch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from .custom_gradients import CustomGradient, final_gradients, is_transformed
 from .fast_paths import add_product, wide_product
 from .user_errors import UserError
 
@@ -19,7 +21,12 @@ def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
     Raises `UserError` for labels that are neither ids of the vocabulary nor -100. On the CPU alone, where looking costs
     nothing: elsewhere it would wait for the device, whose own check stops the program.
     """
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or type(labels) is not torch.Tensor:
+    if (
+        labels.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or type(labels) is not torch.Tensor
+        or is_transformed()  # `vmap` lets nobody look
+    ):
         return
     wrong = labels[((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)]
     if wrong.numel():
@@ -73,7 +80,7 @@ def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None)
     return max(num_items_in_batch, 1)
 
 
-class ChunkedCrossEntropy(torch.autograd.Function):
+class ChunkedCrossEntropy(CustomGradient):
     """
     Smoothed cross-entropy of a linear output layer, summed and divided, a chunk of tokens at a time, so that no more
     than `chunk_size x vocab_size` logits exist at any moment. Products run in the states' dtype (that of autocast where
@@ -87,7 +94,6 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -97,45 +103,74 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         chunk_size: int,
         compute_dtype: torch.dtype,
         wants_grad: bool,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor | None, ...]:
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
-        ctx.settings = label_smoothing, chunk_size
-        ctx.dtypes = hidden_states.dtype, weight.dtype
-        ctx.is_late = compute_dtype == torch.float16
-        needs_grad = wants_grad and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         sum_dtype = torch.promote_types(compute_dtype, torch.float32)
         one = torch.ones((), dtype=sum_dtype, device=states.device)
-        factor = one / divisor if needs_grad and not ctx.is_late else None
+        factor = one / divisor if wants_grad and compute_dtype != torch.float16 else None
         total, *made = chunked_losses(states, matrix, bias, labels, label_smoothing, chunk_size, factor)
-        if ctx.is_late:
-            ctx.divisor = divisor
-            ctx.save_for_backward(states, matrix, bias, labels)
-        else:
-            ctx.save_for_backward(*made)
-        return total / divisor
+        return total / divisor, *made
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        if torch.is_grad_enabled():  # create_graph=True: what was formed in the forward pass would count as constant
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor | None, ...]) -> None:
+        states, matrix, bias, labels, divisor, *settings, compute_dtype, _ = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(made for made in output[1:] if made is not None))
+        if compute_dtype == torch.float16:
+            ctx.gradients = functools.partial(ChunkedCrossEntropy.late_gradients, *settings)
+            ctx.save_for_backward(states, matrix, bias, labels, torch.as_tensor(divisor))
+        else:
+            ctx.gradients = functools.partial(ChunkedCrossEntropy.scaled_gradients, (states.dtype, matrix.dtype))
+            inputs_to_differentiate = (states, matrix) if is_transformed() else ()
+            ctx.save_for_backward(*output[1:], *inputs_to_differentiate)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor | None, *of_made: None) -> Any:
+        if grad_output is None:
+            return (None,) * 9
+        if torch.is_grad_enabled() and not is_transformed():
+            # create_graph=True: what was formed in the forward pass would count as constant.
             raise UserError(
                 "The loss without logits cannot be differentiated twice. Remedy: compute it with return_logits=True."
             )
-        states_dtype, weight_dtype = ctx.dtypes
-        if ctx.is_late:
-            states, matrix, bias, labels = ctx.saved_tensors
-            with torch.autocast(states.device.type, enabled=False):
-                factor = grad_output / ctx.divisor
-                smoothing, chunk_size = ctx.settings
-                made = chunked_losses(states, matrix, bias, labels, smoothing, chunk_size, factor)
-                grad_states, grad_matrix = made[1:]
-        else:
-            grad_states, grad_matrix = ctx.saved_tensors
-            # Usually the loss is what backward starts from. Looking costs nothing on the CPU, scaling a tensor of the
-            # matrix's size does; elsewhere looking would wait for the device.
-            if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
-                grad_states = grad_states * grad_output.to(grad_states.dtype)
-                grad_matrix = grad_matrix * grad_output
-        return grad_states.to(states_dtype), grad_matrix.to(weight_dtype), None, None, None, None, None, None, None
+        remedy = "compute the loss with return_logits=True"
+        return *final_gradients(ctx.gradients, grad_output, *ctx.saved_tensors, remedy=remedy), *(None,) * 7
+
+    @staticmethod
+    def scaled_gradients(
+        dtypes: tuple[torch.dtype, torch.dtype],
+        grad_output: torch.Tensor,
+        grad_states: torch.Tensor,
+        grad_matrix: torch.Tensor,
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Those that the forward pass made. `torch.func.grad` of `grad` differentiates them by the inputs, which raises an
+        error.
+        """
+        # Usually the loss is what backward starts from. Looking costs nothing on the CPU, scaling a tensor of the
+        # matrix's size does; elsewhere looking would wait for the device.
+        if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
+            grad_states = grad_states * grad_output.to(grad_states.dtype)
+            grad_matrix = grad_matrix * grad_output
+        return grad_states.to(dtypes[0]), grad_matrix.to(dtypes[1])
+
+    @staticmethod
+    def late_gradients(
+        label_smoothing: float,
+        chunk_size: int,
+        grad_output: torch.Tensor,
+        states: torch.Tensor,
+        matrix: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        divisor: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of float16."""
+        with torch.autocast(states.device.type, enabled=False):
+            low = states.to(torch.float16), matrix.to(torch.float16)
+            made = chunked_losses(*low, bias, labels, label_smoothing, chunk_size, grad_output / divisor)
+        return made[1].to(states.dtype), made[2].to(matrix.dtype)
 
 
 def chunked_losses(
@@ -239,8 +274,8 @@ def chunked_cross_entropy(
             label_smoothing,
             chunk_size,
             compute_dtype,
-            torch.is_grad_enabled(),
-        )
+            torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad),
+        )[0]
 
 
 def chunked_cross_entropy_of_layer(
