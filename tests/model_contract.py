@@ -632,11 +632,14 @@ class ModelContract:
         """PEFT's prefix tuning hands in a cache that holds keys and values already."""
         peft = pytest.importorskip("peft", reason="peft is not installed")
         model = self.model(variant, torch.float32, scattered=False)
-        if model.config.cache_layer_types() is not None:
-            pytest.skip("a recurrent decoder has no keys and values that a prefix could stand among")
-        settings = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
+        # RNMT's configuration file has no number of heads, which PEFT asks for.
+        settings = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, num_attention_heads=4)
         tuned = peft.get_peft_model(model, settings)
         batch = ragged_batch()
+        if model.config.cache_layer_types() is not None:
+            with pytest.raises(recnmt_hf.UserError, match=r"Prefix tuning of .* recurrent decoder is not supported"):
+                tuned(**batch)
+            return
         loss = tuned(**batch).loss
         loss.backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in tuned.parameters() if p.requires_grad)
@@ -883,6 +886,18 @@ class ModelContract:
             model(torch.tensor([[VOCABULARY]]), decoder_input_ids=torch.tensor([[1]]))
         with pytest.raises(ValueError, match="exactly one of token ids and embeddings"):
             model(decoder_input_ids=torch.tensor([[1]]))
+
+    def test_missing_decoder_input_is_named(self, variant):
+        model = self.model(variant)
+        for called in (model, model.model):
+            with pytest.raises(recnmt_hf.UserError, match=r"decoder_input_ids is missing.*pass labels"):
+                called(torch.tensor([[5, 2]]))
+
+    def test_dummy_inputs(self, variant):
+        """What transformers' tools call a model with that they know nothing of."""
+        model = self.model(variant)
+        assert model(**model.dummy_inputs).logits.shape[0] == model.dummy_inputs["input_ids"].shape[0]
+        assert model.model(**model.model.dummy_inputs).last_hidden_state.isfinite().all()
 
     @pytest.mark.slow
     def test_compiled_forward_equals_eager(self, variant):

@@ -199,6 +199,7 @@ def test_both_sentences_are_asked_for():
         model(batch_of(PAIRS)["input_ids"])
     with pytest.raises(ValueError, match="3 and 2 rows"):
         model(batch_of(PAIRS)["input_ids"], pair_input_ids=torch.tensor([[4], [5]]))
+    assert model(**model.dummy_inputs).logits.isfinite().all()
 
 
 def test_pooling_follows_the_top_layer():

@@ -540,6 +540,24 @@ def test_both_sides_are_padded_on_the_right(tmp_path, tokenizer):
         assert torch.equal(tensor, batches[1][name])
 
 
+def test_datasets_without_lengths_are_refused(tmp_path, tokenizer):
+    """A stream has none, and a dataset that was not prepared neither."""
+    trainer = trainer_for(tmp_path, tokenizer)
+    data = trainer.train_dataset
+    bare = data.remove_columns("source_length")
+    for name, wrong in (
+        ("train_dataset", data.to_iterable_dataset()),
+        ("train_dataset", bare),
+        ("eval_dataset", {"dev": data, "other": data.to_iterable_dataset()}),
+    ):
+        kind = "Dataset" if wrong is bare else "IterableDataset"
+        given = {"train_dataset": data, "eval_dataset": data, name: wrong}
+        with pytest.raises(recnmt_hf.UserError, match=rf"^{name} is of type {kind}, .*source_length.*prepare_dataset"):
+            TranslationTrainer(trainer.model, trainer.args, tokenizer=tokenizer, **given)
+    with pytest.raises(recnmt_hf.UserError, match=r"^The dataset is of type Dataset, "):
+        trainer.evaluate(bare)
+
+
 def test_adadelta(tmp_path, tokenizer):
     settings = {"optimizer": "adadelta", "adadelta_rho": 0.9, "adadelta_eps": 1e-5, "learning_rate": 0.5}
     trainer = trainer_for(tmp_path, tokenizer, max_tokens=200, save_steps=1, **settings)

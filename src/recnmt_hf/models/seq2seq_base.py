@@ -77,6 +77,12 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         found["encoder"] = found["encoder"]._replace(attention_mask=attention_mask)
         return found
 
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        """As in transformers, with the decoder's input."""
+        inputs = super().dummy_inputs
+        return {**inputs, "decoder_input_ids": inputs["input_ids"]}
+
     def get_input_embeddings(self) -> nn.Embedding:
         embeddings = self.encoder.embed_tokens
         if self.config.share_encoder_decoder_embeddings and any(hasattr(each, "unshard") for each in self.modules()):
@@ -118,7 +124,16 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch_size, length, d_model)`, *optional*):
                 Unscaled embeddings in place of token ids.
             use_cache (`bool`, *optional*): Whether to return `past_key_values`.
+
+        Raises:
+            ValueError: The decoder's input is missing.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise UserError(
+                "decoder_input_ids is missing. Remedy: pass labels to the model with the output layer "
+                "(...ForConditionalGeneration), which shifts them right; or pass decoder_input_ids; to translate, call "
+                "generate()."
+            )
         encoder_outputs = self.run_encoder(encoder_outputs, input_ids, attention_mask, inputs_embeds, **kwargs)
         memories = self.memories(encoder_outputs, attention_mask)
         main = memories.pop("encoder")
@@ -233,6 +248,12 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             init.zeros_(self.final_logits_bias)
 
     # -- embeddings --------------------------------------------------------------------------------------------------
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        """As in transformers, with the decoder's input."""
+        inputs = super().dummy_inputs
+        return {**inputs, "decoder_input_ids": inputs["input_ids"]}
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head

@@ -113,6 +113,12 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     def auto_map(cls) -> dict[str, str]:
         return {"AutoModelForSequenceClassification": f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"}
 
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        """As in transformers, with second sentences."""
+        inputs = super().dummy_inputs
+        return {**inputs, "pair_input_ids": inputs["input_ids"]}
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
 

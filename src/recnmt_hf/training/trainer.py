@@ -257,6 +257,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             beams: how the text that BLEU or ROUGE measures is generated. By default at most 20 tokens more than the
             source has, which is split where it is too long.
         **kwargs: As for `Seq2SeqTrainer`.
+
+    Raises:
+        ValueError: A dataset is a stream, or was not prepared.
     """
 
     args: TranslationTrainingArguments
@@ -277,6 +280,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         validation_decoding: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
+        for name in ("train_dataset", "eval_dataset"):
+            given = kwargs.get(name)
+            for dataset in given.values() if isinstance(given, dict) else [given]:
+                if dataset is not None:
+                    check_prepared(dataset, name)
         self.last_step = last_step
         self.baseline = None if baseline is None else Path(baseline)
         self.validation_options = DecodingOptions(
@@ -319,6 +327,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def token_sampler(self, dataset: Dataset, shuffle: bool) -> TokenBatchSampler:
         """The sampler of a prepared dataset."""
+        check_prepared(dataset)
         squared = self.args.max_squared_tokens
         if squared is None and getattr(self.model.config, "compares_all_pairs", False):
             squared = PAIRS_PER_TOKEN * self.args.max_tokens
@@ -571,6 +580,17 @@ class TranslationTrainer(Seq2SeqTrainer):
     def rotate(self) -> None:
         """Keeps the newest and the best checkpoints."""
         rotate_as_said(self.args)
+
+
+def check_prepared(dataset: Any, name: str = "The dataset") -> None:
+    """Raises `UserError` for a dataset without lengths, such as a stream: batches by tokens are made of all lengths."""
+    needed = {"input_ids", "labels", "source_length", "target_length"}
+    if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
+        raise UserError(
+            f"{name} is of type {type(dataset).__name__}, and a datasets.Dataset with the columns "
+            f"{', '.join(sorted(needed))} is required: batches are filled by sentence length. Remedy: make it with "
+            "recnmt_hf.prepare_dataset, or train on a stream with transformers' Seq2SeqTrainer."
+        )
 
 
 def smooths_itself(model: torch.nn.Module | None) -> bool:
