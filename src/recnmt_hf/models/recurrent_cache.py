@@ -219,21 +219,17 @@ def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> Recurr
     The recurrent layer of a decoder's own cache; `None` where there is no cache.
 
     Raises:
-        UserError: The cache has no place for recurrent states, or was filled by prefix tuning.
+        UserError: The cache has no place for recurrent states, as that of prefix tuning.
     """
     if past_key_values is None:
         return None
     layers = self_attention_cache(past_key_values).layers
     layer = layers[layer_idx] if layer_idx < len(layers) else None
     if not hasattr(layer, "update_states"):  # of any copy of these classes: those of remote code are others
-        if layer is not None and layer.get_seq_length():
-            raise UserError(
-                "past_key_values holds keys and values without the decoder's recurrent state. Prefix tuning of a model "
-                "with a recurrent decoder is not supported. Remedy: use another adapter, such as LoRA or prompt "
-                "tuning, or leave past_key_values out."
-            )
         raise UserError(
-            f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Remedy: leave "
-            "past_key_values out, or make its caches with config=model.config.get_text_config(decoder=True)."
+            f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Prefix tuning of a "
+            "model with a recurrent decoder is not supported. Remedy: use another adapter, such as LoRA or prompt "
+            "tuning; else leave past_key_values out, or make its caches with "
+            "config=model.config.get_text_config(decoder=True)."
         )
     return layer  # type: ignore[return-value]
