@@ -233,6 +233,17 @@ def test_a_prefix_of_an_empty_sentence(translator):
         ({"output_scores": True}, "generate.output_scores is stated elsewhere"),
         ({"temperature": 0.5}, r"generate={'temperature': 0.5} is not allowed .*do_sample"),
         ({"cache_implementation": "none"}, "generate={'cache_implementation': 'none'} is not allowed"),
+        ({"do_sample": "maybe"}, "generate.do_sample='maybe' is not allowed; it must be true or false"),
+        ({"early_stopping": "always"}, "generate.early_stopping='always' is not allowed"),
+        ({"use_cache": 1}, "generate.use_cache=1 is not allowed"),
+        ({"no_repeat_ngram_size": "x"}, "generate.no_repeat_ngram_size='x' is not allowed; it must be a whole number"),
+        ({"min_length": -3}, "generate.min_length=-3 is not allowed; it must be a whole number of at least 0"),
+        ({"min_new_tokens": 1.5}, "generate.min_new_tokens=1.5 is not allowed"),
+        ({"prefill_chunk_size": 0}, "generate.prefill_chunk_size=0 is not allowed"),
+        ({"repetition_penalty": -1.0}, "generate.repetition_penalty=-1.0 is not allowed; it must be a number above 0"),
+        ({"do_sample": True, "temperature": 0}, "generate.temperature=0 is not allowed; it must be a number above 0"),
+        ({"do_sample": True, "top_k": -1}, "generate.top_k=-1 is not allowed"),
+        ({"do_sample": True, "top_p": 2}, "generate.top_p=2 is not allowed; it must be a number of at least 0 and at"),
     ],
 )
 def test_settings_of_generate_that_cannot_be(options, message):
@@ -240,7 +251,13 @@ def test_settings_of_generate_that_cannot_be(options, message):
         DecodingOptions(generate=options)
 
 
-@pytest.mark.parametrize("options", [{"repetition_penalty": -1.0}, {"no_repeat_ngram_size": "x"}])
+def test_whole_numbers_of_generate_may_be_written_as_floats():
+    found = DecodingOptions(generate={"no_repeat_ngram_size": 1e1, "min_new_tokens": None}).generate
+    assert found == {"no_repeat_ngram_size": 10, "min_new_tokens": None}
+    assert isinstance(found["no_repeat_ngram_size"], int)
+
+
+@pytest.mark.parametrize("options", [{"bad_words_ids": [[10**6]]}, {"encoder_no_repeat_ngram_size": "x"}])
 def test_what_generate_finds_wrong_later(translator, options):
     with pytest.raises(UserError, match=r"generate=.* cannot be done .* Remedy"):
         translator(["a b c"], generate=options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -174,7 +173,7 @@ def encoded(
 
 def target_embeddings(translator: Translator) -> torch.Tensor:
     """E of the model's decoder, `(vocab_size, embedding_dim)`."""
-    model: Any = translator.model
+    model = translator.inspected_model()
     found = getattr(model.get_decoder(), "embed_tokens", None) or model.get_input_embeddings()
     return found.weight.detach().float().cpu()
 

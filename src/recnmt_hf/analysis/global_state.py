@@ -75,7 +75,7 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
     for text, name in ((sentence, "sentence"), (translation, "translation")):
         if text is not None and is_blank(text):
             raise UserError(f"The {name} is empty. Remedy: give one with at least a word.")
-    model = translator.model
+    model = translator.inspected_model()
     if not getattr(model.config, "use_global_state", False):
         raise UserError(
             f"This {model.config.model_type} model makes no global representation. Remedy: use a gret with "

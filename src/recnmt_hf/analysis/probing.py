@@ -186,7 +186,7 @@ def sentence_vectors(
 
 def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
     """What vectors depend on: the encoder's weights, the model's configuration, the tokens."""
-    model: Any = translator.model
+    model = translator.inspected_model()
     digest = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
     for name, tensor in model.get_encoder().state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

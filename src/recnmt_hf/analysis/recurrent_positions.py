@@ -87,7 +87,7 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
     for text, name in ((sentence, "sentence"), (translation, "translation")):
         if text is not None and is_blank(text):
             raise UserError(f"The {name} is empty. Remedy: give one with at least a word.")
-    model = translator.model
+    model = translator.inspected_model()
     if "source_recurrent_positions" not in getattr(getattr(model, "model", None), "extra_outputs", ()):
         raise UserError(
             f"This {model.config.model_type} model has no recurrent positional embeddings. Remedy: use an "

@@ -66,7 +66,7 @@ def vectors_by_name(
     """
     if not sources:
         raise UserError("There is no sentence. Remedy: give at least one.")
-    model: Any = translator.model
+    model: Any = translator.inspected_model()
     found: dict[str, torch.Tensor] = {}
     with eval_mode(model):
         for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):

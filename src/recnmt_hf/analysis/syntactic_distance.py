@@ -107,7 +107,7 @@ def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDista
     """
     if is_blank(sentence):
         raise UserError("The sentence is empty. Remedy: give one with at least a word.")
-    model = translator.model
+    model = translator.inspected_model()
     if "onlstm" not in getattr(model.config, "encoder_layer_types", ()):
         raise UserError(
             f"This {model.config.model_type} model has no ON-LSTM layers. Remedy: use an onlstm_transformer with "

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     if args.output is not None:
         check_picture(args.output)
     translator = load_translator(args)
-    attention = recurrence_attention(translator.model, translator.tokenizer, args.sentence, args.layer)
+    attention = recurrence_attention(translator.inspected_model(), translator.tokenizer, args.sentence, args.layer)
     if args.output is None:
         print(attention.to_tsv(args.head), end="")
         return

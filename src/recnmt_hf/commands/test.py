@@ -59,7 +59,7 @@ def complete(evidence: Evidence, translator: Translator, args: argparse.Namespac
     """What a model that no run of ours has trained lacks."""
     from ..training.evidence import about_model
 
-    if not evidence.model:
+    if not evidence.model and hasattr(translator.model, "num_parameters"):
         evidence.model = about_model(translator.model.config, translator.model.num_parameters())
     if not evidence.languages and args.source_lang and args.target_lang:
         evidence.languages = [args.source_lang, args.target_lang]
@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{code!r} is no code of a language. Remedy: e.g. de or zh-CN.")
     folder = model_folder(args.model)
     baseline = None if args.baseline is None else model_folder(args.baseline)
+    if baseline is not None:
+        Evidence.load(baseline)  # damaged, it is rejected before anything is translated
     sets = {name: list(read_parallel(source, reference)) for name, source, reference in args.set}
     args.model = str(folder)
     translator = load_translator(args)

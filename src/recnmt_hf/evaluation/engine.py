@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from .._loading_errors import explained_loading, shorten
+from .._values import shown
 from ..data.tokenizer_pair import TokenizerPair
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.user_errors import UserError
@@ -73,9 +74,11 @@ def engine_settings(path: str | Path) -> dict[str, Any]:
     place = Path(path) / ENGINE_SETTINGS
     try:
         about = json.loads(place.read_text(encoding="utf-8"))
+        if not isinstance(about["config"], dict) or "model_type" not in about["config"]:
+            raise ValueError("config is not that of a model")
         about["generation_config"] = GenerationConfig.from_dict(about["generation_config"])
         return {name: about[name] for name in ("format", "config", "generation_config")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{place} cannot be read ({shorten(str(error))}). Remedy: export the model again.") from error
 
 
@@ -102,20 +105,28 @@ class EngineTranslator(Translator):
         engine = load_engine_package()
         path = Path(path)
         about = engine_settings(path)
-        config, generation = NMTTransformerConfig.from_dict(about["config"]), about["generation_config"]
+        generation = about["generation_config"]
         self.path = path
         self.device = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")[0]
         with explained_loading(path):
+            config = NMTTransformerConfig.from_dict(about["config"])
             tokenizers = TokenizerPair.load(path)
         self.engine = self.load_engine()
         self.own = threading.local()  # the engine that a thread samples with under its seed
-        stand_in: Any = SimpleNamespace(config=config, generation_config=generation, device=torch.device("cpu"))
+        stand_in: Any = SimpleNamespace(
+            config=config,
+            generation_config=generation,
+            device=torch.device("cpu"),
+            name_or_path=str(path),
+            exported_to="CTranslate2",
+        )
         self.model = stand_in
         self.tokenizers = tokenizers
         tokenizers.check(stand_in, strict=check)
         self.control_ids = tokenizers.control_ids()
         self.origin = read_origin(path)
-        self.symbols = [vocabulary_of(path, side) for side in ("source", "target")]
+        sizes = (("source", config.vocab_size), ("target", config.decoder_vocab_size))
+        self.symbols = [vocabulary_of(path, side, size) for side, size in sizes]
         self.numbers = {symbol: number for number, symbol in enumerate(self.symbols[1])}
 
     def load_engine(self) -> Any:
@@ -143,20 +154,29 @@ class EngineTranslator(Translator):
         scores: bool = True,
     ) -> list[list[Hypothesis]]:
         if options.alignments:
-            raise UserError("CTranslate2's models give no alignments here. Remedy: align with the model itself.")
+            self.inspected_model()
         limits = self.limits(sources, prefixes, options)
         penalty = options.penalty()
-        found = getattr(self.own, "engine", self.engine).translate_batch(
-            [[self.symbols[0][id] for id in source] for source in sources],
-            target_prefix=[[self.symbols[1][id] for id in prefix] for prefix in prefixes] if any(prefixes) else None,
-            beam_size=options.beams,
-            num_hypotheses=max(options.beams, options.num_hypotheses),
-            length_penalty=float(penalty),
-            max_decoding_length=max(limits),
-            return_scores=True,
-            return_end_token=True,
-            **self.settings(options),
-        )
+        settings = self.settings(options, max(limits))
+        try:
+            found = getattr(self.own, "engine", self.engine).translate_batch(
+                [[self.symbols[0][id] for id in source] for source in sources],
+                target_prefix=[[self.symbols[1][id] for id in each] for each in prefixes] if any(prefixes) else None,
+                beam_size=options.beams,
+                num_hypotheses=max(options.beams, options.num_hypotheses),
+                length_penalty=float(penalty),
+                max_decoding_length=max(limits),
+                return_scores=True,
+                return_end_token=True,
+                **settings,
+            )
+        except (TypeError, ValueError) as error:
+            if not options.generate:
+                raise
+            raise UserError(
+                f"CTranslate2 rejected generate={shown(options.generate)} ({shorten(str(error))}). Remedy: correct it, "
+                "or leave it out."
+            ) from error
         rows = [
             self.strip([self.numbers[symbol] for symbol in symbols][:limit])
             for limit, each in zip(limits, found, strict=True)
@@ -186,16 +206,17 @@ class EngineTranslator(Translator):
                 self.own.__dict__.pop("engine", None)
                 package.set_random_seed(RANDOM_SEED)
 
-    def settings(self, options: DecodingOptions) -> dict[str, Any]:
-        """The engine's arguments for what `generate` shall do beside."""
-        given = dict(options.generate)
+    def settings(self, options: DecodingOptions, max_length: int) -> dict[str, Any]:
+        """The engine's arguments for what `generate` shall do beside; it takes no number beyond its own limits."""
+        given = {name: value for name, value in options.generate.items() if value is not None}
         samples = given.pop("do_sample", False)
         unknown = sorted(set(given) - set(GENERATION))
         if unknown:
             raise UserError(
                 f"CTranslate2 has no {unknown[0]} here. Remedy: leave it out, or translate with the model itself."
             )
-        found = {GENERATION[name]: value for name, value in given.items()}
+        limits = {"min_new_tokens": max_length, "top_k": len(self.symbols[1])}
+        found = {GENERATION[name]: min(value, limits.get(name, value)) for name, value in given.items()}
         if samples:
             if options.beams > 1:
                 raise UserError("CTranslate2 samples without beams alone. Remedy: --beams 1.")
@@ -222,13 +243,15 @@ class EngineTranslator(Translator):
                 results[i] = list(scores.log_probs)[: len(targets[i])]
         return results
 
-    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Any:
-        raise UserError("CTranslate2's models give no alignments here. Remedy: align with the model itself.")
 
-
-def vocabulary_of(path: Path, side: str) -> list[str]:
+def vocabulary_of(path: Path, side: str, size: int) -> list[str]:
     """The names of the rows of an embedding, as the engine has them."""
     for name in (f"{side}_vocabulary.json", "shared_vocabulary.json"):
         if (path / name).is_file():
-            return json.loads((path / name).read_text(encoding="utf-8"))
+            symbols = json.loads((path / name).read_text(encoding="utf-8"))
+            if len(symbols) != size:
+                raise UserError(
+                    f"{path / name} has {len(symbols)} symbols for {size} rows. Remedy: export the model again."
+                )
+            return symbols
     raise UserError(f"{path} has no {side}_vocabulary.json. Remedy: export the model again.")

@@ -29,7 +29,7 @@ from .eval_mode import eval_mode
 from .options import DecodingOptions
 from .results import Hypothesis
 from .search import search
-from .translator import Translator
+from .translator import Translator, explained_generation
 
 
 # What else `generate` shall do, as far as an ensemble does it.
@@ -91,20 +91,24 @@ class EnsembleTranslator(Translator):
         members (sequence of [`Translator`]): At least two, each with its model of the zoo or of transformers.
 
     Raises:
-        ValueError: There are fewer, or their tokenizers or control tokens differ.
+        ValueError: There are fewer, their tokenizers or control tokens differ, or one was exported to CTranslate2.
     """
 
     def __init__(self, members: Sequence[Translator]):
         if len(members) < 2:
             raise UserError("An ensemble has at least two models. Remedy: name more, or translate with the one.")
+        for each in members:
+            if not hasattr(each.model, "get_encoder"):
+                raise UserError(
+                    f"{each.model.name_or_path} was exported to {each.model.exported_to}, which is not supported in an "
+                    "ensemble. Remedy: use the model that it was exported from."
+                )
         first = members[0]
         self.members = list(members)
         self.model, self.tokenizers, self.control_ids = first.model, first.tokenizers, first.control_ids
         self.origin = first.origin
         own = signature_of(first)
         for each in members[1:]:
-            if not hasattr(each.model, "get_encoder"):
-                raise UserError("A model of CTranslate2 joins no ensemble. Remedy: give the model it was made of.")
             for name, value in signature_of(each).items():
                 if value != own[name]:
                     raise UserError(
@@ -146,9 +150,6 @@ class EnsembleTranslator(Translator):
             eos_token_id=sorted(self.end_ids()),
             early_stopping=options.generate.get("early_stopping", False),
         )
-        processors = self.processors(options)
-        if any(prefixes):
-            processors.append(PrefixPerSentence(prefixes))
         criteria = StoppingCriteriaList(
             [
                 MaxLengthPerSentence(torch.tensor(limits, device=self.model.device)),
@@ -156,7 +157,10 @@ class EnsembleTranslator(Translator):
             ]
         )
         start = self.shift(input_ids[:, :1])
-        with eval_mode(*models):
+        with explained_generation(options), eval_mode(*models):
+            processors = self.processors(options)
+            if any(prefixes):
+                processors.append(PrefixPerSentence(prefixes))
             found = search(
                 Members(models),
                 start.repeat_interleave(options.beams, 0),

@@ -64,6 +64,20 @@ class ForcedDecoder:
     def target_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizers.target
 
+    def inspected_model(self) -> Any:
+        """
+        Return the model for reading its attentions, states or weights.
+
+        Raises:
+            ValueError: It was exported to an engine, which gives none of them.
+        """
+        if engine := getattr(self.model, "exported_to", None):
+            raise UserError(
+                f"{self.model.name_or_path} was exported to {engine}, which gives no alignments, attentions or states: "
+                "it translates and scores only. Remedy: use the model that it was exported from."
+            )
+        return self.model
+
     # -- scores ------------------------------------------------------------------------------------------------------
 
     def score(
@@ -163,12 +177,13 @@ class ForcedDecoder:
         Raises:
             ValueError: The model has no attention to source words.
         """
+        model = self.inspected_model()
         input_ids, attention_mask = self.pad(sources, self.tokenizer.pad_token_id)
         labels, _ = self.pad(targets, self.pad_id())
         # The encoder's own attentions, and what else it could return, are not asked for: they may be large.
-        with eval_mode(self.model):
-            attentions = self.model(
-                encoder_outputs=self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
+        with eval_mode(model):
+            attentions = model(
+                encoder_outputs=model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask),
                 attention_mask=attention_mask,
                 decoder_input_ids=self.shift(labels),
                 use_cache=False,

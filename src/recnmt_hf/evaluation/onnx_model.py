@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .._loading_errors import shorten
+from .._loading_errors import explained_loading, shorten
 from ..models.source_memory import spread_over_beams
 from ..models.user_errors import UserError
 from .engine import engine_settings
@@ -115,13 +115,16 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     """
 
     main_input_name = "input_ids"
+    exported_to = "ONNX"
     _supports_sdpa = True  # whatever the configuration says, the graphs are made
 
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
         runtime = load_onnx_runtime()
         path = Path(path)
         about = engine_settings(path)
-        super().__init__(AutoConfig.for_model(**about["config"]))
+        with explained_loading(path):
+            config = AutoConfig.for_model(**about["config"])
+        super().__init__(config)
         self.generation_config = about["generation_config"]
         self.name_or_path = str(path)
         self.place = self.resolve(runtime, device)

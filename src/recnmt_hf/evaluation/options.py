@@ -17,6 +17,7 @@ from .._values import (
     MOST_TOKENS,
     Range,
     check_options,
+    check_value,
     documented,
     option,
     shown,
@@ -45,6 +46,21 @@ STATED_ELSEWHERE = {
 ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
 OF_TEXTS = ("split_sentences", "source_lang")
+# Types and ranges of settings that transformers or an engine checks late, with a traceback, or not at all.
+_COUNT = (int | None, Range(least=0))
+GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
+    "do_sample": (bool, None),
+    "early_stopping": (bool | Literal["never"], None),
+    "use_cache": (bool, None),
+    "no_repeat_ngram_size": _COUNT,
+    "min_length": _COUNT,
+    "min_new_tokens": _COUNT,
+    "top_k": _COUNT,
+    "prefill_chunk_size": (int | None, Range(least=1)),
+    "repetition_penalty": (float | None, Range(above=0)),
+    "temperature": (float | None, Range(above=0)),
+    "top_p": (float | None, Range(least=0, most=1)),
+}
 # Arguments of `generate` that are no fields of its configuration; they cannot be written as YAML.
 PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
 
@@ -107,7 +123,7 @@ class DecodingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_generate(self.generate, self.beams)
+        self.generate = checked_generate(self.generate, self.beams)
         samples = bool(self.generate.get("do_sample"))
         if self.num_hypotheses > self.beams and not (samples and self.beams == 1):
             raise UserError(
@@ -150,9 +166,9 @@ def names_of_generate() -> frozenset[str]:
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_")) - {"transformers_version"}
 
 
-def check_generate(given: Mapping[str, Any], beams: int) -> None:
+def checked_generate(given: Mapping[str, Any], beams: int) -> dict[str, Any]:
     """
-    Checks what is passed on to `generate`.
+    Check what is passed on to `generate`, and return it; whole numbers written as 1e2 are `int`.
 
     Raises:
         UserError: There is no such name (the message has the nearest one), decoding states it otherwise, or
@@ -162,22 +178,25 @@ def check_generate(given: Mapping[str, Any], beams: int) -> None:
         if name in STATED_ELSEWHERE:
             raise UserError(f"generate.{name} is stated elsewhere. Remedy: {STATED_ELSEWHERE[name]}.")
     if not given:
-        return
+        return {}
     known = names_of_generate() - set(STATED_ELSEWHERE)
     for name in given:
         if name not in known and name not in PYTHON_ARGUMENTS:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}?" if near else "they are the fields of its GenerationConfig."
             raise UserError(f"generate has no setting {shown(name)}; {hint} Remedy: correct it.")
+    given = {
+        name: check_value(f"generate.{name}", value, *GENERATE_VALUES[name]) if name in GENERATE_VALUES else value
+        for name, value in given.items()
+    }
     from transformers import GenerationConfig
 
     try:
         values = {name: value for name, value in given.items() if name not in PYTHON_ARGUMENTS}
         GenerationConfig(**values, num_beams=beams).validate(strict=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"generate={shown(dict(given))} is not allowed ({reason(error)}). Remedy: correct it."
-        ) from error
+        raise UserError(f"generate={shown(given)} is not allowed ({reason(error)}). Remedy: correct it.") from error
+    return given
 
 
 def reason(error: Exception) -> str:

@@ -112,7 +112,7 @@ class TransformerConfig(Seq2SeqConfig):
         self.check_choice("position_embedding_type", POSITION_EMBEDDING_TYPES)
         from transformers.activations import ACT2FN  # imports torch: only needed once a config is made
 
-        if self.activation_function not in ACT2FN:
+        if not isinstance(self.activation_function, str) or self.activation_function not in ACT2FN:
             self.refuse("activation_function", "a name in transformers.activations.ACT2FN", 'use "relu" or "gelu"')
         for name in heads:
             if self.d_model % getattr(self, name):
