@@ -130,3 +130,8 @@ def shorten(text: str, length: int = 240) -> str:
         whole = first[:length].rpartition(". ")[0]  # whole sentences, where one is short enough
         first = whole or f"{first[:length].rpartition(' ')[0]} ..."
     return first.removesuffix(".") or "no reason is given"
+
+
+def without_remedy(error: Exception) -> str:
+    """What an error says is wrong, for a sentence that names a remedy of its own."""
+    return shorten(str(error).partition(". Remedy: ")[0])

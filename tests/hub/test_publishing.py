@@ -1,10 +1,13 @@
 """Publishing: what is uploaded and what is not, to a server that speaks the Hub's own words; loading from there."""
 
+import copy
 import json
 import os
 import shutil
 import textwrap
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from huggingface_hub import ModelCard
 from loopback_hub import loopback_hub
 from other_processes import other_process
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, GenerationConfig
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
@@ -624,10 +628,112 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     assert "was tested on other sentences" in capsys.readouterr().err
 
 
-def test_evidence_is_refused_where_it_is_none(tmp_path):
-    for content in ("[", "[1]", '{"tests": [{"nome": 1}]}'):
-        (tmp_path / "evidence.json").write_text(content)
-        with pytest.raises(ValueError, match="holds no evidence of a model"):
-            Evidence.load(tmp_path)
+NO_EVIDENCE = {
+    "empty": b"",
+    "truncated": b'{"model": {"type": "gret"',
+    "binary": bytes(range(256)),
+    "latin-1": '{"example": "schön"}'.encode("latin-1"),
+    "utf-16": '{"example": "a"}'.encode("utf-16"),
+    "list": b"[1]",
+    "null": b"null",
+    "text": b'"evidence"',
+    "number": b"5",
+    "NaN": b"NaN",
+    "two documents": b"{} {}",
+    "deep": b"[" * 100_000,
+    "deep in a section": b'{"recipe": {"data": ' + b"[" * 40 + b"]" * 40 + b"}}",
+    "digits": b'{"model": {"type": "gret", "parameters": 1' + b"0" * 5000 + b"}}",
+    "half a character": b'{"example": "\\ud800"}',
+    "a score that is no object": b'{"tests": [5]}',
+    "an unknown field of a score": b'{"tests": [{"nome": 1}]}',
+    "a score without fields": b'{"tests": [{}]}',
+    "sections that are null": b'{"model": null, "tests": null}',
+    "a list for an object": b'{"training": [1, 2]}',
+}
+
+
+@pytest.mark.parametrize("case", NO_EVIDENCE)
+def test_evidence_is_refused_where_it_is_none(tmp_path, case):
+    (tmp_path / "evidence.json").write_bytes(NO_EVIDENCE[case])
+    with pytest.raises(recnmt_hf.UserError, match=r"evidence\.json holds no evidence of a model \(.+\)\. Remedy: "):
+        Evidence.load(tmp_path)
+
+
+def test_there_may_be_no_evidence(tmp_path):
     empty = Evidence.load(tmp_path / "nowhere")
     assert empty.tests == [] and TestScore.__test__ is False
+
+
+# Every entry that a finished run and a test write.
+FULL = {
+    "model": {"type": "gret", "parameters": 1000, "preset": "base"},
+    "languages": ["en", "de"],
+    "recipe": {"data": {"train": [{"dataset": "a/b"}]}, "training": {"max_steps": 5}},
+    "data": {"training_pairs": 5, "validation_pairs": 2},
+    "tokenizer": {"kind": "bpe", "source_symbols": 7, "target_symbols": 7, "joint": True},
+    "training": {
+        **{"steps": 5, "seconds_per_step": 0.5, "seconds": 3, "processes": 2, "hardware": "CPU"},
+        **{"averaged": ["checkpoint-4", "checkpoint-5"], "seed": 1},
+    },
+    "curve": [{"step": 5, "loss": 2.5, "eval_loss": 2.0, "eval_bleu": 1.5}],
+    "versions": {"torch": "2.13"},
+    "base_model": "c/d",
+    "example": "A dog .",
+    "tests": [
+        {
+            **{"name": "a", "scores": {"bleu": 3.5}, "signature": "s", "sentences": 4},
+            **{"source_sha256": "0", "reference_sha256": "1", "translations": "translations/a.de"},
+            "decoding": {"beams": 2, "length_penalty_type": "vaswani", "length_penalty": 0.6},
+            **{"baseline": "b", "baseline_scores": {"bleu": 3.0}, "p_value": 0.5, "test": "bootstrap"},
+            "dataset": [{"dataset": "e/f", "split": "test"}],
+        }
+    ],
+}
+WRONG = [None, True, -1, 1.5, float("nan"), float("inf"), 10**400, "x", "", [], [None], {}, {"a": None}, ...]
+
+
+def places_in(value, place=()):
+    """Where values stand in a tree of lists and mappings."""
+    yield place
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places_in(below, (*place, key))
+
+
+def changed(tree, place, value):
+    """A copy of a tree with another value at a place, or (`...`) none."""
+    tree = copy.deepcopy(tree)
+    parent = tree
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    if value is ...:
+        del parent[place[-1]]
+    return tree
+
+
+def test_wrong_evidence_is_refused_or_gives_a_card(tiny_folder, tmp_path, monkeypatch):
+    """Every entry replaced by values of every type, or left out: what reads the file ends in a card or a sentence."""
+    from recnmt_hf.analysis import curves
+    from recnmt_hf.hub import card, publishing
+
+    monkeypatch.setattr(card, "run_usage", lambda code, run: "said")
+    monkeypatch.setattr(curves, "lines_of_curves", lambda panels, axis, output: None)
+    config = AutoConfig.from_pretrained(tiny_folder)
+    monkeypatch.setattr(card.AutoConfig, "from_pretrained", lambda *_, **__: config)
+    (tmp_path / "config.json").write_text("{}")
+    outcomes = Counter()
+    for place in filter(None, places_in(FULL)):
+        for value in WRONG:
+            (tmp_path / "evidence.json").write_text(json.dumps(changed(FULL, place, value)))
+            try:
+                card.card_of(tmp_path, "user/name")
+                evidence = Evidence.load(tmp_path)
+                model = SimpleNamespace(generation_config=GenerationConfig())
+                publishing.set_generation(model, evidence)
+                model.generation_config.validate(strict=True)
+                curves.plot_curves({"run": evidence.curve}, tmp_path / "curve.png")
+                outcomes["card"] += 1
+            except recnmt_hf.UserError as error:
+                assert "evidence.json holds no evidence of a model" in str(error), (place, value)
+                outcomes["refused"] += 1
+    assert outcomes["card"] > 100 and outcomes["refused"] > 300

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.training.checkpoints import (
     MANIFEST,
@@ -134,6 +135,32 @@ def test_the_best_by_loss_is_the_lowest(tmp_path, capsys):
     assert "--lower-is-better contradicts --metric eval_bleu" in capsys.readouterr().err
     assert main([*words, "--metric", "eval_loss"]) == 0
     assert load_file(tmp_path / "mean" / "model.safetensors")["n"].item() == 20
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("", "[", "[]", "null", "[" * 100_000, '{"log_history": 5}', '{"log_history": [5]}'),
+        *(
+            '{"log_history": [{"eval_bleu": 3}]}',
+            '{"log_history": [{"step": "x"}]}',
+            '{"log_history": [{"step": 1e400}]}',
+        ),
+        '{"log_history": [{"step": 1, "eval_bleu": 1' + "0" * 400 + "}]}",
+    ],
+)
+def test_a_damaged_state_is_named(tmp_path, state):
+    folder = make(tmp_path, 1)
+    (folder / "trainer_state.json").write_text(state)
+    mark_complete(folder)
+    with pytest.raises(recnmt_hf.UserError, match=r"trainer_state\.json is damaged \(.+\)\. Remedy: delete"):
+        choose_checkpoints(tmp_path, 1, "best")
+
+
+@pytest.mark.parametrize("manifest", ["[" * 100_000, json.dumps({"files": {"a\0b": 3}}), '{"files": {"/": "x"}}'])
+def test_a_damaged_manifest_makes_a_checkpoint_incomplete(tmp_path, manifest):
+    (make(tmp_path, 1) / "complete.json").write_text(manifest)
+    assert checkpoints_in(tmp_path) == []
 
 
 def test_wrong_folders_are_named(tmp_path):

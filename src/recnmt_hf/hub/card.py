@@ -376,7 +376,8 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
     )
 
 
-def hub_datasets(corpora: Iterable[Mapping[str, Any]]) -> list[str]:
+def hub_datasets(corpora: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[str]:
+    corpora = [corpora] if isinstance(corpora, Mapping) else corpora
     names = [str(each["dataset"]) for each in corpora if each.get("dataset")]
     return list(dict.fromkeys(name for name in names if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)))
 

@@ -17,7 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from .._loading_errors import without_remedy
 from .._registration import MODEL_TYPES
+from .._values import check_value
 from ..evaluation.origin import EVIDENCE
 from ..models.seq2seq_card import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
@@ -84,7 +86,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
         sizes, sums = dict(manifest["files"]), dict(manifest.get("sha256", {}))
     except FileNotFoundError:
         return [f"{MANIFEST} is missing, so its saving was cut off"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} cannot be read ({error})"]
     faults, whole = [], {}
     for name, size in sizes.items():
@@ -93,7 +95,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
             continue
         try:
             found = (folder / name).stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # a name that no file can have
             faults.append(f"{name} is missing")
             continue
         if found != size:
@@ -172,12 +174,29 @@ def metric_of_steps(run: str | Path, metric: str) -> dict[int, float]:
     newest = newest_checkpoint(run)
     if newest is None:
         return {}
-    return {entry["step"]: entry[metric] for entry in state_of(newest).get("log_history", []) if metric in entry}
+    log = state_of(newest).get("log_history", [])
+    return {entry["step"]: entry[metric] for entry in log if isinstance(entry.get(metric), (int, float))}
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
-    """The Trainer's own state in a checkpoint: steps, log, callbacks."""
-    return json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    """
+    Return the Trainer's own state in a checkpoint: steps, log, callbacks.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    path = checkpoint / "trainer_state.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        for number, entry in enumerate(state.get("log_history", [])):
+            for name in {"step", *entry}:
+                if name == "step" or type(entry[name]) is int:
+                    check_value(f"log_history[{number}].{name}", entry.get(name), int)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is damaged ({without_remedy(error)}). Remedy: delete this checkpoint, or copy the file again."
+        ) from error
+    return state
 
 
 def steps_of(checkpoint: Path) -> int:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .._loading_errors import looks_local
+from .._loading_errors import looks_local, without_remedy
+from .._values import check_options, check_value, members
 from ..data.files import open_output
 from ..data.tokenizer_pair import TokenizerPair
+from ..evaluation.options import DecodingOptions
 from ..evaluation.origin import EVIDENCE
 from ..models.user_errors import UserError
 from .checkpoints import TRANSLATIONS
@@ -30,6 +32,22 @@ __all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "
 FORMAT = 1
 # Libraries on which figures depend.
 LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+# Entries of a section that is not empty; one may be missing where None is among its types.
+ENTRIES: dict[str, dict[str, Any]] = {
+    "model": {"type": str, "parameters": int, "preset": str | None},
+    "data": {"training_pairs": int, "validation_pairs": int},
+    "tokenizer": {"kind": str, "source_symbols": int, "target_symbols": int, "joint": bool},
+    "training": {
+        "steps": int,
+        "seconds_per_step": float | None,
+        "seconds": float | None,
+        "processes": int,
+        "hardware": str,
+        "averaged": list[str] | None,
+        "seed": int,
+    },
+}
+MOST_DEPTH = 32
 # What is no property of the training, or nobody's business.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
 # Parts of a text: addresses on other machines, and anything else between blanks, quotes, brackets and separators.
@@ -122,15 +140,38 @@ class Evidence:
             return cls()
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            check_depth(content)
             known = {each.name for each in fields(cls)}
             content = {name: value for name, value in content.items() if name in known}
             tests = [TestScore(**each) for each in content.pop("tests", [])]
             found = cls(**content, tests=tests)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            found.check()
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{path} holds no evidence of a model ({error}). Remedy: delete it, or copy it again."
+                f"{path} holds no evidence of a model ({without_remedy(error)}). Remedy: delete it, or copy it again."
             ) from error
         return found
+
+    def check(self) -> None:
+        """Raise `UserError` for a value that has another type than what reads it expects."""
+        check_options(self)
+        for section, entries in ENTRIES.items():
+            values = getattr(self, section)
+            for name, hint in entries.items():
+                if values and (name in values or type(None) not in members(hint)):
+                    check_value(f"{section}.{name}", values.get(name), hint)
+        for number, row in enumerate(self.curve):
+            check_value(f"curve[{number}].step", row.get("step"), int)
+            for name, value in row.items():
+                if not isinstance(value, float):  # an evaluation's loss may have been NaN
+                    check_value(f"curve[{number}].{name}", value, float)
+        for name, values in self.recipe.items():
+            check_value(f"recipe.{name}", values, dict)
+        corpora = self.recipe.get("data", {}).get("train", [])
+        check_value("recipe.data.train", corpora, dict | list[dict[str, Any]])
+        for number, test in enumerate(self.tests):
+            check_options(test, f"tests[{number}].")
+            DecodingOptions(**test.decoding)
 
     def save(self, folder: str | Path) -> None:
         with open_output(Path(folder) / EVIDENCE) as file:
@@ -140,6 +181,15 @@ class Evidence:
     def add(self, score: TestScore) -> None:
         """Adds a score; an earlier one of the same test set goes."""
         self.tests = [each for each in self.tests if each.name != score.name] + [score]
+
+
+def check_depth(value: Any, left: int = MOST_DEPTH) -> None:
+    """Raise `UserError` for lists and mappings that are nested deeper than `left`."""
+    if not left:
+        raise UserError(f"nested more than {MOST_DEPTH} deep")
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_depth(each, left - 1)
 
 
 def evidence_of_run(
