@@ -52,6 +52,9 @@ def test_the_environment_names_the_compiler(tmp_path, monkeypatch):
     assert calls.read_text().startswith("-DNAMED -march=native")
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compiled_code.compiler() is None and compiled_code.compiled(SOURCE) is None
+    monkeypatch.setenv("CC", 'gcc "')
+    with pytest.raises(ValueError, match=r"CC='gcc \"' is not a command \(No closing quotation\)\. Remedy: "):
+        compiled_code.compiled(SOURCE)
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiled_code.compiler() is None

@@ -24,10 +24,13 @@ def paths(request, monkeypatch):
 
 
 def test_the_switch(monkeypatch):
-    for value, expected in (("0", False), ("1", True), ("auto", True), ("yes", True)):
+    for value, expected in (("0", False), ("1", True), ("auto", True), ("", True)):
         monkeypatch.setenv("RECNMT_FAST_PATHS", value)
         assert fast_paths.enabled() is expected
-        assert fast_paths.setting() == (value if value in ("0", "1") else "auto")
+        assert fast_paths.setting() == (value or "auto")
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "yes")
+    with pytest.raises(UserError, match=r"RECNMT_FAST_PATHS='yes' is not allowed; it must be 0, 1 or auto"):
+        fast_paths.setting()
     monkeypatch.delenv("RECNMT_FAST_PATHS")
     assert fast_paths.setting() == "auto"
 

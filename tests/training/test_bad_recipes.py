@@ -7,7 +7,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import yaml
+from transformers.training_args import OptimizerNames
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.models.user_errors import MissingFileError, UserError
@@ -16,7 +18,7 @@ from recnmt_hf.training.checks import check_before_training
 from recnmt_hf.training.metrics import higher_is_better
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train, training_arguments
-from recnmt_hf.training.trainer import TranslationTrainingArguments
+from recnmt_hf.training.trainer import TranslationTrainer, TranslationTrainingArguments
 
 
 BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
@@ -297,9 +299,34 @@ BEFORE = {
     "dataset folder": ({"test": {"a": {"dataset": "./none"}}}, "test.a: there is no folder ./none"),
     "languages": ({"data": {"source_lang": "fr"}}, "data.train[0]: The generated corpus is English-German; fr-de"),
     "cache": ({"data": {"cache_dir": "EMPTY"}}, "is no folder. Remedy: choose another"),
+    "cache that nobody can write": ({"data": {"cache_dir": "/proc/x"}}, "cannot be written to (No such file or"),
     "schedule": ({"training": {"lr_scheduler_type": "warmup_stable_decay"}}, "warmup_stable_decay cannot be used"),
     "schedule kwargs": ({"training": {"lr_scheduler_kwargs": {"spin": 1}}}, "inverse_sqrt cannot be used"),
     "optimizer": ({"training": {"optim": "adamw_8bit"}}, "training.optim=adamw_8bit cannot be used"),
+    "optimizer's arguments": (
+        {"training": {"optim": "sgd", "optim_args": "momentum"}},
+        "training.optim=sgd, training.optim_args='momentum' cannot be used",
+    ),
+    "optimizer of modules": (
+        {"training": {"optim": "galore_adamw", "optim_target_modules": "all-linear"}},
+        "training.optim=galore_adamw, training.optim_target_modules='all-linear' cannot be used",
+    ),
+    "checkpointing": (
+        {"training": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"reentrant": False}}},
+        "training.gradient_checkpointing_kwargs={'reentrant': False} is not allowed (Unexpected keyword arguments: ree",
+    ),
+    "layers of checkpointing": (
+        {"training": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 0}}},
+        "training.gradient_checkpointing_kwargs={'every_n_layers': 0} is not allowed",
+    ),
+    "checkpointing without an accelerator": (
+        {"training": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}}},
+        "is not allowed (offload needs an accelerator)",
+    ),
+    "workers": (
+        {"training": {"dataloader_persistent_workers": True}},
+        "training.dataloader_persistent_workers=True needs dataloader_num_workers >= 1, got 0. Remedy: ",
+    ),
     "optimizer of ours": ({"training": {"optimizer": "adagrad"}}, "training.optimizer='adagrad' is not allowed"),
     "precision": ({"training": {"bf16": True, "fp16": True}}, "training.bf16=True, training.fp16=True: At most one"),
     "report": ({"training": {"report_to": "wandb2"}}, "training.report_to='wandb2' cannot be used (wandb2 is not"),
@@ -331,6 +358,32 @@ def test_before_training(tmp_path, monkeypatch, case):
     with mock.patch.dict(os.environ):  # where transformers' arguments leave the compiler's name
         assert expected in message_of(train, plan, tmp_path / "run")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_arguments_of_checkpointing_that_are_right(tmp_path):
+    for given in ({"use_reentrant": False, "determinism_check": "none"}, {"preserve_rng_state": False}, {}, None):
+        settings = {"use_cpu": True, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": given}
+        plan = Recipe(model={"preset": "tiny"}, training=settings)
+        arguments, _ = training_arguments(plan, tmp_path)
+        check_before_training(plan, arguments)
+
+
+@pytest.mark.parametrize("name", [each.value for each in OptimizerNames])
+def test_every_optimizer_of_transformers_trains_or_is_refused(tmp_path, name):
+    """With what is installed here; none of them ends in a traceback."""
+    plan = Recipe(model={"preset": "tiny", "fields": {"d_model": 16}}, training={"use_cpu": True, "optim": name})
+    arguments, _ = training_arguments(plan, tmp_path)
+    try:
+        check_before_training(plan, arguments)
+    except UserError as error:
+        assert str(error).startswith(f"training.optim={name} cannot be used (") and "Remedy: " in str(error)
+        return
+    kind, settings = TranslationTrainer.get_optimizer_cls_and_kwargs(arguments, None)
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = kind([parameter], **settings)
+    parameter.sum().backward()
+    optimizer.step()
+    assert parameter.isfinite().all() and (parameter != 1).all()
 
 
 def test_what_is_not_installed_is_found_before_training(tmp_path):

@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -28,6 +29,8 @@ class SentencePair(NamedTuple):
 
 
 STANDARD_INPUT = "standard input"
+# Bytes of a line. A device such as /dev/zero would fill the memory with one that never ends.
+MOST_BYTES = 2**24
 
 
 class _Rejoined(io.RawIOBase):
@@ -115,12 +118,17 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
         strip (`str`, *optional*): Characters to take away at both ends; `None`: all kinds of space.
 
     Raises:
-        ValueError: A line is not UTF-8, or a gzip file is cut short; the message names file and line.
+        ValueError: A line is not UTF-8 or too long, or a gzip file is cut short; the message names file and line.
     """
     name, number = STANDARD_INPUT if path is None else path, 0
     with open_bytes(path) as file:
         try:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(partial(file.readline, MOST_BYTES), b""), start=1):
+                if len(line) == MOST_BYTES:
+                    raise UserError(
+                        f"{name}, line {number}: the line has more than {MOST_BYTES:,} bytes. Remedy: give text with a "
+                        "sentence on each line."
+                    )
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line.decode().strip(strip)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from .user_errors import UserError
+
 
 logger = logging.get_logger(__name__)
 
@@ -19,8 +21,19 @@ PATIENCE = 60
 
 
 def compiler() -> list[str] | None:
-    """The command that `CC` names, or the first C compiler on the path."""
-    named = shlex.split(os.environ.get("CC", ""))
+    """
+    Return the command that `CC` names, or the first C compiler on the path.
+
+    Raises:
+        ValueError: `CC` is not a command.
+    """
+    given = os.environ.get("CC", "")
+    try:
+        named = shlex.split(given)
+    except ValueError as error:
+        raise UserError(
+            f"CC={given!r} is not a command ({error}). Remedy: correct the environment variable, or unset it."
+        ) from error
     if named:
         return named if shutil.which(named[0]) else None
     return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)

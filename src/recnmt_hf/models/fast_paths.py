@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .custom_gradients import CustomGradient
+from .user_errors import UserError
 
 
 # A measured path is taken if it is faster than its reference by this factor: what wins by less could win in one process
@@ -36,9 +37,19 @@ MARGIN = 1.2
 
 
 def setting() -> str:
-    """`"0"`, `"1"` or `"auto"`, as `RECNMT_FAST_PATHS` has it; any other value is `"auto"`."""
-    value = os.environ.get("RECNMT_FAST_PATHS", "auto")
-    return value if value in ("0", "1") else "auto"
+    """
+    Return `"0"`, `"1"` or `"auto"`, the value of `RECNMT_FAST_PATHS`; unset or empty, it is `"auto"`.
+
+    Raises:
+        ValueError: It has another value.
+    """
+    value = os.environ.get("RECNMT_FAST_PATHS") or "auto"
+    if value not in ("0", "1", "auto"):
+        raise UserError(
+            f"RECNMT_FAST_PATHS={value!r} is not allowed; it must be 0, 1 or auto. Remedy: correct the environment "
+            "variable, or unset it."
+        )
+    return value
 
 
 def allowed() -> bool:

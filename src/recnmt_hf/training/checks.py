@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
+import tempfile
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import DynamoBackend
+from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
@@ -18,7 +22,9 @@ from transformers.utils import logging
 from .._loading_errors import looks_local
 from .._values import shown
 from ..data.corpora import Corpus
+from ..data.files import PREFIX
 from ..data.text import open_text
+from ..models import fast_paths
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.user_errors import MissingFileError, UserError
 from .recipe import Recipe, check_choice, check_corpus, each_corpus
@@ -53,9 +59,13 @@ def check_before_training(
     for name, corpora in recipe.corpora():
         for place, corpus in each_corpus(name, corpora):
             check_files(place, check_corpus(place, corpus), recipe)
-    check_model(recipe)
+    fast_paths.setting()  # raises for a wrong value
+    model = check_model(recipe)
     check_stages(recipe, arguments)
+    check_optimizer(arguments, model)
     check_schedule(arguments)
+    if arguments.gradient_checkpointing:
+        check_checkpointing(arguments, model)
     check_machinery(arguments)
     if recipe.data.cache_dir:
         check_cache(Path(recipe.data.cache_dir))
@@ -116,8 +126,14 @@ def check_file(path: str) -> None:
 def check_cache(folder: Path) -> None:
     """Prepared data can be kept there."""
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        why = "cannot be written to" if nearest.is_dir() else "is no folder"
+    why = None if nearest.is_dir() else "is no folder"
+    if why is None:
+        try:
+            with tempfile.TemporaryDirectory(prefix=PREFIX, dir=nearest):  # which /proc refuses even to root
+                pass
+        except OSError as error:
+            why = f"cannot be written to ({error.strerror})"
+    if why is not None:
         raise UserError(f"data.cache_dir={folder}: {nearest} {why}. Remedy: choose another, or leave it out.")
 
 
@@ -155,9 +171,12 @@ def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
         raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
 
 
-def check_model(recipe: Recipe) -> None:
+def check_model(recipe: Recipe) -> PreTrainedModel:
     """
     The model can be built, has positions for the longest training sentences, and fits the memory.
+
+    Returns:
+        The model on the meta device.
 
     Raises:
         UserError: It has not; nothing of the model's size was asked for.
@@ -180,11 +199,13 @@ def check_model(recipe: Recipe) -> None:
                 )
         # Made in float64 wherever the weights are.
         refuse_beyond_memory(recipe, 4 * 8 * config.max_position_embeddings * config.d_model, "a table of positions")
-    count = without_memory(config).num_parameters()
+    model = without_memory(config)
+    count = model.num_parameters()
     if count > MOST_PARAMETERS:
         raise UserError(f"{described(recipe)} has {count:,} parameters. Remedy: lower the largest of model.fields.")
     each = TRAINING_BYTES if recipe.training.get("use_cpu") else WEIGHT_BYTES
     refuse_beyond_memory(recipe, count * each, f"{count:,} parameters")
+    return model
 
 
 def without_memory(config: PreTrainedConfig) -> PreTrainedModel:
@@ -240,17 +261,26 @@ def described(recipe: Recipe) -> str:
     return f"model: {recipe.model.type} ({recipe.model.preset}{', ' * bool(given)}{given})"
 
 
-def check_schedule(arguments: TranslationTrainingArguments) -> None:
-    """The optimizer and the learning rate's schedule can be made."""
+def check_optimizer(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
+    """The optimizer is installed and takes its arguments."""
+    if arguments.optimizer is not None:  # Adadelta, which is none of transformers' optimizers
+        return
     try:
-        # Adadelta is not among them, and target modules look at the model.
-        if arguments.optimizer is None and not arguments.optim_target_modules:
-            TranslationTrainer.get_optimizer_cls_and_kwargs(arguments)
+        TranslationTrainer.get_optimizer_cls_and_kwargs(arguments, model)
     except (ImportError, ValueError, KeyError, TypeError) as error:
+        given = "".join(
+            f", training.{name}={shown(value)}"
+            for name in ("optim_args", "optim_target_modules")
+            if (value := getattr(arguments, name)) is not None
+        )
         raise UserError(
-            f"training.optim={shown(arguments.optim)} cannot be used ({first_line(error)}). Remedy: leave it out, or "
-            "use adamw_torch."
+            f"training.optim={shown(arguments.optim)}{given} cannot be used ({first_line(error).rstrip('.')}). Remedy: "
+            "correct it, or use adamw_torch."
         ) from error
+
+
+def check_schedule(arguments: TranslationTrainingArguments) -> None:
+    """The learning rate's schedule can be made."""
     name, steps = arguments.lr_scheduler_type, max(arguments.max_steps, 1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9))
     try:
@@ -286,6 +316,28 @@ def check_machinery(arguments: TranslationTrainingArguments) -> None:
         )
     if arguments.torch_compile:
         check_compiler(arguments)
+
+
+def check_checkpointing(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
+    """Transformers and torch take the arguments of gradient checkpointing: torch's are tried on one number."""
+    given: Any = arguments.gradient_checkpointing_kwargs or {}
+    # Older versions of transformers have the other name.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    names = inspect.signature(enable).parameters
+    one = torch.ones(1, requires_grad=True)
+    try:
+        if given.get("offload") and arguments.device.type == "cpu":
+            raise ValueError("offload needs an accelerator")
+        enable(**{name: value for name, value in given.items() if name in names})
+        of_torch = {name: value for name, value in given.items() if name not in names}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            checkpoint(torch.nn.Tanh(), one, **{"use_reentrant": True, **of_torch}).backward()
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise UserError(
+            f"training.gradient_checkpointing_kwargs={shown(given)} is not allowed ({first_line(error).rstrip('.')}). "
+            "Remedy: correct it, e.g. {use_reentrant: false}, or leave it out."
+        ) from error
 
 
 def check_compiler(arguments: TranslationTrainingArguments) -> None:

@@ -123,6 +123,11 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.metric_for_best_model is not None:
             self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
         super().__post_init__()
+        if self.dataloader_persistent_workers and not self.dataloader_num_workers:
+            raise UserError(
+                "dataloader_persistent_workers=True needs dataloader_num_workers >= 1, got 0. Remedy: set "
+                "dataloader_num_workers, or leave dataloader_persistent_workers out."
+            )
         if self.optimizer not in (None, "adadelta"):
             raise UserError(
                 f"optimizer={self.optimizer!r} is not allowed; it must be adadelta. Remedy: leave it out and name "
