@@ -4,7 +4,9 @@ import gzip
 import json
 import os
 import shutil
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -197,9 +199,43 @@ def make_models(world, model, tokenizer):
         tokenizer_class="ForeignTokenizer",
         auto_map={"AutoTokenizer": ["foreign.ForeignTokenizer", "foreign.ForeignTokenizer"]},
     )
+    (variant("damaged-evidence") / "evidence.json").write_text('{"training": {"steps": "many"}}')
     config = recnmt_hf.BiARNTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
     recnmt_hf.BiARNTransformerForConditionalGeneration(config).save_pretrained(world / "biarn")
     tokenizer.save_pretrained(world / "biarn")
+
+
+def make_engines(world):
+    """
+    The model in CTranslate2, and a folder in the form of an ONNX export whose graphs look up what follows a word.
+    Neither is there without its package.
+    """
+    if find_spec("ctranslate2"):
+        from recnmt_hf.hub.engines import export_ctranslate2
+
+        export_ctranslate2(world / "model", world / "ct2")
+    if not (find_spec("onnx") and find_spec("onnxruntime")):
+        return
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    def save_graph(file, ids, output, width, others=()):
+        table = np.random.default_rng(0).standard_normal((settings["config"]["vocab_size"], width), dtype=np.float32)
+        nodes = [helper.make_node("Gather", ["table", ids], [output])]
+        nodes += [helper.make_node("Identity", [ids], [name]) for name in others]
+        inputs = [helper.make_tensor_value_info(ids, TensorProto.INT64, ["rows", "length"])]
+        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["rows", "length", width])]
+        outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "length"]) for name in others]
+        graph = helper.make_graph(nodes, "graph", inputs, outputs, [numpy_helper.from_array(table, "table")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        save(model, world / "onnx" / file)
+
+    files = {"config": "config.json", "generation_config": "generation_config.json"}
+    settings = {name: json.loads((world / "model" / file).read_text()) for name, file in files.items()}
+    shutil.copytree(world / "tokenizer-only", world / "onnx")
+    save_graph("encoder_model.onnx", "input_ids", "last_hidden_state", 8)
+    for file in ("decoder_model.onnx", "decoder_with_past_model.onnx"):
+        save_graph(file, "decoder_input_ids", "logits", settings["config"]["vocab_size"], ["present.words.ids"])
+    (world / "onnx" / "recnmt_engine.json").write_text(json.dumps({"format": "onnx", **settings}))
 
 
 def make_runs(world):
@@ -219,5 +255,6 @@ def world(tmp_path_factory, tiny_folder, tokenizer):
     make_texts(world)
     make_records(world)
     make_models(world, tiny_folder, tokenizer)
+    make_engines(world)
     make_runs(world)
     return world

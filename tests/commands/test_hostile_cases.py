@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recnmt_hf.commands.main import main
+from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
 # What a tab-separated line cannot hold: a line feed, an escape sequence, a name that is too long, half a character.
@@ -47,9 +48,18 @@ def test_there_are_many_cases():
     assert len(list(cases())) >= 300
 
 
+# Folders of the world that are not there without a package.
+EXPORTED = {"ct2": "ctranslate2", "onnx": "onnxruntime"}
+
+
 @pytest.mark.parametrize("code, stdin, words, message", list(cases()))
 def test_case(world, tmp_path, monkeypatch, capfd, code, stdin, words, message):
+    for word in {*EXPORTED} & {*words}:
+        pytest.importorskip(EXPORTED[word], reason=f"the package {EXPORTED[word]} is not installed")
     monkeypatch.chdir(world)
+    while words and re.match("[A-Z_]+=", words[0]):  # variables of the environment, as in a shell
+        monkeypatch.setenv(*words[0].split("=", 1))
+        words = words[1:]
     before = snapshot(world)
     if code == 0:  # what is right may write, outside of the folder that all cases share
         words = [str(tmp_path / word) if word.startswith("out") else word for word in words]
@@ -69,6 +79,85 @@ def test_case(world, tmp_path, monkeypatch, capfd, code, stdin, words, message):
         command = words[0] if words and words[0] in err.split(":")[0] else None
         assert last.startswith(f"recnmt {command}: " if command else "recnmt: ")
         assert last.endswith(".") and last.isprintable()
+
+
+# -- folders that are no models, or models of another kind -------------------------------------------------------------
+
+
+# Commands by the argument that takes a folder ({}). Whatever stands there, they succeed or end in a sentence.
+SHORT = "--beams 1 --max-length-extra 1"
+PAIRS = "one.en one.de"
+FOLDERS = {
+    "translate model": [f"translate {{}} -i one.en {SHORT}", f"translate {{}} model -i one.en {SHORT}"],
+    "score model": ["score {} -s one.en -t one.de", "score model {} -s one.en -t one.de"],
+    "align model": ["align {} -s one.en -t one.de"],
+    "average inputs": ["average {} -o OUT", "average {} model -o OUT", "average model {} -o OUT"],
+    "attention model": ["attention {} Birds"],
+    "global model": ["global {} Birds --target Ja"],
+    "positions model": ["positions {} Birds --target Ja"],
+    "tree model": ["tree {} Birds"],
+    "probe model": ["probe {} probing --tasks tree_depth --cache OUT"],
+    "probe data": ["probe model {} --tasks tree_depth"],
+    "probe-words model": [f"probe-words {{}} --train {PAIRS} --validation {PAIRS} --test {PAIRS}"],
+    "test model": [f"test {{}} --set a {PAIRS} {SHORT}"],
+    "test baseline": [f"test model --set a {PAIRS} --baseline {{}} {SHORT}"],
+    "plot runs": ["plot {} -o OUT.svg"],
+    "card model": ["card {}"],
+    "publish model": ["publish {} user/name --dry-run -o OUT"],
+    "export model": ["export {} OUT --format ctranslate2", "export {} OUT --format onnx"],
+    "import-marian source": ["import-marian {} OUT"],
+    "export-marian source": ["export-marian {} OUT"],
+    "train recipe": ["train {} -o OUT", "train recipe.yaml -o OUT training.use_cpu=true model.init_from={}"],
+    "sweep recipe": [
+        "sweep {} -o OUT --seeds 1 2",
+        "sweep recipe.yaml training.use_cpu=true model.init_from={} -o OUT --seeds 1 2",
+    ],
+    "logic recipe": ["logic {} -o OUT"],
+    "tokenizer files": ["tokenizer {} -o OUT"],
+    "evaluate hypotheses": ["evaluate {} -r one.de"],
+    "benchmark against": [
+        "benchmark nmt_transformer --against {} --size tiny --vocab-size 50 --modes train --train-batch-size 1 "
+        "--repeats 1"
+    ],
+}
+# Commands that take no folder.
+WITHOUT_FOLDERS = {"parameters", "corpus", "logic-corpus"}
+KINDS = ("ct2", "onnx", "empty-model", "model/config.json", "no-weights")
+
+
+@pytest.fixture(scope="module")
+def lent(world, tmp_path_factory):
+    """What those commands may write into: copies of the world's folders."""
+    place = tmp_path_factory.mktemp("lent")
+    for name in ("model", "empty-model", "no-weights", "probing", "ct2", "onnx"):
+        if (world / name).is_dir():
+            shutil.copytree(world / name, place / name)
+    for name in ("one.en", "one.de", "recipe.yaml"):
+        shutil.copy(world / name, place)
+    return place
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("line", [pytest.param(line, id=line) for lines in FOLDERS.values() for line in lines])
+def test_any_folder(lent, tmp_path, monkeypatch, capfd, line, kind):
+    if kind in EXPORTED:
+        pytest.importorskip(EXPORTED[kind], reason=f"the package {EXPORTED[kind]} is not installed")
+    monkeypatch.chdir(lent)
+    code = main(shlex.split(line.replace("{}", kind).replace("OUT", str(tmp_path / "out"))))
+    err = capfd.readouterr().err
+    assert code in (0, 2) and "Traceback" not in err, err
+    assert code == 0 or "Remedy: " in err.rstrip("\n").split("\n")[-1]
+
+
+def test_every_argument_that_takes_a_folder_is_tried():
+    """A new one of a name that others have fails here, until it has a line in the table above."""
+    named, tried = set(), {tuple(place.split()) for place in FOLDERS}
+    for command in COMMANDS:
+        (subparsers,) = (each for each in build_parser(command)._actions if each.dest == "command")
+        named |= {(command, action.dest) for action in subparsers.choices[command]._actions}
+    dests = {dest for _, dest in tried} - {"source", "data"}  # which name files elsewhere
+    assert {(command, dest) for command, dest in named if dest in dests} <= tried <= named
+    assert {command for command, _ in tried} | WITHOUT_FOLDERS == set(COMMANDS)
 
 
 # -- files and standard input are read alike -------------------------------------------------------------------
