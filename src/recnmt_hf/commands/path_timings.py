@@ -167,11 +167,12 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         return lambda: steps_of(recurrence.directions, inputs, mask, initial, steps)[0]
 
     def read(reading: Callable[..., Any]) -> Callable[[], torch.Tensor]:
-        attns: list[Any] = [direction.attn for direction in recurrence.directions]
-        query = torch.randn(len(attns), batch_size, heads, attns[0].head_dim)
+        directions = [attentive_steps.DirectionWeights.of(direction) for direction in recurrence.directions]
+        query = torch.randn(len(directions), batch_size, heads, config.d_model // heads)
+        drop = partial(fast_paths.dropout, p=config.attention_dropout, training=recurrence.training)
 
         def all_steps() -> torch.Tensor:
-            one = reading(attns, inputs, mask, steps)
+            one = reading(directions, inputs, mask, heads, drop, steps)
             return torch.stack([one(query)[1] for _ in range(steps)])
 
         return all_steps

@@ -213,7 +213,7 @@ class MultiHeadAttention(nn.Module):
             attention_mask,
             dropout=dropout,
             scaling=self.scaling,
-            is_causal=self.is_causal and query.shape[2] > 1,
+            is_causal=self.is_causal,
             **{name: value for name, value in kwargs.items() if name not in own},
         )
 

@@ -13,7 +13,8 @@ import torch
 from .attention import masked_softmax
 from .custom_gradients import CustomGradient, final_gradients
 from .fast_paths import wide_linear
-from .recurrent_layers import is_exporting, scan_steps
+from .graph_operators import graph_operator, is_exporting
+from .recurrent_layers import scan_steps
 from .step_matmuls import StepMatmuls, gru_step, gru_step_backward, without_autocast
 
 
@@ -69,11 +70,23 @@ def run_steps(
     gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
     of_gates = values[..., : 3 * width].to(dtype)
     kept = None if kept is None else (kept != 0).t()[:, :, None]
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        states, attention = AttentionalSteps.apply(KeptSteps(), gates, keys, of_gates, visible, state, kept, *weights)
-    else:
-        states, attention = steps_forward(gates, keys, of_gates, visible, state, kept, weights)
+    states, attention = attentional_states(gates, keys, of_gates, visible, state, kept, *weights)
     return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
+
+
+def attentional_shapes(gates: torch.Tensor, keys: torch.Tensor, *rest: torch.Tensor | None) -> Any:
+    steps, rows = gates.shape[:2]
+    return [((steps, rows, keys.shape[2]), keys.dtype), ((steps, rows, keys.shape[1]), keys.dtype)]
+
+
+@graph_operator(attentional_shapes)
+def attentional_states(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+    """States and attention of all steps; the arguments are those of [`AttentionalSteps`]."""
+    if torch.is_grad_enabled() and not is_exporting():
+        return list(AttentionalSteps.apply(KeptSteps(), *tensors))
+    gates, keys, values, visible, state, kept, *weights = tensors
+    found = steps_forward(gates, keys, values, visible, state, kept, StepWeights(*weights))  # type: ignore[arg-type]
+    return list(found)
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None, score: torch.Tensor) -> torch.Tensor:

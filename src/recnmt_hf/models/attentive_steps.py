@@ -5,13 +5,46 @@ model.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from .attention import MultiHeadAttention, masked_softmax
+from .attention import masked_softmax
 from .custom_gradients import CustomGradient, final_gradients
 from .fast_paths import dropout, takes_wide, wide_product
+from .graph_operators import graph_operator
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class DirectionWeights(NamedTuple):
+    """Weight and bias of the projections of one direction's attention, and of the two halves of its cell."""
+
+    query: Pair
+    key: Pair
+    value: Pair
+    output: Pair
+    cell_input: Pair
+    cell_state: Pair
+
+    @classmethod
+    def of(cls, direction: Any) -> "DirectionWeights":
+        """Return the parameters of an [`~.modeling_biarn_transformer.AttentiveRecurrentDirection`]."""
+        attn, cell = direction.attn, direction.cell
+        query, key, value, output = (
+            (linear.weight, linear.bias) for linear in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
+        )
+        return cls(query, key, value, output, (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh))
+
+    def flatten(self) -> list[torch.Tensor]:
+        return [tensor for pair in self for tensor in pair]
+
+    @classmethod
+    def unflatten(cls, tensors: Sequence[torch.Tensor]) -> "DirectionWeights":
+        return cls(*zip(tensors[::2], tensors[1::2], strict=True))
 
 
 class StepInputs(list[torch.Tensor]):
@@ -153,48 +186,63 @@ def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
     return inputs.device.type != "cpu" or torch.compiler.is_compiling() or batch_size * length >= FEWEST_WORDS
 
 
+# Dropout of one step's attention.
+Drop = Callable[[torch.Tensor], torch.Tensor]
+
+
 def reads_projected_words(
-    attns: Sequence[MultiHeadAttention], inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: int
+    directions: Sequence[DirectionWeights],
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    num_heads: int,
+    drop: Drop,
+    steps: int,
 ) -> Reading:
     """Attention to keys and values that are projected once, before the steps."""
-    keys = torch.stack([a.split_heads(a.k_proj(inputs)).transpose(2, 3) for a in attns])  # (D, B, H, head_dim, J)
-    values = torch.stack([a.split_heads(a.v_proj(inputs)) for a in attns])  # (D, B, H, J, head_dim)
+
+    def project(pair: Pair) -> torch.Tensor:
+        return nn.functional.linear(inputs, *pair).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+    keys = torch.stack([project(own.key).transpose(2, 3) for own in directions])  # (D, B, H, head_dim, J)
+    values = torch.stack([project(own.value) for own in directions])  # (D, B, H, J, head_dim)
     visible = None if attention_mask is None else (attention_mask != 0)[None, :, None, None, :]
-    probability, training = attns[0].dropout, attns[0].training
 
     def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        attention = masked_softmax(torch.matmul(query[:, :, :, None], keys), visible, values.dtype)
-        attention = dropout(attention, probability, training)  # (D, B, H, 1, J)
-        return attention[..., 0, :], torch.matmul(attention, values).flatten(2)
+        attention = drop(masked_softmax(torch.matmul(query[:, :, :, None], keys), visible, values.dtype))
+        return attention[..., 0, :], torch.matmul(attention, values).flatten(2)  # attention (D, B, H, 1, J)
 
     return read
 
 
 def reads_words(
-    attns: Sequence[MultiHeadAttention], inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: int
+    directions: Sequence[DirectionWeights],
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    num_heads: int,
+    drop: Drop,
+    steps: int,
 ) -> Reading:
     """
     The same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
     `sum_j a_j (W_v x_j + b_v) = W_v sum_j a_j x_j + b_v sum_j a_j`. All heads of both directions read the words at
     once.
     """
-    count, batch_size = len(attns), inputs.shape[0]
-    heads, head_dim, width = attns[0].num_heads, attns[0].head_dim, attns[0].embed_dim
+    count, (batch_size, _, width) = len(directions), inputs.shape
+    heads, head_dim = num_heads, width // num_heads
     rows = count * heads
     key_weights, value_weights = (
-        torch.cat([linear.weight.view(heads, head_dim, width) for linear in linears])
-        for linears in ([a.k_proj for a in attns], [a.v_proj for a in attns])
+        torch.cat([weight.view(heads, head_dim, width) for weight, _ in pairs])
+        for pairs in ([own.key for own in directions], [own.value for own in directions])
     )
     key_biases, value_biases = (
-        torch.stack([linear.bias.view(1, heads, head_dim) for linear in linears])
-        for linears in ([a.k_proj for a in attns], [a.v_proj for a in attns])
+        torch.stack([bias.view(1, heads, head_dim) for _, bias in pairs])
+        for pairs in ([own.key for own in directions], [own.value for own in directions])
     )
     zeros = inputs.new_zeros
     to_words = StepProjection(key_weights.transpose(1, 2), zeros(rows, width), batch_size, steps)
     from_words = StepProjection(value_weights, zeros(rows, head_dim), batch_size, steps)
     words = inputs.to(to_words.weight.dtype)
     visible = None if attention_mask is None else (attention_mask != 0)[:, None, :]
-    probability, training = attns[0].dropout, attns[0].training
 
     def by_direction(states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(1, (count, heads)).transpose(0, 1)
@@ -203,8 +251,7 @@ def reads_words(
         wide = to_words(query.transpose(1, 2).flatten(0, 1)).transpose(0, 1)  # (B, D H, d)
         constant = (query * key_biases).sum(dim=-1).transpose(0, 1).flatten(1)
         scores = torch.matmul(wide, words.transpose(1, 2)) + constant[:, :, None]
-        attention = masked_softmax(scores, visible, words.dtype)
-        attention = dropout(attention, probability, training)  # (B, D H, J)
+        attention = drop(masked_softmax(scores, visible, words.dtype))  # (B, D H, J)
         context = from_words(torch.matmul(attention, words).transpose(0, 1))  # (D H, B, head_dim)
         context = context.unflatten(0, (count, heads)).transpose(1, 2)
         context = context + by_direction(attention.sum(dim=-1))[..., None] * value_biases
@@ -218,7 +265,7 @@ def attentive_steps(
     inputs: torch.Tensor,
     attention_mask: torch.Tensor | None,
     initial_states: Sequence[torch.Tensor],
-    steps: int,
+    steps: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The same as [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: what the
@@ -226,28 +273,105 @@ def attentive_steps(
     weights are formed once, after all steps.
     """
     directions = list(directions)
-    attns, cells = [d.attn for d in directions], [d.cell for d in directions]
-    count, batch_size = len(attns), inputs.shape[0]
-    heads, head_dim, scale = attns[0].num_heads, attns[0].head_dim, attns[0].scaling
-    width, is_lstm = cells[0].hidden_size, directions[0].is_lstm
+    attn, is_lstm = directions[0].attn, directions[0].is_lstm
+    weights = [DirectionWeights.of(direction) for direction in directions]
+    probability = attn.dropout if attn.training else 0.0
+    if steps is not None or not torch.compiler.is_compiling():
+        count = inputs.shape[1] if steps is None else steps
+        drop = partial(dropout, p=attn.dropout, training=attn.training)
+        return run_steps(weights, inputs, attention_mask, initial_states, count, attn.num_heads, drop, is_lstm)
+    factors = None
+    if probability > 0.0:
+        batch_size, length = inputs.shape[:2]
+        ones = inputs.new_ones(length, len(directions), batch_size, attn.num_heads, 1, length)
+        factors = nn.functional.dropout(ones, probability)
+    states, attentions = as_many_steps_as_words(
+        inputs,
+        attention_mask,
+        factors,
+        *initial_states,
+        *(tensor for own in weights for tensor in own.flatten()),
+        num_heads=attn.num_heads,
+        is_lstm=is_lstm,
+    )
+    return states, attentions
+
+
+def word_step_shapes(
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    factors: torch.Tensor | None,
+    *tensors: torch.Tensor,
+    num_heads: int,
+    is_lstm: bool,
+) -> Any:
+    (batch_size, length, _), count, initial = inputs.shape, len(tensors) // 13, tensors[0]
+    of_attention = (length, count, batch_size, num_heads, length)
+    return [((count, batch_size, length, initial.shape[1]), initial.dtype), (of_attention, inputs.dtype)]
+
+
+@graph_operator(word_step_shapes)
+def as_many_steps_as_words(
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    factors: torch.Tensor | None,
+    *tensors: torch.Tensor,
+    num_heads: int,
+    is_lstm: bool,
+) -> list[torch.Tensor]:
+    """
+    [`run_steps`] with a step for each word.
+
+    Args:
+        factors (`torch.Tensor` of shape `(steps, directions, batch_size, num_heads, 1, length)`, *optional*): What each
+            step's attention is multiplied by: dropout.
+        *tensors (`torch.Tensor`): The initial state of each direction, then the weights of each direction.
+    """
+    count = len(tensors) // 13
+    weights = [DirectionWeights.unflatten(tensors[start : start + 12]) for start in range(count, len(tensors), 12)]
+    left = iter(()) if factors is None else iter(factors)
+
+    def drop(attention: torch.Tensor) -> torch.Tensor:
+        return attention if factors is None else attention * next(left)
+
+    return list(run_steps(weights, inputs, attention_mask, tensors[:count], inputs.shape[1], num_heads, drop, is_lstm))
+
+
+def run_steps(
+    directions: Sequence[DirectionWeights],
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    initial_states: Sequence[torch.Tensor],
+    steps: int,
+    num_heads: int,
+    drop: Drop,
+    is_lstm: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[`attentive_steps`] from the parameters of each direction."""
+    count, (batch_size, _, embed_dim) = len(directions), inputs.shape
+    head_dim = embed_dim // num_heads
+    width, scale = directions[0].cell_state[0].shape[1], head_dim**-0.5
 
     # A graph is free of the length.
-    few = not torch.compiler.is_compiling() and few_steps(steps, heads, inputs)
+    few = not torch.compiler.is_compiling() and few_steps(steps, num_heads, inputs)
     reading = reads_words if few else reads_projected_words
-    read = reading(attns, inputs, attention_mask, steps)
-    query_of, context_of = (
-        step_projection([(p.weight, p.bias) for p in linears], batch_size, steps)
-        for linears in ([a.q_proj for a in attns], [a.out_proj for a in attns])
+    read = reading(directions, inputs, attention_mask, num_heads, drop, steps)
+    query_of, context_of, gates_of, recurrent_of = (
+        step_projection(pairs, batch_size, steps)
+        for pairs in (
+            [own.query for own in directions],
+            [own.output for own in directions],
+            [own.cell_input for own in directions],
+            [own.cell_state for own in directions],
+        )
     )
-    gates_of = step_projection([(c.weight_ih, c.bias_ih) for c in cells], batch_size, steps)
-    recurrent_of = step_projection([(c.weight_hh, c.bias_hh) for c in cells], batch_size, steps)
 
     state = torch.stack(tuple(initial_states))  # (D, B, h)
     carry = torch.zeros_like(state)  # of an LSTM
     states, attentions = [], []
     for _ in range(steps):
         # c_t = ATT(h_{t-1}, x)
-        attention, context = read(query_of(state).view(count, batch_size, heads, head_dim) * scale)
+        attention, context = read(query_of(state).view(count, batch_size, num_heads, head_dim) * scale)
         attentions.append(attention)
         # h_t = GRU(c_t, h_{t-1})
         gates = gates_of(context_of(context))

@@ -21,6 +21,7 @@ from .attention import MultiHeadAttention, eager_attention_forward
 from .attentive_steps import attentive_steps
 from .configuration_biarn_transformer import BiARNTransformerConfig
 from .fast_paths import allowed, dropout, is_plain, project
+from .graph_operators import is_exporting
 from .modeling_nmt_transformer import (
     NMTTransformerDecoder,
     NMTTransformerEncoder,
@@ -28,7 +29,7 @@ from .modeling_nmt_transformer import (
     build_decoder_attention,
 )
 from .multi_column import MultiColumn
-from .recurrent_layers import MaskedRNN, is_exporting, masked_mean, reversed_order, scan_steps, take
+from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
 from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
@@ -255,16 +256,15 @@ class AttentiveRecurrence(Recurrence):
         initial_states: list[torch.Tensor],
         output_attentions: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        steps = inputs.shape[1] if self.steps is None else self.steps
         own: Any = self.directions
         fast = allowed() and all(direction.is_plain() for direction in own)
         fast = fast and not (self.steps is None and is_exporting())  # its loop has a number of turns
         run_steps = attentive_steps if fast else attentive_steps_reference
-        states, attentions = run_steps(own, inputs, attention_mask, initial_states, steps)
+        states, attentions = run_steps(own, inputs, attention_mask, initial_states, self.steps)
         # T = length: the steps beyond a sentence's own number are left out, and its numbering begins at its own end.
         mask = order = None
         if self.steps is None and attention_mask is not None:
-            lengths = (attention_mask != 0).sum(dim=1)
+            steps, lengths = inputs.shape[1], (attention_mask != 0).sum(dim=1)
             mask = (torch.arange(steps, device=inputs.device)[None, :] < lengths[:, None]).to(attention_mask.dtype)
             order = reversed_order(lengths, steps)
         directions = list(states)
@@ -290,7 +290,7 @@ def attentive_steps_reference(
     inputs: torch.Tensor,
     attention_mask: torch.Tensor | None,
     initial_states: Sequence[torch.Tensor],
-    steps: int,
+    steps: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The steps of an ARN, one direction after the other, as the equations have them.
@@ -299,7 +299,7 @@ def attentive_steps_reference(
         inputs (`torch.Tensor` of shape `(batch_size, length, d_model)`).
         attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
         initial_states (sequence of `torch.Tensor` of shape `(batch_size, hidden_size)`): One for each direction.
-        steps (`int`): T.
+        steps (`int`, *optional*): T; `None`: as many as there are words.
 
     Returns:
         States `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads,
@@ -316,7 +316,7 @@ def attentive_steps_reference(
             return state, (state[0], weights)
 
         state = (initial, torch.zeros_like(initial)) if direction.is_lstm else (initial,)
-        states, attentions = scan_steps(step, state, inputs.new_zeros(steps))
+        states, attentions = scan_steps(step, state, inputs.new_zeros(inputs.shape[1] if steps is None else steps))
         all_states.append(states.transpose(0, 1))
         all_attentions.append(attentions)
     return torch.stack(all_states), torch.stack(all_attentions, dim=1)

@@ -19,7 +19,8 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .compiled_on_lstm import CompiledSteps
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
-from .fast_paths import enabled, is_plain, wide_linear
+from .fast_paths import allowed, is_plain, wide_linear
+from .graph_operators import graph_operator, is_exporting
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .ordered_neurons import ONLSTMSteps, cumulative_softmax, fastest_steps, spread, wide_type
@@ -76,6 +77,16 @@ def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int
     Returns:
         The states `(length, batch_size, hidden_size)`.
     """
+    return reference_states(gates, weight, chunk_size=chunk_size)[0]
+
+
+def reference_shapes(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> Any:
+    return [((*gates.shape[:2], weight.shape[1]), gates.dtype)]
+
+
+@graph_operator(reference_shapes)
+def reference_states(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: int) -> list[torch.Tensor]:
+    """[`on_lstm_reference`] as an operator of compiled graphs."""
     size = weight.shape[1]
     wide = wide_type(gates.dtype)
 
@@ -93,7 +104,7 @@ def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int
 
     # Two tensors: an exported scan mixes up carried ones that share their memory.
     start = [gates.new_zeros(gates.shape[1], size), gates.new_zeros(gates.shape[1], size, dtype=wide)]
-    return scan_steps(step, start, gates)[0]
+    return scan_steps(step, start, gates)
 
 
 def cumax(scores: torch.Tensor) -> torch.Tensor:
@@ -154,8 +165,8 @@ class ONLSTM(MaskedRNN):
     A one- or two-directional ON-LSTM with a masked carry.
 
     It runs as [`~.ordered_neurons.ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone;
-    as [`on_lstm_reference`] in compiled and exported graphs, with `RECNMT_FAST_PATHS=0`, and where
-    parameters are not plain (adapters).
+    as [`on_lstm_reference`] in exported graphs, with `RECNMT_FAST_PATHS=0`, and where parameters are not plain
+    (adapters).
 
     Args:
         chunk_size (`int`): As in the configuration.
@@ -174,56 +185,84 @@ class ONLSTM(MaskedRNN):
         initial_states: tuple[torch.Tensor | None, ...] = (None, None),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As [`MaskedRNN`] has it, but that both directions start from zero states."""
-        layers = self.layers
-        if not enabled() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
+        if is_exporting() or not allowed() or not all(is_plain(layer, ONLSTMLayer) for layer in self.layers):
             return super().forward(inputs, attention_mask)
-        steps = fastest_steps(*(layer.weight_hh for layer in layers), words=inputs.shape[:2].numel())
-        return self.run(inputs, attention_mask, steps)
+        states, ends = packed_states(inputs, attention_mask, *self.weights, chunk_size=self.chunk_size)
+        return states, ends
 
     @property
     def layers(self) -> list[Any]:
         """Those of each direction."""
         return [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
 
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """Of each direction the weight and bias of the inputs and the recurrent weight."""
+        return [tensor for layer in self.layers for tensor in (layer.weight_ih, layer.bias, layer.weight_hh)]
+
     def run(
         self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: CompiledSteps | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> list[torch.Tensor]:
         """As [`forward`], by [`~.ordered_neurons.ONLSTMSteps`] with these `steps`."""
-        layers = self.layers
-        batch_size, length = inputs.shape[:2]
-        places, ends, counts = pack(attention_mask, batch_size, length, inputs.device)
-        # Whatever stands at padding (NaN included) must not reach the gradients of real words; where these alone are
-        # read, it cannot.
-        padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
-        if padding is not None:
-            inputs = inputs.masked_fill(padding, 0.0)
-        # Then the columns are read as they stand, and no word is looked up.
-        is_full = padding is None and counts == [batch_size] * length
-        if is_full:
-            sides = [inputs] if len(layers) == 1 else [inputs, inputs.flip(1)]
-            ordered = [side.transpose(0, 1).flatten(0, 1) for side in sides]
-        else:
-            ordered = [inputs.flatten(0, 1)[place] for place in places[: len(layers)]]
-        found = inputs.new_zeros(len(layers), 0, self.hidden_size)
-        if counts:  # something but padding
-            tensors = [
-                tensor
-                for layer, words in zip(layers, ordered, strict=True)
-                for tensor in (words, layer.weight_ih, layer.bias, layer.weight_hh)
-            ]
-            found = ONLSTMSteps.apply(counts, self.chunk_size, steps, *tensors)[0]
-        if is_full:
-            found = found.view(len(layers), length, batch_size, self.hidden_size).transpose(1, 2)
-            states = found.squeeze(0) if len(layers) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)
-        else:
-            rows = torch.cat([place * len(layers) + which for which, place in enumerate(places[: len(layers)])])
-            states = found.new_zeros(batch_size * length * len(layers), self.hidden_size)
-            states = states.index_copy_(0, rows, found.flatten(0, 1))
-            states = states.view(batch_size, length, len(layers) * self.hidden_size)
-        if padding is not None:
-            states = states.masked_fill(padding, 0.0)
-        of_layers = zip(states.split(self.hidden_size, dim=-1), ends, strict=False)
-        return states, torch.cat([take(part, end[:, None])[:, 0] for part, end in of_layers], dim=-1)
+        return run_packed(inputs, attention_mask, self.weights, self.chunk_size, steps)
+
+
+def run_packed(
+    inputs: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    weights: Sequence[torch.Tensor],
+    chunk_size: int,
+    steps: CompiledSteps | None,
+) -> list[torch.Tensor]:
+    """States and last states as [`ONLSTM`] has them, with `weights` in the order of its property."""
+    size = weights[2].shape[1]
+    directions = [weights[start : start + 3] for start in range(0, len(weights), 3)]
+    batch_size, length = inputs.shape[:2]
+    places, ends, counts = pack(attention_mask, batch_size, length, inputs.device)
+    # Whatever stands at padding (NaN included) must not reach the gradients of real words; where these alone are
+    # read, it cannot.
+    padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
+    if padding is not None:
+        inputs = inputs.masked_fill(padding, 0.0)
+    # Then the columns are read as they stand, and no word is looked up.
+    is_full = padding is None and counts == [batch_size] * length
+    if is_full:
+        sides = [inputs] if len(directions) == 1 else [inputs, inputs.flip(1)]
+        ordered = [side.transpose(0, 1).flatten(0, 1) for side in sides]
+    else:
+        ordered = [inputs.flatten(0, 1)[place] for place in places[: len(directions)]]
+    found = inputs.new_zeros(len(directions), 0, size)
+    if counts:  # something but padding
+        tensors = [each for words, own in zip(ordered, directions, strict=True) for each in (words, *own)]
+        found = ONLSTMSteps.apply(counts, chunk_size, steps, *tensors)[0]
+    if is_full:
+        found = found.view(len(directions), length, batch_size, size).transpose(1, 2)
+        states = found.squeeze(0) if len(directions) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)
+    else:
+        rows = torch.cat([place * len(directions) + which for which, place in enumerate(places[: len(directions)])])
+        states = found.new_zeros(batch_size * length * len(directions), size)
+        states = states.index_copy_(0, rows, found.flatten(0, 1))
+        states = states.view(batch_size, length, len(directions) * size)
+    if padding is not None:
+        states = states.masked_fill(padding, 0.0)
+    of_directions = zip(states.split(size, dim=-1), ends, strict=False)
+    return [states, torch.cat([take(part, end[:, None])[:, 0] for part, end in of_directions], dim=-1)]
+
+
+def packed_shapes(
+    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
+) -> Any:
+    width, dtype = len(weights) // 3 * weights[2].shape[1], weights[2].dtype
+    return [((*inputs.shape[:2], width), dtype), ((inputs.shape[0], width), dtype)]
+
+
+@graph_operator(packed_shapes)
+def packed_states(
+    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
+) -> list[torch.Tensor]:
+    """[`run_packed`] by the steps that are fastest here."""
+    steps = fastest_steps(*weights[2::3], words=inputs.shape[:2].numel())
+    return run_packed(inputs, attention_mask, weights, chunk_size, steps)
 
 
 def pack(

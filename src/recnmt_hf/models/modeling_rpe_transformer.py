@@ -21,10 +21,11 @@ from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_rpe_transformer import RPETransformerConfig
-from .fast_paths import dropout, project
+from .fast_paths import dropout, is_plain, project
+from .graph_operators import graph_operator
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer
+from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, cell_shapes, cell_step, scan_steps
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
 from .seq2seq_stacks import TokenAndPositionInput
@@ -77,9 +78,40 @@ class ProjectedRecurrentLayer(RecurrentLayer):
         found = self.steps(inputs, [state for state in initial if state is not None])
         return found if with_all else found[0]
 
-    def step(self, carry: Sequence[torch.Tensor], gate: torch.Tensor) -> list[torch.Tensor]:
-        state, *rest = super().step(carry, gate)
-        return [torch.tanh(self.out_proj(state)), *rest]
+    def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
+        own = (self.weight_hh_l0, self.bias_hh_l0)
+        if is_plain(self.out_proj, nn.Linear):
+            return projected_states(gates, *own, self.out_proj.weight, self.out_proj.bias, *carry, cell=self.cell)
+        return run_projected_steps(self.cell, gates, own, self.out_proj, carry)
+
+
+def run_projected_steps(
+    cell: str,
+    gates: torch.Tensor,
+    own: tuple[torch.Tensor, torch.Tensor],
+    out_proj: Callable[[torch.Tensor], torch.Tensor],
+    carry: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The steps of a [`ProjectedRecurrentLayer`] with its recurrent weight and bias."""
+
+    def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        state, *rest = cell_step(cell, carry, gate, *own)
+        following = [torch.tanh(out_proj(state)), *rest]
+        return following, following
+
+    return scan_steps(step, carry, gates)
+
+
+def projected_shapes(gates: torch.Tensor, *tensors: torch.Tensor, cell: str) -> Any:
+    return cell_shapes(gates, *tensors[:2], *tensors[4:], cell=cell)
+
+
+@graph_operator(projected_shapes)
+def projected_states(gates: torch.Tensor, *tensors: torch.Tensor, cell: str) -> list[torch.Tensor]:
+    """[`run_projected_steps`] with the recurrent weight and bias, those of the projection, and what is carried."""
+    weight, bias, out_weight, out_bias, *carry = tensors
+    project_out = partial(nn.functional.linear, weight=out_weight, bias=out_bias)
+    return run_projected_steps(cell, gates, (weight, bias), project_out, carry)
 
 
 def build_cell(config: RPETransformerConfig) -> str | Callable[[int, int], Any]:

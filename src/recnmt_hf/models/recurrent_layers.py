@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .fast_paths import dropout, project
+from .graph_operators import graph_operator, is_exporting
 from .initialization import Initialization
 from .recurrent_cache import recurrent_layer
 from .step_matmuls import without_autocast
@@ -50,11 +51,6 @@ def scan_steps(
         carry, outputs = step(carry, each)
         rows.append(outputs)
     return [torch.stack(column) for column in zip(*rows, strict=True)]
-
-
-def is_exporting() -> bool:
-    """Whether torch.export is at work; releases before 2.7 cannot be asked."""
-    return getattr(torch.compiler, "is_exporting", lambda: False)()
 
 
 class RecurrentLayer(nn.Module):
@@ -118,18 +114,14 @@ class RecurrentLayer(nn.Module):
             state = inputs.new_zeros(inputs.shape[0], self.hidden_size)
         if is_exporting():
             return self.steps(inputs, (state,))[0]
-        state = state[None].contiguous()
-        weights = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        # weights, biases, layers, dropout, training, bidirectional, batch first
-        settings: Any = (weights, True, 1, 0.0, self.training, False, True)
-        if self.cell == "lstm":
-            if inputs.device.type == "cpu":  # whose kernel takes no mixture of types, which autocast would make
-                with without_autocast(inputs.device):
-                    wide = self.weight_hh_l0.dtype
-                    inputs, state = inputs.to(wide), state.to(wide)
-                    return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
-            return torch.lstm(inputs, (state, torch.zeros_like(state)), *settings)[0]
-        return (torch.gru if self.cell == "gru" else torch.rnn_tanh)(inputs, state, *settings)[0]
+        weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
+        settings: dict[str, Any] = {"cell": self.cell, "training": self.training}
+        if self.cell == "lstm" and inputs.device.type == "cpu":
+            # Its kernel takes no mixture of types, which autocast would make.
+            with without_autocast(inputs.device):
+                wide = self.weight_hh_l0.dtype
+                return layer_states(inputs.to(wide), state.to(wide), *weights, **settings)[0]
+        return layer_states(inputs, state, *weights, **settings)[0]
 
     def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
         """
@@ -144,27 +136,73 @@ class RecurrentLayer(nn.Module):
             For each of `state_names` its values after every step, `(batch_size, length, hidden_size)`.
         """
         gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
-
-        def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[Any], list[Any]]:
-            following = self.step(carry, gate)
-            return following, following
-
         zeros = [inputs.new_zeros(inputs.shape[0], self.hidden_size) for _ in self.state_names[len(initial) :]]
-        return [states.transpose(0, 1) for states in scan_steps(step, [*initial, *zeros], gates)]
+        return [states.transpose(0, 1) for states in self.run_steps(gates, [*initial, *zeros])]
 
-    def step(self, carry: Sequence[torch.Tensor], gate: torch.Tensor) -> list[torch.Tensor]:
-        """One step: what is carried, and the input's part of all gates `(batch_size, gates * hidden_size)`."""
-        recurrent = nn.functional.linear(carry[0], self.weight_hh_l0, self.bias_hh_l0)
-        if self.cell == "rnn":
-            return [torch.tanh(gate + recurrent)]
-        if self.cell == "gru":
-            (reset, update, new), (of_reset, of_update, of_new) = gate.chunk(3, -1), recurrent.chunk(3, -1)
-            update = torch.sigmoid(update + of_update)
-            new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
-            return [(1 - update) * new + update * carry[0]]
-        into, forget, cell, out = (gate + recurrent).chunk(4, -1)
-        memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(cell)
-        return [torch.sigmoid(out) * torch.tanh(memory), memory]
+    def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
+        """All steps: the input's part of the gates `(length, batch_size, gates * hidden_size)`, and what is carried."""
+        return cell_states(gates, self.weight_hh_l0, self.bias_hh_l0, *carry, cell=self.cell)
+
+
+def layer_shapes(inputs: torch.Tensor, state: torch.Tensor, *rest: torch.Tensor, **settings: Any) -> Any:
+    return [((*inputs.shape[:2], state.shape[-1]), state.dtype)]
+
+
+@graph_operator(layer_shapes)
+def layer_states(
+    inputs: torch.Tensor, state: torch.Tensor, *weights: torch.Tensor, cell: str, training: bool
+) -> list[torch.Tensor]:
+    """
+    Run a whole layer by torch's kernel.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
+        state (`torch.Tensor` of shape `(batch_size, hidden_size)`): Before the first step.
+        *weights (`torch.Tensor`): The parameters of a [`RecurrentLayer`], in its order.
+
+    Returns:
+        A list with the states `(batch_size, length, hidden_size)`.
+    """
+    state = state[None].contiguous()
+    # weights, biases, layers, dropout, training, bidirectional, batch first
+    kernel_settings: Any = (list(weights), True, 1, 0.0, training, False, True)
+    if cell == "lstm":
+        return [torch.lstm(inputs, (state, torch.zeros_like(state)), *kernel_settings)[0]]
+    return [(torch.gru if cell == "gru" else torch.rnn_tanh)(inputs, state, *kernel_settings)[0]]
+
+
+def cell_step(
+    cell: str, carry: Sequence[torch.Tensor], gate: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> list[torch.Tensor]:
+    """One step: what is carried, and the input's part of all gates `(batch_size, gates * hidden_size)`."""
+    recurrent = nn.functional.linear(carry[0], weight, bias)
+    if cell == "rnn":
+        return [torch.tanh(gate + recurrent)]
+    if cell == "gru":
+        (reset, update, new), (of_reset, of_update, of_new) = gate.chunk(3, -1), recurrent.chunk(3, -1)
+        update = torch.sigmoid(update + of_update)
+        new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+        return [(1 - update) * new + update * carry[0]]
+    into, forget, new, out = (gate + recurrent).chunk(4, -1)
+    memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(new)
+    return [torch.sigmoid(out) * torch.tanh(memory), memory]
+
+
+def cell_shapes(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str) -> Any:
+    return [((gates.shape[0], *each.shape), torch.promote_types(gates.dtype, each.dtype)) for each in carry]
+
+
+@graph_operator(cell_shapes)
+def cell_states(
+    gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str
+) -> list[torch.Tensor]:
+    """All that a cell carries after each step `(length, batch_size, hidden_size)`; see [`cell_step`]."""
+
+    def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        following = cell_step(cell, carry, gate, weight, bias)
+        return following, following
+
+    return scan_steps(step, carry, gates)
 
 
 def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .custom_gradients import CustomGradient, final_gradients, is_transformed
 from .fast_paths import add_product, wide_product
+from .graph_operators import graph_operator
 from .user_errors import UserError
 
 
@@ -195,6 +196,35 @@ def chunked_losses(
     Returns:
         The sum, the gradient of `states` in their dtype, and that of `matrix` in the dtype of the sum.
     """
+    settings = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
+    total, *gradients = losses_of_chunks(states, matrix, bias, labels, factor, **settings)
+    return total, *(gradients or (None, None))
+
+
+def loss_shapes(
+    states: torch.Tensor,
+    matrix: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    factor: torch.Tensor | None,
+    **settings: Any,
+) -> Any:
+    wide = torch.promote_types(states.dtype, torch.float32)
+    return [((), wide)] + ([] if factor is None else [(states.shape, states.dtype), (matrix.shape, wide)])
+
+
+@graph_operator(loss_shapes)
+def losses_of_chunks(
+    states: torch.Tensor,
+    matrix: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    factor: torch.Tensor | None,
+    *,
+    label_smoothing: float,
+    chunk_size: int,
+) -> list[torch.Tensor]:
+    """[`chunked_losses`] for a number of chunks that a compiled graph leaves open; no gradients without a factor."""
     ignored = labels == IGNORE_INDEX
     targets = labels.masked_fill(ignored, 0)
     vocab_size, dtype = matrix.shape[0], states.dtype
@@ -230,7 +260,7 @@ def chunked_losses(
             grad_matrix = wide_product(grad.t(), states[part]).to(sum_dtype)
         else:
             add_product(grad_matrix, grad.t(), states[part])
-    return total, grad_states, grad_matrix
+    return [total] if factor is None else [total, grad_states, grad_matrix]
 
 
 def chunked_cross_entropy(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .graph_operators import graph_operator
 from .initialization import Initialization
 from .recurrent_layers import scan_steps
 
@@ -59,14 +60,34 @@ class SimpleRecurrentUnit(nn.Module):
         skipped = rest[0] if rest else inputs.transpose(0, 1)
         memory = initial[1] if len(initial) > 1 else torch.zeros_like(value[0])
         gates = torch.cat([forget + self.gate_bias[0], value], dim=-1)
-
-        def step(carry: Sequence[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            of_word, new = each.chunk(2, -1)
-            kept = torch.sigmoid(torch.addcmul(of_word, self.gate_weight[0], carry[0]))
-            following = torch.lerp(new, carry[0], kept)
-            return [following], [following, carry[0]]
-
-        memories, before = scan_steps(step, [memory.to(gates.dtype)], gates)
+        memories, before = unit_memories(gates, memory.to(gates.dtype), self.gate_weight)
         reset = torch.sigmoid(torch.addcmul(reset + self.gate_bias[1], self.gate_weight[1], before))
         states = torch.lerp(skipped.to(memories.dtype), memories, reset)
         return [states.transpose(0, 1), memories.transpose(0, 1)]
+
+
+def memory_shapes(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.Tensor) -> Any:
+    return [((gates.shape[0], *memory.shape), gates.dtype)] * 2
+
+
+@graph_operator(memory_shapes)
+def unit_memories(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.Tensor) -> list[torch.Tensor]:
+    """
+    Run the recurrence of c.
+
+    Args:
+        gates (`torch.Tensor` of shape `(length, batch_size, 2 * hidden_size)`): `W_f x + b_f` and `W x`.
+        memory (`torch.Tensor` of shape `(batch_size, hidden_size)`): c before the first word.
+        gate_weight (`torch.Tensor` of shape `(2, hidden_size)`): `v_f` is its first row.
+
+    Returns:
+        c after and before every word, each `(length, batch_size, hidden_size)`.
+    """
+
+    def step(carry: Sequence[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        of_word, new = each.chunk(2, -1)
+        kept = torch.sigmoid(torch.addcmul(of_word, gate_weight[0], carry[0]))
+        following = torch.lerp(new, carry[0], kept)
+        return [following], [following, carry[0]]
+
+    return scan_steps(step, [memory], gates)
