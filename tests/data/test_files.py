@@ -1,12 +1,20 @@
 """Files and folders that are written are whole or not there, and never what is read."""
 
+import contextlib
 import errno
 import gzip
 import os
+import signal
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from recnmt_hf.data.files import open_output, open_output_folder
+from recnmt_hf.data.files import PREFIX, locked_file, open_output, open_output_folder, partial_folder
+from recnmt_hf.data.locks import LockedError, lock
 from recnmt_hf.models.user_errors import UserError
 
 
@@ -115,12 +123,12 @@ def test_file_without_permission(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("call", ["mkdir", "mkstemp"])
+@pytest.mark.parametrize("call", ["mkdir", "mkdtemp"])
 def test_folder_without_permission(tmp_path, monkeypatch, call):
     def refuse(*args, **kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path))
 
-    monkeypatch.setattr("pathlib.Path.mkdir" if call == "mkdir" else "tempfile.mkstemp", refuse)
+    monkeypatch.setattr("pathlib.Path.mkdir" if call == "mkdir" else "tempfile.mkdtemp", refuse)
     with pytest.raises(UserError, match=r"cannot be written \(Permission denied\)"), open_output(tmp_path / "a" / "b"):
         pass
 
@@ -141,12 +149,9 @@ def test_folder_appears_whole(tmp_path):
     assert sorted(os.listdir(path)) == ["inner", "two"]
 
 
-def test_folder_overwrites_no_input_and_no_folder(tmp_path):
+def test_folder_overwrites_no_folder_and_no_model(tmp_path):
     (tmp_path / "one").write_text("1")
     (tmp_path / "inner").mkdir()
-    with pytest.raises(UserError, match="is also read"), open_output_folder(tmp_path, [tmp_path / "one"]) as working:
-        (working / "a").write_text("a")
-        (working / "one").write_text("new")
     with pytest.raises(UserError, match="is a folder"), open_output_folder(tmp_path) as working:
         (working / "inner").write_text("new")
     with pytest.raises(UserError, match="is not empty"), open_output_folder(tmp_path, must_be_new=True):
@@ -154,3 +159,125 @@ def test_folder_overwrites_no_input_and_no_folder(tmp_path):
     with pytest.raises(UserError, match="is a file"), open_output_folder(tmp_path / "one"):
         pass
     assert sorted(os.listdir(tmp_path)) == ["inner", "one"] and (tmp_path / "one").read_text() == "1"
+    for name in ("config.json", "model/config.json", "checkpoint-7/tokenizer.json"):
+        sign = tmp_path / "models" / name
+        sign.parent.mkdir(parents=True, exist_ok=True)
+        sign.touch()
+        with (
+            pytest.raises(UserError, match=rf"models holds a model \({name}\)"),
+            open_output_folder(tmp_path / "models"),
+        ):
+            pass
+        sign.unlink()
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def another_process(work):
+    """A forked process that calls `work`, then waits; the block is entered when it waits. It is killed at the end."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            with contextlib.ExitStack() as held:
+                work(held)
+                os.write(writer, b".")
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(reader, 1) == b"."
+        yield
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "new folder"])
+def test_what_a_killed_process_left_is_deleted_by_the_next_one(tmp_path, kind):
+    """But not what a living process is writing, nor what others have written."""
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "notes.partial").touch()
+
+    names = iter("abc")
+
+    def output():
+        if kind == "file":
+            return open_output(place / "out.txt")
+        return open_output_folder(place / next(names) if kind == "new folder" else place)
+
+    def write(held):
+        written = held.enter_context(output())
+        written.write("x") if kind == "file" else (written / "a").write_text("x")
+
+    def unfinished():
+        return [path for path in place.iterdir() if path.name.startswith(PREFIX)]
+
+    with another_process(write):
+        assert len(unfinished()) == 1
+        with output():
+            assert len(unfinished()) == 2
+        assert len(unfinished()) == 1
+    assert len(unfinished()) == 1
+    with output():
+        assert len(unfinished()) == 1
+    assert not unfinished() and (place / "notes.partial").exists()
+
+
+def test_a_folder_that_another_process_is_deleting_is_not_used(tmp_path, monkeypatch):
+    """Before it is locked, it looks like one that a killed process left."""
+    make, made, held = tempfile.mkdtemp, [], contextlib.ExitStack()
+
+    def made_and_locked_at_first(**options):
+        made.append(Path(make(**options)))
+        if len(made) == 1:
+            held.enter_context(lock(made[0] / "lock"))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made_and_locked_at_first)
+    with held, partial_folder(tmp_path) as working:
+        assert working == made[1] and working.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_changes_by_several_processes_are_all_kept(tmp_path):
+    """Each reads, adds a line and replaces the file; all begin at once."""
+    path = tmp_path / "lines"
+    path.touch()
+    barrier = threading.Barrier(4)
+
+    def add(number):
+        barrier.wait()
+        with locked_file(path):
+            text = path.read_text()
+            time.sleep(0.02)  # without the lock the others would read the same
+            with open_output(path) as file:
+                file.write(f"{text}{number}\n")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert sorted(path.read_text().split()) == ["0", "1", "2", "3"] and os.listdir(tmp_path) == ["lines"]
+
+
+def test_a_lock_names_its_owner_and_ends_with_it(tmp_path):
+    path = tmp_path / "lock"
+    with another_process(lambda held: held.enter_context(lock(path))):
+        with (
+            pytest.raises(LockedError, match=r"Another process writes here \(process \d+ on \S+\)\. Remedy: wait"),
+            lock(path),
+        ):
+            pass
+        assert path.read_text().split()[1] != str(os.getpid())
+    with lock(path) as unsupported:
+        assert unsupported is None and path.read_text().split()[1] == str(os.getpid())
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert path.exists()
+    assert not path.exists()

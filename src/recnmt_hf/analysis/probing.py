@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .._plain_text import control_ids
-from ..data.files import open_output
+from ..data.files import open_output, refuse_model_folder
 from ..data.text import read_lines
 from ..evaluation.translator import Translator
 from ..models.recurrent_layers import masked_mean
@@ -331,8 +331,10 @@ def probe(
         For each task what naming the most frequent label reaches, and a result for each vector.
 
     Raises:
-        ValueError: The model has no such vector, or a sentence cannot be encoded.
+        ValueError: The model has no such vector, a sentence cannot be encoded, or `cache` holds a model.
     """
+    if cache is not None:
+        refuse_model_folder(Path(cache))
     options = options or ClassifierOptions()
     results = []
     for number, task in enumerate(tasks, start=1):

@@ -41,14 +41,15 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..data.files import partial_folder
     from ..data.text import read_lines
     from ..hub.publishing import Destination, files_of, listing, prepare_repository, upload
 
     notes = None if args.notes is None else "\n".join(read_lines(args.notes))
-    with tempfile.TemporaryDirectory() as temporary:
+    with partial_folder(Path(tempfile.gettempdir())) as temporary:
         folder = prepare_repository(
             args.model,
-            args.output or Path(temporary) / "repository",
+            args.output or temporary / "repository",
             args.name,
             license=args.license,
             sentence=args.sentence,

@@ -9,7 +9,7 @@ from .arguments import whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", help="text files, plain or gzipped; of both languages for a joint one")
-    parser.add_argument("--output", "-o", required=True, help="folder that AutoTokenizer loads")
+    parser.add_argument("--output", "-o", required=True, help="a new folder, for AutoTokenizer to load")
     parser.add_argument("--kind", choices=("bpe", "word", "space", "character"), default="bpe")
     parser.add_argument("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="symbols (default: 8000)")
     parser.add_argument("--min-frequency", type=whole(1, 2**31 - 1), default=1)
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
     from ..data.tokenization import train_tokenizer
 
     texts = (line for path in args.files for line in read_lines(path) if line)
-    with open_output_folder(args.output, inputs=args.files) as working:
+    with open_output_folder(args.output, must_be_new=True) as working:
         tokenizer = train_tokenizer(
             texts, args.kind, args.vocab_size, args.min_frequency, args.lowercase, byte_fallback=args.byte_fallback
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +21,7 @@ from transformers.utils import logging
 from .._plain_text import encode_plain, is_blank, truncated
 from .._values import Range, check_value, documented, option, options_of
 from ..models.user_errors import UserError
+from .files import partial_folder
 from .generated import Pair, generate_corpus
 from .text import SentencePair, check_empty_choice, read_jsonl, read_lcsts, read_parallel, read_tsv
 
@@ -322,8 +321,7 @@ def prepare_dataset(
     if (found := load_prepared(folder)) is not None:
         return found
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    working = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=cache_dir))
-    try:
+    with partial_folder(Path(cache_dir)) as working:
         data = collect(parts, source_lang, target_lang, on_empty, working)
         total = len(data)
         if num_proc is not None:
@@ -379,8 +377,6 @@ def prepare_dataset(
         except OSError:  # another process finished the same work first
             if not folder.is_dir():
                 raise
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
     return load_from_disk(str(folder))
 
 

@@ -11,18 +11,22 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
 from ..models.user_errors import ExistingFileError, UserError
+from .locks import LockedError, lock
 
 
 # What happens to a file while it is written, whoever is to blame: it is never a fault of the program.
 MEDIUM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 # There is no room: only writing can meet this, whatever file the error names (copying names the one that is read).
 SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-PREFIX = ".recnmt-"
+# Unfinished output: a folder with a lock file and the content.
+PREFIX, PARTIAL = ".recnmt-", ".partial"
+LOCK, CONTENT = "lock", "content"
+SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 class UnwritableError(UserError):
@@ -59,106 +63,170 @@ def open_output(
     if path is None:
         yield sys.stdout.buffer if binary else sys.stdout
         return
-    given, folders = path, []
-    partial: str | None = None
-    try:
-        path = real_path(given)
-        if path.is_dir() or str(given).endswith(os.sep):
-            raise UserError(f"{given} is a folder. Remedy: name a file in it.")
-        special = is_special(given, path)
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        if not special:
-            folders = make_folders(path.parent)
-            handle, partial = tempfile.mkstemp(prefix=PREFIX, suffix=".partial", dir=path.parent)
-            os.close(handle)
-        place = given if partial is None else partial
-        file: IO[Any]
-        if binary:
-            file = open(place, "wb")  # noqa: SIM115
-        elif path.suffix == ".gz" and not special:
-            file = gzip.open(place, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115
-        else:
-            file = open(place, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-    except OSError as error:
-        remove_empty(folders)
-        raise cannot_write(given, error) from error
-    try:
-        with file:
-            yield file
-        if partial is not None:
-            os.chmod(partial, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~current_umask())
-            os.replace(partial, path)
-    except BaseException as error:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
-        remove_empty(folders)
-        if concerns(error, partial):
+    given = path
+    partial: Path | None = None
+    with ExitStack() as held:
+        try:
+            path = real_path(given)
+            if path.is_dir() or str(given).endswith(os.sep):
+                raise UserError(f"{given} is a folder. Remedy: name a file in it.")
+            special = is_special(given, path)
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            if not special:
+                held.callback(remove_empty, make_folders(path.parent))
+                partial = held.enter_context(partial_folder(path.parent)) / CONTENT
+            place = given if partial is None else partial
+            file: IO[Any]
+            if binary:
+                file = open(place, "wb")  # noqa: SIM115
+            elif path.suffix == ".gz" and not special:
+                file = gzip.open(place, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115
+            else:
+                file = open(place, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        except OSError as error:
             raise cannot_write(given, error) from error
-        raise
+        try:
+            with file:
+                yield file
+            if partial is not None:
+                if path.exists():
+                    os.chmod(partial, stat.S_IMODE(path.stat().st_mode))
+                os.replace(partial, path)
+        except BaseException as error:
+            if concerns(error, partial):
+                raise cannot_write(given, error) from error
+            raise
 
 
 @contextmanager
-def open_output_folder(
-    path: str | Path, inputs: Iterable[str | Path | None] = (), must_be_new: bool = False
-) -> Iterator[Path]:
+def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
     A folder to write files into, which take their places when all of them are whole.
 
     Args:
         path (`str` or `Path`): The folder. What it holds stays, apart from files of the same names.
-        inputs (iterable of `str` or `Path`): Files that are being read: none of them is overwritten.
         must_be_new (`bool`, *optional*, defaults to `False`): Whether the folder must not hold anything.
 
     Returns:
         An empty folder beside, whose files move to `path` at the end.
 
     Raises:
-        UserError: `path` is a file or holds one of `inputs` under a name that is written, or cannot be written; with
-            `must_be_new`, it is not empty.
+        UserError: `path` is a file, holds a model, or cannot be written; with `must_be_new`, it is not empty.
     """
-    given, folders = path, []
-    try:
-        path = real_path(given)
-        is_new = not path.exists()
-        if not is_new and not path.is_dir():
-            raise ExistingFileError(f"{given} is a file, and a folder is to be written. Remedy: name a new folder.")
-        if must_be_new and not is_new and any(not each.name.startswith(PREFIX) for each in path.iterdir()):
-            raise ExistingFileError(f"{given} is not empty. Remedy: choose a new folder.")
-        # A new folder is renamed as a whole; one that is there may be a mounted disk, to which nothing can be renamed.
-        place = path.parent if is_new else path
-        folders = make_folders(place)
-        working = Path(tempfile.mkdtemp(prefix=PREFIX, suffix=".partial", dir=place))
-    except OSError as error:
-        if isinstance(error, UserError):
+    given = path
+    with ExitStack() as held:
+        try:
+            path = real_path(given)
+            is_new = not path.exists()
+            if not is_new and not path.is_dir():
+                raise ExistingFileError(f"{given} is a file, and a folder is to be written. Remedy: name a new folder.")
+            if must_be_new and not is_new and any(not each.name.startswith(PREFIX) for each in path.iterdir()):
+                raise ExistingFileError(f"{given} is not empty. Remedy: choose a new folder.")
+            refuse_model_folder(path, given)
+            # A new folder is renamed as a whole; one that is there may be a mounted disk, to which nothing can be
+            # renamed.
+            place = path.parent if is_new else path
+            held.callback(remove_empty, make_folders(place))
+            working = held.enter_context(partial_folder(place)) / CONTENT
+            working.mkdir()
+        except UserError:
             raise
-        remove_empty(folders)
-        raise cannot_write(given, error) from error
-    try:
-        yield working
-        if is_new:
-            os.chmod(working, 0o777 & ~current_umask())
-            os.rename(working, path)
-        else:
-            move_files(working, path, given, inputs)
-            shutil.rmtree(working)
-    except BaseException as error:
-        shutil.rmtree(working, ignore_errors=True)
-        remove_empty(folders)
-        if isinstance(error, UnwritableError) and Path(error.path).is_relative_to(working):
-            raise UnwritableError(given, error.reason) from error  # nobody knows the folder beside
-        if not isinstance(error, UserError) and (number := room_error(error)) is not None:
-            raise UnwritableError(given, os.strerror(number)) from error
-        if concerns(error, working):
+        except OSError as error:
             raise cannot_write(given, error) from error
-        raise
+        try:
+            yield working
+            if is_new:
+                os.rename(working, path)
+            else:
+                move_files(working, path, given)
+        except BaseException as error:
+            if isinstance(error, UnwritableError) and Path(error.path).is_relative_to(working):
+                raise UnwritableError(given, error.reason) from error  # nobody knows the folder beside
+            if not isinstance(error, UserError) and (number := room_error(error)) is not None:
+                raise UnwritableError(given, os.strerror(number)) from error
+            if concerns(error, working):
+                raise cannot_write(given, error) from error
+            raise
 
 
-def move_files(working: Path, path: Path, given: str | Path, inputs: Iterable[str | Path | None]) -> None:
+@contextmanager
+def partial_folder(place: Path) -> Iterator[Path]:
+    """
+    Make a folder in `place` for unfinished output, and delete it at the end. What killed processes left in `place` is
+    deleted first.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+    remove_abandoned(place)
+    with ExitStack() as held:
+        while True:
+            working = Path(tempfile.mkdtemp(prefix=PREFIX, suffix=PARTIAL, dir=place))
+            held.callback(shutil.rmtree, working, ignore_errors=True)
+            # Until the folder is locked, another process may take it for an abandoned one and delete it.
+            with suppress(LockedError):
+                held.enter_context(lock(working / LOCK))
+                break
+        yield working
+
+
+def remove_abandoned(place: Path) -> None:
+    """Delete unfinished output of killed processes from a folder; that of living processes is locked, and stays."""
+    for path in place.glob(f"{PREFIX}*{PARTIAL}"):
+        own = path / LOCK if path.is_dir() else path
+        with suppress(LockedError, OSError), lock(own) as unsupported:
+            if unsupported is None and not path.is_symlink():
+                remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder as far as that is possible."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """
+    Keep other processes from replacing a file while this one reads it, changes it and replaces it.
+
+    Raises:
+        UserError: Another process does not release the file within a minute, or the folder cannot be written.
+    """
+    path = real_path(path)
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock(path.with_name(f".{path.name}.lock"), 60, f"Another process changes {path}"))
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        yield
+
+
+def refuse_model_folder(folder: Path, given: str | Path | None = None) -> None:
+    """
+    Raise [`ExistingFileError`] where output would be written into a folder that holds a model, a tokenizer or a
+    training run.
+
+    Args:
+        folder (`Path`): The folder.
+        given (`str` or `Path`, *optional*): Its name in the message.
+    """
+    for part in (folder, folder / "model", *folder.glob("checkpoint-*")):
+        for name in SIGNS_OF_A_MODEL:
+            if (part / name).is_file():
+                raise ExistingFileError(
+                    f"{given or folder} holds a model ({(part / name).relative_to(folder)}). Remedy: choose another "
+                    "folder."
+                )
+
+
+def move_files(working: Path, path: Path, given: str | Path) -> None:
     """Moves all files of a folder into another one, none of them where one cannot go."""
     names = [file.relative_to(working) for file in sorted(working.rglob("*")) if not file.is_dir()]
     for name in names:
-        refuse_inputs(path / name, inputs)
         if (path / name).is_dir():
             raise ExistingFileError(f"{Path(given) / name} is a folder. Remedy: choose a new folder.")
     for name in names:
@@ -202,12 +270,6 @@ def real_path(path: str | Path) -> Path:
     if real.is_symlink():
         raise UserError(f"{path} is a link that leads back to itself. Remedy: remove it, or choose another output.")
     return real
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def make_folders(path: Path) -> list[Path]:

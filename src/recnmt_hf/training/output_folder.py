@@ -8,14 +8,14 @@ import json
 import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import yaml
 
+from ..data.files import remove, remove_abandoned
+from ..data.locks import lock
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..models.user_errors import ExistingFileError, UserError
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
@@ -45,23 +45,9 @@ _WRITTEN_BY_RUNS = re.compile(
 _WRITTEN_BY_BASELINES = re.compile(r"checkpoint-\d+|runs")
 # What a run writes before its recipe.
 _WRITTEN_EARLY = re.compile(rf"{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}|{re.escape(PARTIAL_TOKENIZERS)}|\..+\.partial")
-_PARTIAL_DATA = re.compile(r"[0-9a-f]{24}-\w+")
 
 
 # -- the lock --------------------------------------------------------------------------------------------------------
-
-_locks: set[int] = set()
-
-
-def _forget_locks() -> None:
-    """A forked process (of a data loader, say) must not hold the lock beyond its parent's death."""
-    for handle in _locks:
-        os.close(handle)
-    _locks.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)
 
 
 @contextlib.contextmanager
@@ -76,59 +62,28 @@ def locked(folder: Path) -> Iterator[bool]:
     Raises:
         ValueError: Another run holds it.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        was_there = (folder / LOCK).is_file()
-        handle = acquire(folder / LOCK)
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error.strerror}). Remedy: choose a folder where files may be written."
-        ) from error
-    try:
-        yield was_there
-    finally:
-        if handle in _locks:
-            (folder / LOCK).unlink(missing_ok=True)  # before it is freed, or it could be another's
-            _locks.discard(handle)
-            os.close(handle)
-
-
-def acquire(path: Path) -> int | None:
-    """Locks a file and writes the owner into it; `None`, with a word about it, where files cannot be locked."""
-    try:
-        import fcntl
-    except ImportError:
-        say("This system has no file locks: see that no second run writes into the same folder.")
-        return None
-    deadline = time.monotonic() + LOCK_PATIENCE
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            was_there = (folder / LOCK).is_file()
+            unsupported = held.enter_context(
+                lock(
+                    folder / LOCK,
+                    LOCK_PATIENCE,
+                    f"Another run writes into {folder}",
+                    "wait for it or end it, or choose another output folder",
+                )
+            )
         except OSError as error:
-            owner = os.read(handle, 1000).decode("utf-8", "replace").strip()
-            os.close(handle)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                say(f"{path} cannot be locked ({error.strerror}): see that no second run writes into {path.parent}.")
-                return None
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
             raise UserError(
-                f"Another run writes into {path.parent} ({owner or 'its process is not known'}). Remedy: wait for it "
-                "or end it, or choose another output folder."
+                f"{folder} cannot be written ({error.strerror}). Remedy: choose a folder where files may be written."
             ) from error
-        # A run that ended may have removed the file after it was opened here: then the lock is on no file any more.
-        try:
-            current = os.path.samestat(os.fstat(handle), path.stat())
-        except FileNotFoundError:
-            current = False
-        if current:
-            os.truncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            _locks.add(handle)
-            return handle
-        os.close(handle)
+        if unsupported is not None:
+            say(
+                f"{folder / LOCK} cannot be locked ({unsupported.strerror}): see that no second run writes into "
+                f"{folder}."
+            )
+        yield was_there
 
 
 # -- what is there ---------------------------------------------------------------------------------------------------
@@ -255,16 +210,7 @@ def remove_leftovers(output_dir: Path) -> None:
         shutil.rmtree(output_dir / name, ignore_errors=True)
     for path in output_dir.glob(f".*{PARTIAL}"):
         remove(path)
-    for path in (output_dir / DATA).glob("*"):
-        if _PARTIAL_DATA.fullmatch(path.name):
-            remove(path)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    remove_abandoned(output_dir / DATA)
 
 
 def replace_folder(new: Path, place: Path, replaced: Path) -> None:
