@@ -3,8 +3,10 @@
 
 from pathlib import Path
 
+from recnmt_hf.data.files import locked_file, open_output
 from recnmt_hf.hub.card_tables import with_tables
 
 
 for card in sorted((Path(__file__).resolve().parents[1] / "model_cards").glob("*.md")):
-    card.write_text(with_tables(card), encoding="utf-8")
+    with locked_file(card), open_output(card) as file:
+        file.write(with_tables(card))

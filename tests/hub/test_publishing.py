@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import textwrap
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +22,8 @@ from transformers import AutoConfig, GenerationConfig
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
+from recnmt_hf.commands.main import main
+from recnmt_hf.evaluation.results import Hypothesis, Translation
 from recnmt_hf.hub import card as card_module
 from recnmt_hf.hub.card import card_of, paper_section, run_isolated, write_card
 from recnmt_hf.hub.publishing import (
@@ -605,8 +609,6 @@ def test_contents_are_checked_again(tmp_path):
 
 def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     """`recnmt test`, against a baseline that was tested before; on other sentences it is refused."""
-    from recnmt_hf.commands.main import main
-
     for name in ("old", "new"):
         shutil.copytree(run_folder / "model", tmp_path / name)
     sources, references = tmp_path / "a.en", tmp_path / "a.de"
@@ -626,6 +628,30 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     references.write_text("anders .\nanders .\n")
     assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
     assert "was tested on other sentences" in capsys.readouterr().err
+
+
+def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
+    """Each has read the evidence before the other one writes; neither score is lost."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "text").write_text("a b c d e\n")
+    at_once = threading.Barrier(2)
+
+    def translate(sentences, options, **kwargs):
+        at_once.wait(10)
+        return [Translation(each, [Hypothesis(each, 0.0, 0.0)]) for each in sentences]
+
+    model = SimpleNamespace(config=SimpleNamespace(model_type="nmt_transformer"), num_parameters=lambda: 7)
+    translator = SimpleNamespace(model=model, translate=translate)
+    monkeypatch.setattr("recnmt_hf.commands.test.load_translator", lambda args: translator)
+
+    def test(name):
+        return main(["test", str(tmp_path), "--set", name, str(tmp_path / "text"), str(tmp_path / "text")])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(test, ("one", "two"))) == [0, 0]
+    evidence = Evidence.load(tmp_path)
+    assert sorted(each.name for each in evidence.tests) == ["one", "two"] and evidence.model["parameters"] == 7
+    assert sorted(path.name for path in (tmp_path / "translations").iterdir()) == ["one.txt", "two.txt"]
 
 
 NO_EVIDENCE = {

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     from ..hub.checked_copy import model_folder
     from ..training.evidence import Evidence, public
     from ..training.recipe import name_of_test
-    from ..training.testing import compare_with_baseline, test_model
+    from ..training.testing import add_score, compare_with_baseline, test_model
 
     for name, _, _ in args.set:
         name_of_test(name)
@@ -86,21 +86,20 @@ def run(args: argparse.Namespace) -> None:
     sets = {name: list(read_parallel(source, reference)) for name, source, reference in args.set}
     args.model = str(folder)
     translator = load_translator(args)
-    evidence = Evidence.load(folder)
-    language = args.target_lang or (evidence.languages or ["", "txt"])[1]
-    complete(evidence, translator, args, next(iter(sets.values())))
+    language = args.target_lang or (Evidence.load(folder).languages or ["", "txt"])[1]
     training = {"bleu_lowercase": args.lowercase}
     if args.rouge:
         training = {"text_metric": "rouge", "rouge_units": args.rouge}
     for name, source, reference in args.set:
         dataset = [{"source": Path(source).name, "target": Path(reference).name}]
         pairs = sets[name]
-        score, found, words = test_model(translator, folder, name, pairs, language, args.options, training, dataset)
+        score, found, words = test_model(translator, name, pairs, language, args.options, training, dataset)
         if baseline is not None:
             references = [pair.target for pair in pairs]
             compare_with_baseline(score, found, references, baseline, public(args.baseline), training)
             before = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
             words += f"; {args.baseline} {before}, p = {score.p_value:.4f} ({score.test})"
         print(words)
-        evidence.add(score)
-        evidence.save(folder)
+        with Evidence.changing(folder) as evidence:
+            complete(evidence, translator, args, next(iter(sets.values())))
+            add_score(evidence, folder, score, found)

@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .._loading_errors import looks_local, without_remedy
 from .._values import check_options, check_value, members
-from ..data.files import open_output
+from ..data.files import locked_file, open_output
 from ..data.tokenizer_pair import TokenizerPair
 from ..evaluation.options import DecodingOptions
 from ..evaluation.origin import EVIDENCE
@@ -177,6 +178,21 @@ class Evidence:
         with open_output(Path(folder) / EVIDENCE) as file:
             json.dump({"format": FORMAT, **asdict(self)}, file, indent=1, ensure_ascii=False)
             file.write("\n")
+
+    @classmethod
+    @contextmanager
+    def changing(cls, folder: str | Path) -> Iterator[Evidence]:
+        """
+        Load the evidence in a model's folder, to change it, and save it. What other processes add meanwhile is kept:
+        they wait.
+
+        Raises:
+            UserError: The file holds something else or cannot be written.
+        """
+        with locked_file(Path(folder) / EVIDENCE):
+            evidence = cls.load(folder)
+            yield evidence
+            evidence.save(folder)
 
     def add(self, score: TestScore) -> None:
         """Adds a score; an earlier one of the same test set goes."""

@@ -23,7 +23,7 @@ from .evidence import Evidence, evidence_of_run, hardware
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import say
 from .recipe import Recipe, each_corpus
-from .testing import test_model
+from .testing import add_score, test_model
 from .trainer import Stopwatch, TranslationTrainer, TranslationTrainingArguments
 
 
@@ -126,17 +126,14 @@ def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArgume
     stated = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in OF_TEXTS}
     results: dict[str, Any] = {"decoding": stated}
     folder, data = Path(model), recipe.data
-    evidence = Evidence.load(folder)
     for name, corpora in recipe.test.items():
         pairs = list(load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty))
         dataset = [corpus for _, corpus in each_corpus(name, corpora)]
-        score, found, words = test_model(
-            translator, folder, name, pairs, data.target_lang, options, recipe.training, dataset
-        )
+        score, found, words = test_model(translator, name, pairs, data.target_lang, options, recipe.training, dataset)
         with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:
             file.writelines(f"{text}\n" for text in found)
         say(words)
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(pairs)}
-        evidence.add(score)
-    evidence.save(folder)
+        with Evidence.changing(folder) as evidence:
+            add_score(evidence, folder, score, found)
     return results

@@ -44,7 +44,6 @@ def as_said(corpus: Corpus | Mapping[str, Any]) -> dict[str, Any]:
 
 def test_model(
     translator: Translator,
-    folder: Path,
     name: str,
     pairs: Sequence[SentencePair],
     language: str,
@@ -53,11 +52,10 @@ def test_model(
     dataset: Sequence[Corpus | Mapping[str, Any]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """
-    Translates a test set, writes the translations into the model's folder, and scores them.
+    Translates a test set, and scores the translations. [`add_score`] keeps both.
 
     Args:
         translator ([`Translator`]): The model.
-        folder (`Path`): Its folder.
         name (`str`): Of the test set.
         pairs (sequence of [`SentencePair`]): Sources and references.
         language (`str`): Of the target; ends the file's name.
@@ -74,9 +72,6 @@ def test_model(
     # A line is a segment: splitting it would change what the score is compared with.
     segments = replace(options, split_sentences="never")
     found = [each.text for each in translator.translate(sources, segments, scores=False, warn_short=not is_rouge)]
-    file = f"{TRANSLATIONS}/{name}.{language}"
-    with open_output(folder / file) as out:
-        out.writelines(f"{text}\n" for text in found)
     scores = text_scores(
         found,
         references,
@@ -93,7 +88,7 @@ def test_model(
             source_sha256=sum_of_lines(pair.source for pair in pairs),
             reference_sha256=sum_of_lines(references),
             decoding=options_in_words(options),
-            translations=file,
+            translations=f"{TRANSLATIONS}/{name}.{language}",
             dataset=[as_said(each) for each in dataset],
         ),
         found,
@@ -102,6 +97,21 @@ def test_model(
 
 
 test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
+
+
+def add_score(evidence: Evidence, folder: Path, score: TestScore, found: Sequence[str]) -> None:
+    """
+    Write translations into a model's folder, and add their score to its evidence.
+
+    Args:
+        evidence ([`Evidence`]): Of the model, as [`Evidence.changing`] gives it.
+        folder (`Path`): Of the model.
+        score ([`TestScore`]): Is added.
+        found (sequence of `str`): The translations.
+    """
+    with open_output(folder / score.translations) as file:
+        file.writelines(f"{text}\n" for text in found)
+    evidence.add(score)
 
 
 def compare_with_baseline(
