@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,12 +25,25 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose complaints are a sentence each."""
+    """An `ArgumentParser` whose errors are one sentence each, and name the nearest command or option."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(
-            2, f"{self.prog}: {printable(message.rstrip('.'))}. Remedy: {self.prog} --help shows what may be said.\n"
-        )
+        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            message = suggested(message[: found.end(1) + 1], found[1], re.findall(r"[^\s,']+", found[2])) or message
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {printable(message.rstrip('.'))}{end} Remedy: run {self.prog} --help for usage.\n")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Exit because of arguments that do not exist."""
+        message = f"unrecognized arguments: {' '.join(words)}"
+        option = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+        self.error(suggested(message, option, re.findall(r"--[\w-]+", self.format_usage())) or message)
+
+
+def suggested(message: str, word: str, known: Sequence[str]) -> str | None:
+    """A message with the known word that is nearest to a mistyped one, or `None`."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"{message}; did you mean {near[0]}?" if near else None
 
 
 def printable(text: str) -> str:

@@ -86,7 +86,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
             implementation = importlib.import_module(f".{module}", __package__)
             implementation.add_arguments(sub)
             check = getattr(implementation, "check", lambda args: None)
-            sub.set_defaults(check=check, run=implementation.run, refuse=sub.error)
+            sub.set_defaults(check=check, run=implementation.run, refuse=sub.refuse)
     return parser
 
 
@@ -95,7 +95,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     args, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-")]
     if rest and (late != rest or not hasattr(args, "overrides")):
-        args.refuse(f"unrecognized arguments: {' '.join(rest)}")
+        args.refuse(rest)
     if late:
         args.overrides += late
     return args
