@@ -4,12 +4,14 @@ import ast
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
 import recnmt_hf
+from recnmt_hf._interrupts import WORDS
 from recnmt_hf._lazy import names_for_type_checkers
 from recnmt_hf._registration import FAMILIES, FURTHER, public_names
 
@@ -135,6 +137,50 @@ def test_help_and_complaints_import_no_models(console_script, start, words, code
     assert result.returncode == code and message in result.stdout + result.stderr
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time" in line}
     assert "recnmt_hf" in imported and not imported & {"torch", "transformers", "datasets", "numpy"}
+
+
+SIGNALS = """
+import os, signal, sys
+from recnmt_hf import _interrupts
+from recnmt_hf.commands import corpus
+from recnmt_hf.commands.main import main
+_interrupts.SAME_REQUEST = 0  # a later signal is a second request at once
+moment, number = os.environ["MOMENT"], int(os.environ["NUMBER"])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the suite has inherited another one
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+_interrupts.handle_from_now_on()
+def send(at):
+    if moment.startswith(at):
+        signal.raise_signal(number)
+def run(args):
+    try:
+        send("work")
+    except KeyboardInterrupt:
+        send("work, twice")
+        if moment == "work":
+            raise
+class AtTheEnd:
+    def __del__(self):
+        send("end")
+corpus.run, kept = run, AtTheEnd()
+send("start")
+code = main(["corpus", "out"])
+send("afterwards")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["start", "work", "work, dropped by a library", "work, twice", "afterwards", "end"])
+def test_signals_at_any_moment(tmp_path, moment, number):
+    """Exit codes 130 and 143, without a traceback; work that is done by then counts."""
+    script = tmp_path / "recnmt"
+    script.write_text(SIGNALS)
+    environment = {**os.environ, "MOMENT": moment, "NUMBER": str(int(number))}
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert result.returncode == (0 if moment == "end" else 128 + number), result.stderr
+    sentence = f"{'recnmt corpus' if moment.startswith('work') else 'recnmt'}: {WORDS[number]}."
+    assert result.stderr.split("\n") == (["", sentence, ""] if moment not in ("end", "work, twice") else [""])
 
 
 def test_the_command_registers_when_it_needs_models(console_script):

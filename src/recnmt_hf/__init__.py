@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._interrupts import handle_from_now_on
 from ._lazy import lazy_names, names_for_type_checkers
 from ._registration import MODEL_TYPES, is_command, public_names, register
 
@@ -92,5 +93,7 @@ __all__ = ["MODEL_TYPES", "__version__", *sorted(_LAZY)]
 
 __getattr__, __dir__ = lazy_names(__name__, _LAZY)
 
-if not is_command():
+if is_command():
+    handle_from_now_on()
+else:
     register()

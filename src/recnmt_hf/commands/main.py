@@ -7,15 +7,13 @@ import errno
 import importlib
 import io
 import os
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Sequence
+from contextlib import suppress
 
 from .. import __version__
+from .._interrupts import Interrupts, raised_interrupts
 from .._registration import register
 from ..models.user_errors import UserError
 from .arguments import Parser, printable
@@ -53,7 +51,7 @@ COMMANDS = {
 # What these do needs no model.
 WITHOUT_MODELS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
 # Exit codes; argparse's own for a wrong command line is that of a user's mistake.
-SUCCESS, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+SUCCESS, FAULT, MISTAKE = 0, 1, 2
 # What the system says of any file, whoever names it: permissions, kinds of places, room, limits, damage.
 TOO_MANY = {errno.EMFILE, errno.ENFILE}
 ENVIRONMENT = {
@@ -108,73 +106,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 for success; 2 for a mistake of the user, which one sentence on standard error reports (with
         its traceback where the environment has `RECNMT_TRACEBACK`); 1 for a fault of the program, which shows where it
-        came from; 130 for an interrupt. Wrong command lines raise `SystemExit` with 2, as argparse does.
+        came from; 130 for an interrupt (SIGINT); 143 for SIGTERM. Wrong command lines raise `SystemExit` with 2, as
+        argparse does.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     prepare_streams()
-    args = None
-    with noticed_interrupts() as interrupts:
+    with raised_interrupts() as interrupts:
         try:
-            args = parse(build_parser(chosen), argv)
-            args.check(args)
-            if args.command not in WITHOUT_MODELS:
-                register()
-            args.run(args)
-            sys.stdout.flush()
+            code = run_command(name, chosen, argv, interrupts)
         except KeyboardInterrupt:
-            return interrupted(name)
-        except Exception as error:
-            # Libraries that are interrupted while they are imported may raise anything.
-            if interrupts and not os.environ.get("RECNMT_TRACEBACK"):
-                if isinstance(error, BrokenPipeError):
-                    discard_output()
-                return interrupted(name)
-            if isinstance(error, UserError):
-                if os.environ.get("RECNMT_TRACEBACK"):
-                    raise
-                return complain(name, str(error))
-            if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
-                discard_output()
-                return SUCCESS
-            sentence = sentence_of(error, argv, getattr(args, "output", None))
-            if sentence is None or os.environ.get("RECNMT_TRACEBACK"):
-                traceback.print_exc()
-                print(f"{name}: this is a fault in recnmt_hf worth a report, with the lines above.", file=sys.stderr)
-                return FAULT
+            return interrupted(name, interrupts)
+        except SystemExit:
+            if not interrupts.received:
+                raise
+            return interrupted(name, interrupts)
+        if interrupts.received:  # a library turned the interrupt into another error, or dropped it
+            return interrupted(name, interrupts)
+    return code
+
+
+def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Interrupts) -> int:
+    """Parse the arguments, run the subcommand and report its errors; return the exit code."""
+    args = None
+    try:
+        args = parse(build_parser(chosen), argv)
+        args.check(args)
+        if args.command not in WITHOUT_MODELS:
+            register()
+        args.run(args)
+        sys.stdout.flush()
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
             discard_output()
-            return complain(name, sentence)
+            return SUCCESS
+        if interrupts.received and not os.environ.get("RECNMT_TRACEBACK"):
+            return FAULT  # `main` reports the interrupt
+        if isinstance(error, UserError):
+            if os.environ.get("RECNMT_TRACEBACK"):
+                raise
+            return complain(name, str(error))
+        sentence = sentence_of(error, argv, getattr(args, "output", None))
+        if sentence is None or os.environ.get("RECNMT_TRACEBACK"):
+            traceback.print_exc()
+            print(f"{name}: this is a fault in recnmt_hf worth a report, with the lines above.", file=sys.stderr)
+            return FAULT
+        discard_output()
+        return complain(name, sentence)
     return SUCCESS
 
 
-@contextmanager
-def noticed_interrupts() -> Iterator[list[int]]:
-    """
-    A list that is no longer empty once the user has interrupted, which raises `KeyboardInterrupt` as ever. A handler
-    that a caller has installed stays, as do other threads, in which there can be none.
-    """
-    interrupts: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupts.append(number)
-        signal.default_int_handler(number, frame)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield interrupts
-        return
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupts
-    finally:
-        if signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def interrupted(name: str) -> int:
-    print(f"\n{name}: interrupted.", file=sys.stderr)
-    return INTERRUPTED
+def interrupted(name: str, interrupts: Interrupts) -> int:
+    print(f"\n{name}: {interrupts.word()}.", file=sys.stderr)
+    return interrupts.exit_code()
 
 
 def complain(name: str, sentence: str) -> int:
