@@ -47,6 +47,8 @@ ATTRIBUTES = {
     "_prepare_inputs": "batches are brought to the device of the model",
     "_save": "the target tokenizer is saved too",
     "_save_checkpoint": "a checkpoint counts once all of it is written",
+    # accelerate.state.AcceleratorState.
+    "_reset_state": "a refused run leaves none of its settings to the next one",
     # evaluate.Metric: what its guide to adding a metric asks subclasses for.
     "_compute": "a metric's computation",
     "_info": "a metric's description and columns",

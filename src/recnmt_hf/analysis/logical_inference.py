@@ -30,14 +30,14 @@ from transformers import (
 )
 
 from .._values import shown
-from ..data.files import open_output
+from ..data.files import open_output, refuse_model_folder, remove
 from ..data.logic import MOST_OPERATORS, RELATIONS, SPLITS, WORDS, LogicPair, generate_logic, read_logic
 from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
 from ..models.user_errors import ExistingFileError, UserError
 from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
-from ..training.output_folder import FINAL, REPLACED, locked, remove, replace_folder
-from ..training.processes import Processes, keep_freed_memory, progress_bars_on_terminals, say
+from ..training.output_folder import FINAL, REPLACED, locked, replace_folder
+from ..training.processes import Processes, keep_freed_memory, progress_bars_on_terminals, say, settings_of_one_run
 from ..training.resuming import RECIPE
 from .logic_recipe import LogicRecipe
 
@@ -217,6 +217,7 @@ def build_trainer(
     )
 
 
+@settings_of_one_run()
 def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False) -> list[LogicResult]:
     """
     Trains each model of a recipe and tests it by number of operators. What is done already is kept, and what was
@@ -264,6 +265,7 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
 
 def check_folders(recipe: LogicRecipe, output: Path, overwrite: bool) -> None:
     """Makes sure that each model's folder is new, or holds a run of this very recipe, or one that may be deleted."""
+    refuse_model_folder(output)
     for name in recipe.models:
         folder = output / name
         stated = folder / RECIPE

@@ -16,6 +16,7 @@ import datasets
 import torch.distributed as dist
 import transformers
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 
 from ..models.user_errors import UserError
 
@@ -98,6 +99,24 @@ class Processes:
 
         self.on_main(first)
         return results[0] if results else work()
+
+
+@contextlib.contextmanager
+def settings_of_one_run() -> Iterator[None]:
+    """
+    Keep a run's settings out of later runs of the same process: restore the environment, in which transformers and
+    accelerate leave settings, and forget accelerate's state when the run fails.
+    """
+    environment = dict(os.environ)
+    try:
+        yield
+    except BaseException:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        raise
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
 
 
 def end_with_launcher() -> None:

@@ -29,7 +29,7 @@ from .output_folder import (
     remove_leftovers,
     sudden_ends_explained,
 )
-from .processes import Processes, keep_freed_memory, progress_bars_on_terminals, say
+from .processes import Processes, keep_freed_memory, progress_bars_on_terminals, say, settings_of_one_run
 from .recipe import Recipe
 from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of
 from .stages import is_from_scratch, is_of, stage_model, stages_left, stages_of, train_stage, with_whole_steps
@@ -40,6 +40,7 @@ from .trainer import TranslationTrainer, rotate_as_said
 __all__ = ["build_model", "keep_freed_memory", "train", "training_arguments"]
 
 
+@settings_of_one_run()
 def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
     """
     Trains a model.
