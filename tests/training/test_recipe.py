@@ -3,7 +3,10 @@
 import pytest
 import yaml
 
-from recnmt_hf.training.recipe import Recipe
+from recnmt_hf._values import options_of
+from recnmt_hf.evaluation.options import DecodingOptions
+from recnmt_hf.training.recipe import SAID_ELSEWHERE, SECTIONS, Recipe, RunSection
+from recnmt_hf.training.trainer import training_options
 
 
 def test_defaults_are_the_generated_corpus():
@@ -49,6 +52,41 @@ def test_a_recipe_extends_another(tmp_path):
     (tmp_path / "two.yaml").write_text("extends: [a.yaml, b.yaml]\n")
     with pytest.raises(ValueError, match="the name of one file"):
         Recipe.from_file(tmp_path / "two.yaml")
+
+
+SECTIONS_AND_FIELDS = [
+    *((section, name) for section, kind in SECTIONS.items() for name in options_of(kind)),
+    *(("training", name) for name in training_options() | options_of(RunSection) if name not in SAID_ELSEWHERE),
+    *(("decoding", name) for name in options_of(DecodingOptions)),
+]
+
+
+@pytest.mark.parametrize("section", ["model", "data", "tokenizer", "average", "training", "decoding"])
+def test_null_sets_any_field_back(tmp_path, section):
+    """Whatever the recipe below says; on the command line too. A name that does not exist is named all the same."""
+    names = [name for place, name in SECTIONS_AND_FIELDS if place == section]
+    assert names
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({section: dict.fromkeys(names, "no such value")}))
+    (tmp_path / "plain.yaml").write_text("extends: base.yaml\n")
+    path = tmp_path / "back.yaml"
+    path.write_text(yaml.safe_dump({"extends": "base.yaml", section: dict.fromkeys(names)}))
+    assert Recipe.from_file(path) == Recipe()
+    assert Recipe.from_file(tmp_path / "base.yaml", [f"{section}.{name}=null" for name in names]) == Recipe()
+    path.write_text(yaml.safe_dump({"extends": "base.yaml", section: None}))
+    assert Recipe.from_file(path) == Recipe()
+    path.write_text(yaml.safe_dump({"extends": "base.yaml", section: {**dict.fromkeys(names), "no_such_field": None}}))
+    with pytest.raises(ValueError, match=f"{section} has no field 'no_such_field'"):
+        Recipe.from_file(path)
+
+
+def test_null_is_a_value_within_a_field(tmp_path):
+    """`rpe_type: null` is a plain Transformer, whatever the preset's."""
+    (tmp_path / "base.yaml").write_text("model: {fields: {rpe_type: mpr_head, dropout: 0.2}}\n")
+    path = tmp_path / "r.yaml"
+    path.write_text("extends: base.yaml\nmodel: {fields: {rpe_type: null}}\n")
+    assert Recipe.from_file(path).model.fields == {"rpe_type": None, "dropout": 0.2}
+    assert Recipe.from_file(path, ["model.fields=null"]).model.fields == {}
+    assert Recipe.from_file(path, ["model.fields.dropout=null"]).model.fields == {"rpe_type": None, "dropout": None}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from .._values import MOST_SEED, Range, check_options, documented, option, shown
 from ..data.logic import MOST_OPERATORS, RELATIONS
 from ..models.configuration_onlstm_transformer import ONLSTMTransformerConfig
 from ..models.user_errors import UserError
-from ..training.recipe import NAME_OF_A_TEST_SET, check_names, content_of, mapping
+from ..training.recipe import DEFAULT, NAME_OF_A_TEST_SET, check_names, content_of, given_fields, mapping, section
 from ..training.recipe_yaml import dump_yaml
 
 
@@ -78,12 +78,11 @@ class LogicRecipe:
         for name, kind in (("data", LogicData), ("training", LogicTraining)):
             value = getattr(self, name)
             if not isinstance(value, kind):
-                value = mapping(value, name)
-                check_names(value, {each.name for each in fields(kind)}, name)
-                value = kind(**value)
+                value = section(kind, value, name)
                 setattr(self, name, value)
             check_options(value, f"{name}.")
-        self.models = {str(name): value for name, value in mapping(self.models, "models").items() if value is not None}
+        models = mapping(self.models, "models")
+        self.models = {str(name): value for name, value in models.items() if value not in (None, DEFAULT)}
         if not self.models:
             raise UserError("models is empty. Remedy: name one, e.g. models: {hybrid: {preset: logic_hybrid}}.")
         for name, value in self.models.items():
@@ -128,9 +127,7 @@ class LogicRecipe:
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> LogicRecipe:
         """As [`~recnmt_hf.training.recipe.Recipe.from_file`], with other sections."""
         known = {each.name for each in fields(cls)}
-        content = content_of(Path(path), overrides, known)
-        check_names(content, known, "the recipe")
-        return cls(**content)
+        return cls(**given_fields(content_of(Path(path), overrides, known), known, "the recipe"))
 
     def alone(self, name: str) -> str:
         """What has to be the same for a model's run to go on: data, training and its own section, as YAML."""

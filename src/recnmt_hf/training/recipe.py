@@ -177,6 +177,10 @@ NOT_DONE = {
 # A test set's translations stand in model-NAME.LANGUAGE, its scores under its name in results.json.
 NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
 TAKEN_NAMES = ("decoding", "averaged")
+# Names of a recipe's fields: section.field.
+FIELD_DEPTH = 2
+# Value of a field that a recipe sets back by null.
+DEFAULT = object()
 
 
 @dataclass
@@ -211,10 +215,9 @@ class Recipe:
         for name in ("train", "validation"):
             if isinstance(corpus := getattr(self.data, name), Mapping):
                 setattr(self.data, name, [corpus])
-        given = mapping(self.training, "training")
-        self.training = {**TRAINING_DEFAULTS, **given}
         known = {f.name for f in fields(TranslationTrainingArguments) if f.init} | set(options_of(RunSection))
-        check_names(self.training, known, "training")
+        given = given_fields(self.training, known, "training")
+        self.training = {**TRAINING_DEFAULTS, **given}
         for name in ("eval_strategy", "save_strategy", "logging_strategy"):
             if self.training.get(name) is False:
                 self.training[name] = "no"
@@ -224,7 +227,7 @@ class Recipe:
         if given.get("metric_for_best_model") is None:
             best = TEXT_METRICS[self.training.get("text_metric", "bleu")][-1]
             self.training["metric_for_best_model"] = best if self.training.get("bleu_samples", 1) > 0 else "loss"
-        self.decoding = mapping(self.decoding, "decoding")
+        self.decoding = given_fields(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
         if self.data.on_long == "truncate":
             self.decoding = {
                 "on_long": "truncate",
@@ -237,10 +240,9 @@ class Recipe:
                     f"decoding.{name} is not allowed: each line of a test set is translated as it is, so that scores "
                     f"can be compared. Remedy: remove it, and pass it to recnmt translate (--{name.replace('_', '-')})."
                 )
-        check_names(self.decoding, {f.name for f in fields(DecodingOptions)}, "decoding")
         # A recipe that extends another drops a test set of that one by null.
         tests = mapping(self.test, "test")
-        self.test = {name_of_test(name): corpora for name, corpora in tests.items() if corpora is not None}
+        self.test = {name_of_test(name): corpora for name, corpora in tests.items() if corpora not in (None, DEFAULT)}
         self.check()
 
     def check(self) -> None:
@@ -300,20 +302,19 @@ class Recipe:
         Reads a YAML file, with changes on top.
 
         A file may say `extends: other.yaml` (relative to itself) and then just what differs: sections and mappings are
-        merged field by field, everything else is replaced.
+        merged field by field, everything else is replaced, and `null` sets a field back to its default.
 
         Args:
             path (`str` or `Path`): The file. Other relative file names in it are relative to the working directory.
-            overrides (sequence of `str`): `section.field=value`; values are read as YAML.
+            overrides (sequence of `str`): `section.field=value`; values are read as YAML, and `null` sets a field back
+                to its default.
 
         Raises:
             FileNotFoundError: There is no such file.
             ValueError: It is no YAML mapping, or an override has no `=`.
         """
         known = {f.name for f in fields(cls)}
-        content = content_of(Path(path), overrides, known)
-        check_names(content, known, "the recipe")
-        return cls(**content)
+        return cls(**given_fields(content_of(Path(path), overrides, known), known, "the recipe"))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -346,14 +347,16 @@ def content_of(path: Path, overrides: Sequence[str], known: set[str]) -> dict[st
         if not equals or not all(parts) or name != name.strip():
             raise UserError(f"{shown(override)} is no override. Remedy: write section.field=value.")
         if not value.strip():
-            raise UserError(f"{name}= has no value. Remedy: write {name}=null for none, {name}='\"\"' for no text.")
+            raise UserError(
+                f"{name}= has no value. Remedy: write {name}=null for its default, {name}='\"\"' for no text."
+            )
         for earlier in set_by:
             if parts == earlier[: len(parts)]:
                 raise UserError(f"{name} replaces {'.'.join(earlier)} given before it. Remedy: give one of them.")
         set_by.append(parts)
         place = content
         for depth, parent in enumerate(parts[:-1], start=1):
-            if place.get(parent) is None:
+            if place.get(parent) in (None, DEFAULT):
                 place[parent] = {}
             place = place[parent]
             if not isinstance(place, dict):
@@ -363,6 +366,8 @@ def content_of(path: Path, overrides: Sequence[str], known: set[str]) -> dict[st
                     "a whole."
                 )
         place[parts[-1]] = load_yaml(value, f"the value of {name}")
+        if place[parts[-1]] is None and len(parts) <= FIELD_DEPTH:
+            place[parts[-1]] = DEFAULT
     return content
 
 
@@ -395,12 +400,18 @@ def read_recipe(path: Path, known: set[str], extended_by: tuple[Path, ...] = ())
     return merged(read_recipe(path.parent / extended, known, (*extended_by, path.resolve())), content)
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` on top of `below`; mappings are merged, other values replaced."""
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = FIELD_DEPTH) -> dict[str, Any]:
+    """
+    `above` on top of `below`: mappings are merged, other values replaced. Down to `depth`, `None` becomes `DEFAULT`;
+    deeper, as in `model.fields`, it is a value.
+    """
     result = dict(below)
     for name, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = merged(result[name], value) if both else value
+        if isinstance(value, Mapping):
+            inner = result.get(name)
+            result[name] = merged(inner if isinstance(inner, Mapping) else {}, value, max(depth - 1, 0))
+        else:
+            result[name] = DEFAULT if value is None and depth else value
     return result
 
 
@@ -419,10 +430,15 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
     return dict(value or {})
 
 
-def section(kind: type, value: Any, name: str) -> Any:
+def given_fields(value: Any, known: set[str], name: str) -> dict[str, Any]:
+    """A section's content, all of whose names are known, without the fields that null sets back."""
     value = mapping(value, name)
-    check_names(value, {f.name for f in fields(kind)}, name)
-    return kind(**value)
+    check_names(value, known, name)
+    return {field_name: one for field_name, one in value.items() if one is not DEFAULT}
+
+
+def section(kind: type, value: Any, name: str) -> Any:
+    return kind(**given_fields(value, {f.name for f in fields(kind)}, name))
 
 
 def check_names(value: Mapping[str, Any], known: set[str], place: str) -> None:
