@@ -1,6 +1,7 @@
 """Sweeps: the runs they name, that finished ones are kept, their table and their plot."""
 
 import json
+import re
 
 import pytest
 
@@ -13,9 +14,11 @@ from recnmt_hf.analysis.sweep import (
     plot_sweep,
     read_axis,
     read_rows,
+    sweep,
     table_of,
 )
 from recnmt_hf.commands.main import main
+from recnmt_hf.training import output_folder
 
 
 RECIPE = """
@@ -55,6 +58,10 @@ def test_rows_values_and_seeds_are_combined(tmp_path):
         (lambda: cells_of({}, [("training.seed", [1])], [1]), "A field is varied twice"),
         (lambda: cells_of({}, [("a", range(40)), ("b", range(40))], []), "These are 1600 runs, more than 1000"),
         (lambda: cells_of({"a b": [], "a/b": []}, [], []), "Two runs would have the same folder"),
+        *(
+            (lambda row=row: cells_of({row: []}, [], [1]), rf"The row name '{re.escape(row)}' cannot be the name")
+            for row in ("..", ".", "", "a.", "a..", ".a")
+        ),
     ],
 )
 def test_what_cannot_be_swept(act, message):
@@ -67,6 +74,19 @@ def test_files_without_rows(tmp_path, content):
     (tmp_path / "rows.yaml").write_text(content)
     with pytest.raises(UserError, match=r"rows\.yaml holds no rows. Remedy: write a mapping"):
         read_rows(tmp_path / "rows.yaml")
+
+
+def test_a_second_sweep_into_a_folder_is_refused(tmp_path, monkeypatch):
+    """Or its table would replace that of the first one."""
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.setattr(output_folder, "LOCK_PATIENCE", 0.1)
+    cells = cells_of({}, [], [1])
+    with (
+        output_folder.locked(tmp_path / "out"),
+        pytest.raises(UserError, match=r"Another run writes into .*process \d"),
+    ):
+        sweep(tmp_path / "small.yaml", cells, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from recnmt_hf.models.user_errors import MissingFileError, UserError
 from recnmt_hf.training import recipe_yaml
 from recnmt_hf.training.checks import check_before_training
 from recnmt_hf.training.metrics import higher_is_better
+from recnmt_hf.training.processes import say
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train, training_arguments
 from recnmt_hf.training.trainer import TranslationTrainer, TranslationTrainingArguments
@@ -52,7 +53,7 @@ OVERRIDES = {
     ".seed=5": "'.seed=5' is no override",
     "training..seed=5": "'training..seed=5' is no override",
     "training.seed =5": "'training.seed =5' is no override",
-    "training.seed=": "training.seed= has no value. Remedy: write training.seed=null for none",
+    "training.seed=": "training.seed= has no value. Remedy: write training.seed=null for its default",
     "model.fields.x=": "model.fields.x= has no value",
     "model.fields.x= ": "model.fields.x= has no value",
     "trainin.seed=1": "the recipe has no field 'trainin'; did you mean training?",
@@ -337,6 +338,19 @@ BEFORE = {
         {"training": {"accelerator_config": {"x": 1}}},
         "got an unexpected keyword argument 'x'. Remedy: correct it, or leave it out.",
     ),
+    "backend": ({"training": {"ddp_backend": "psychic"}}, "training.ddp_backend='psychic': "),
+    "temperature": (
+        {"decoding": {"generate": {"do_sample": True, "temperature": -1.0}}},
+        "decoding.generate={'do_sample': True, 'temperature': -1.0} cannot be done (ValueError: `temperature` (=-1.0)",
+    ),
+    "word beyond the vocabulary": (
+        {"decoding": {"generate": {"forced_bos_token_id": 10**6}}},
+        "decoding.generate={'forced_bos_token_id': 1000000} cannot be done",
+    ),
+    "guidance": (
+        {"decoding": {"generate": {"guidance_scale": 1.5}}},
+        "decoding.generate={'guidance_scale': 1.5} fails",
+    ),
     "compiler": ({"training": {"torch_compile_backend": "gcc"}}, "training.torch_compile_backend='gcc' is not allowed"),
     "compiler's mode": (
         {"training": {"torch_compile": True, "torch_compile_mode": "zeal"}},
@@ -355,9 +369,13 @@ def test_before_training(tmp_path, monkeypatch, case):
     sections, expected = BEFORE[case]
     base = {"model": {"preset": "tiny"}, "training": {"use_cpu": True, "max_steps": 2}}
     plan = Recipe(**{**base, **{name: {**base.get(name, {}), **value} for name, value in sections.items()}})
-    with mock.patch.dict(os.environ):  # where transformers' arguments leave the compiler's name
-        assert expected in message_of(train, plan, tmp_path / "run")
+    environment = dict(os.environ)
+    assert expected in message_of(train, plan, tmp_path / "run")
     assert sorted(tmp_path.rglob("*")) == before
+    # Later runs in this process have none of its settings.
+    assert dict(os.environ) == environment
+    say("Something else.")
+    training_arguments(Recipe(training={"use_cpu": True}), tmp_path)
 
 
 def test_arguments_of_checkpointing_that_are_right(tmp_path):
@@ -421,5 +439,7 @@ def test_printing_checks_the_model_too(tmp_path, capsys):
     path.write_text("model: {preset: huge}\ndata: {train: [{tsv: not-yet.tsv}]}\n")
     assert main(["train", str(path), "--print-recipe"]) == 2
     assert "model.preset='huge' is not allowed" in capsys.readouterr().err
+    assert main(["train", str(path), "--print-recipe", "model.preset=tiny", "decoding.generate={top_k: -1}"]) == 2
+    assert "decoding.generate={'top_k': -1} " in capsys.readouterr().err
     assert main(["train", str(path), "--print-recipe", "model.preset=tiny"]) == 0
     assert recipe_yaml.load_yaml(capsys.readouterr().out, "it")["model"]["preset"] == "tiny"

@@ -6,21 +6,23 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import AutoConfig
 
 from .._values import shown
-from ..data.files import open_output
+from ..data.files import open_output, refuse_model_folder
 from ..data.text import read_lines
 from ..evaluation.significance import compare_systems
 from ..models.user_errors import UserError
 from ..training.checkpoints import newest_intact_checkpoint, state_of
-from ..training.checks import check_model, without_memory
+from ..training.checks import check_decoding, check_model, without_memory
 from ..training.metrics import TEXT_METRICS, without_prefix
-from ..training.output_folder import FINAL, RESULTS
+from ..training.output_folder import FINAL, RESULTS, locked
 from ..training.processes import say
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import load_yaml, read_text
@@ -132,6 +134,12 @@ def cells_of(
         raise UserError("There is nothing to vary. Remedy: give rows, fields with values, or seeds.")
     short = short_names(names)
     cells = []
+    for row in rows:
+        if row.strip(".") != row or not row:
+            raise UserError(
+                f"The row name {shown(row)} cannot be the name of a folder: it must not be empty, nor begin or end "
+                "with a dot. Remedy: rename the row."
+            )
     chosen_seeds: list[int | None] = [*seeds] or [None]
     for (row, changes), values, seed in itertools.product(
         rows.items() if rows else [("", ())], itertools.product(*(values for _, values in axes)), chosen_seeds
@@ -172,7 +180,7 @@ def sweep(
     """
     Trains each cell in a folder of its own, one after the other, and collects the results in `sweep.json` and
     `sweep.tsv`. Runs that are done are not repeated, one that was killed goes on, and one that fails does not keep the
-    others from being trained.
+    others from being trained. No second sweep can write into the folder meanwhile.
 
     Args:
         recipe (`str` or `Path`): The recipe that all share.
@@ -185,40 +193,43 @@ def sweep(
         A [`CellResult`] for each cell.
 
     Raises:
-        ValueError, FileNotFoundError: A recipe is not allowed, or there will be no such score, before anything is
-            trained; or some runs failed, after the others were trained.
+        ValueError, FileNotFoundError: A recipe is not allowed, there will be no such score, or another sweep writes
+            into the folder, before anything is trained; or some runs failed, after the others were trained.
     """
     from ..training.run import train
 
     output = Path(output)
+    refuse_model_folder(output)
     recipes = []
     for cell in cells:
         shared = [each.replace(SEED_MARK, str(cell.seed)) for each in overrides]
         try:
             recipes.append(Recipe.from_file(recipe, joined(shared, cell.overrides)))
             check_model(recipes[-1])
+            check_decoding(recipes[-1])
         except UserError as error:
             raise UserError(f"{cell.name}: {error}") from error
         if score is not None:
             check_score(score, scores_of(recipes[-1]))
     results: list[CellResult] = []
     failed = []
-    for number, (cell, own) in enumerate(zip(cells, recipes, strict=True), start=1):
-        folder = output / cell.name
-        if is_done(folder, own):
-            say(f"{cell.name} ({number} of {len(cells)}) is done.")
-        else:
-            say(f"{cell.name} ({number} of {len(cells)})")
-            try:
-                train(own, folder, resume=True)
-            except UserError as error:
-                say(f"{cell.name} failed: {error}")
-                failed.append(f"{cell.name} ({error})")
-                continue
-        results.append(result_of(cell, folder))
-        first = next(each.name for each in cells if each.seed == cell.seed)
-        compare(results[-1], next((each for each in results if each.name == first), None), own, output)
-        write_results(results, output)
+    with locked(output) if PartialState().is_main_process else nullcontext():
+        for number, (cell, own) in enumerate(zip(cells, recipes, strict=True), start=1):
+            folder = output / cell.name
+            if is_done(folder, own):
+                say(f"{cell.name} ({number} of {len(cells)}) is done.")
+            else:
+                say(f"{cell.name} ({number} of {len(cells)})")
+                try:
+                    train(own, folder, resume=True)
+                except UserError as error:
+                    say(f"{cell.name} failed: {error}")
+                    failed.append(f"{cell.name} ({error})")
+                    continue
+            results.append(result_of(cell, folder))
+            first = next(each.name for each in cells if each.seed == cell.seed)
+            compare(results[-1], next((each for each in results if each.name == first), None), own, output)
+            write_results(results, output)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(cells)} runs failed: {'; '.join(failed)}. {output}/sweep.tsv has the others. "

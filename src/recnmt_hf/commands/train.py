@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     from accelerate import PartialState
 
     from ..hub.card import write_card
-    from ..training.checks import check_model
+    from ..training.checks import check_decoding, check_model
     from ..training.recipe import Recipe
     from ..training.run import train
 
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> None:
     recipe = Recipe.from_file(args.recipe, args.overrides)
     if args.print_recipe:
         check_model(recipe)
+        check_decoding(recipe)
         print(recipe.to_yaml(), end="")
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem

@@ -7,7 +7,7 @@ import inspect
 import os
 import tempfile
 import warnings
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,8 @@ from .._values import shown
 from ..data.corpora import Corpus
 from ..data.files import PREFIX
 from ..data.text import open_text
+from ..data.tokenization import train_tokenizer
+from ..evaluation.translator import DecodingOptions, Translator
 from ..models import fast_paths
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.user_errors import MissingFileError, UserError
@@ -32,6 +34,8 @@ from .trainer import TranslationTrainer, TranslationTrainingArguments
 
 
 MOST_PARAMETERS = 10**11
+# More than tokenizers of trained models have.
+MOST_SYMBOLS_OF_TOKENIZERS = 2**18
 # Of a parameter while it is trained on the CPU: weight, gradient and Adam's two averages in float32.
 TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
@@ -61,6 +65,7 @@ def check_before_training(
             check_files(place, check_corpus(place, corpus), recipe)
     fast_paths.setting()  # raises for a wrong value
     model = check_model(recipe)
+    check_decoding(recipe)
     check_stages(recipe, arguments)
     check_optimizer(arguments, model)
     check_schedule(arguments)
@@ -206,6 +211,36 @@ def check_model(recipe: Recipe) -> PreTrainedModel:
     each = TRAINING_BYTES if recipe.training.get("use_cpu") else WEIGHT_BYTES
     refuse_beyond_memory(recipe, count * each, f"{count:,} parameters")
     return model
+
+
+def check_decoding(recipe: Recipe) -> None:
+    """
+    What `decoding.generate` asks for works: a tiny model with random weights translates a word. `generate` checks most
+    of its settings only when it uses them, which a run does after training.
+
+    Raises:
+        UserError: `generate` rejects a setting.
+    """
+    options = DecodingOptions(**recipe.decoding)
+    if not options.generate:
+        return
+    given = recipe.model.init_from or recipe.tokenizer.source  # a vocabulary whose size is unknown
+    size = MOST_SYMBOLS_OF_TOKENIZERS if given else recipe.tokenizer.vocab_size
+    if not recipe.tokenizer.joint:
+        size = max(size, recipe.tokenizer.target_vocab_size or 0)
+    tokenizer = train_tokenizer(["abcdef"], recipe.tokenizer.target_kind or recipe.tokenizer.kind, 50)
+    config_class = cast("type[Seq2SeqConfig]", CONFIG_MAPPING[recipe.model.type])
+    config = config_class.from_preset("tiny", vocab_size=max(size, len(tokenizer)))
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForSeq2SeqLM.from_config(config)
+        short = replace(options, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)
+        try:
+            list(Translator(model.eval(), tokenizer, check=False).translate(["abcdef"], short, scores=False))
+        except Exception as error:  # of whatever computes what the setting asks for
+            said = str(error)
+            if not said.startswith("generate="):
+                said = f"generate={shown(options.generate)} fails ({first_line(error)}). Remedy: correct it."
+            raise UserError(f"decoding.{said}") from error
 
 
 def without_memory(config: PreTrainedConfig) -> PreTrainedModel:
