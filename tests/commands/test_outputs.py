@@ -1,0 +1,144 @@
+"""Every command with an output: a folder that holds a model stays as it is, and what is interrupted leaves nothing."""
+
+import re
+import shutil
+import signal
+import tempfile
+
+import pytest
+
+from recnmt_hf.commands.main import COMMANDS, build_parser, main
+
+
+WORDS = "--train one.en one.de --validation one.en one.de --test one.en one.de"
+# Arguments that name an output, by command, with a command line that gives OUTPUT as such.
+OUTPUTS = {
+    ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT",
+    ("sweep", "output"): "recipe.yaml training.max_steps=1 --seeds 1 --output OUTPUT",
+    ("sweep", "plot"): "recipe.yaml training.max_steps=1 --seeds 1 --output NEW --plot OUTPUT",
+    ("translate", "output"): "model -i one.en --output OUTPUT",
+    ("evaluate", "json"): "one.de -r one.de --json OUTPUT",
+    ("align", "output"): "model -s one.en -t one.de --output OUTPUT",
+    ("align", "plot"): "model --text A B --plot OUTPUT",
+    ("average", "output"): "run --output OUTPUT",
+    ("tokenizer", "output"): "one.en --output OUTPUT",
+    ("attention", "output"): "biarn A --output OUTPUT",
+    ("global", "output"): "gret A --output OUTPUT",
+    ("positions", "output"): "rpe A --output OUTPUT",
+    ("tree", "output"): "onlstm A --output OUTPUT",
+    ("probe", "cache"): "model probing --tasks tree_depth --cache OUTPUT",
+    ("probe", "output"): "model probing --tasks tree_depth --output OUTPUT",
+    ("probe", "json"): "model probing --tasks tree_depth --json OUTPUT",
+    ("probe-words", "output"): "model --train one.en one.de --validation one.en one.de --test one.en one.de -o OUTPUT",
+    (
+        "probe-words",
+        "json",
+    ): "model --train one.en one.de --validation one.en one.de --test one.en one.de --json OUTPUT",
+    ("logic", "output"): "logic.yaml training.epochs=1 --output OUTPUT",
+    ("logic", "plot"): "logic.yaml training.epochs=1 --output NEW --plot OUTPUT",
+    ("plot", "output"): "run --output OUTPUT",
+    ("publish", "output"): "model me/it --dry-run --output OUTPUT",
+    ("export", "output"): "model OUTPUT --format ctranslate2",
+    ("import-marian", "output"): "MARIAN OUTPUT",
+    ("export-marian", "output"): "model OUTPUT",
+    ("corpus", "output"): "OUTPUT --train 3 --validation 1 --test 1 --test-deep 1",
+    ("logic-corpus", "output"): "OUTPUT --pairs 5",
+}
+# Arguments whose help speaks of writing, but which name no output: the folder of the model that a command is about, and
+# others.
+NO_OUTPUTS = {
+    *(("test", "model"), ("card", "model"), ("publish", "dry_run"), ("tokenizer", "byte_fallback")),
+    ("logic-corpus", "pairs"),
+}
+
+
+def arguments():
+    """Each command's arguments."""
+    for command in COMMANDS:
+        choices = [action.choices for action in build_parser(command)._actions if action.dest == "command"]
+        for action in choices[0][command]._actions:
+            yield command, action
+
+
+def test_the_table_has_every_output():
+    """Names and helps tell which arguments are outputs: a new one has to join the table."""
+    found = {
+        (command, action.dest)
+        for command, action in arguments()
+        if action.dest in ("output", "json", "plot", "cache")
+        or re.search(r"\b(writes?|written|keeps?|kept|gets?|a new folder)\b", action.help or "")
+    }
+    assert found == OUTPUTS.keys() | NO_OUTPUTS
+
+
+def contents(folder):
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("command, name", OUTPUTS, ids=[" ".join(each) for each in OUTPUTS])
+def test_a_model_folder_stays_as_it_is(world, tmp_path, monkeypatch, capfd, command, name):
+    monkeypatch.chdir(world)
+    output = shutil.copytree(world / "model", tmp_path / "output")
+    before = contents(output)
+    words = {"OUTPUT": str(output), "NEW": str(tmp_path / "new"), "MARIAN": str(tmp_path / "marian")}
+    if command == "import-marian":
+        assert main(["export-marian", "model", words["MARIAN"]]) == 0
+    try:
+        code = main([command, *(words.get(word, word) for word in OUTPUTS[command, name].split())])
+    except SystemExit as stop:
+        code = stop.code
+    said = capfd.readouterr().err
+    assert code == 2 and "Traceback" not in said and str(output) in said, said
+    assert contents(output) == before
+    assert not (tmp_path / "new").exists()
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def default_handlers():
+    """Those of a program in the foreground: a suite that runs in the background has inherited ignored ones."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield handlers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    "number, code, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+@pytest.mark.parametrize(
+    "words, patched",
+    [
+        ("publish model me/it", "hub.publishing.write_card"),
+        ("publish model me/it --dry-run -o OUT", "hub.publishing.write_card"),
+        ("export model OUT --format onnx", "hub.onnx_graphs.graphs_of"),
+        ("average run -o OUT", "training.checkpoints.save_file"),
+        ("tokenizer one.en -o OUT", "data.tokenization.train_tokenizer"),
+        ("corpus OUT", "data.generated.generate_corpus"),
+        ("translate model -i one.en -o OUT/a.txt", "commands.translate.load_translator"),
+    ],
+)
+def test_signals_leave_nothing_behind(
+    world, tmp_path, monkeypatch, capfd, default_handlers, words, patched, number, code, word
+):
+    monkeypatch.chdir(world)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = []
+
+    def stop(*arguments, **options):
+        before.extend(tmp_path.rglob(".recnmt-*"))
+        signal.raise_signal(number)
+        signal.raise_signal(number)  # passed on by a launcher
+        pytest.fail("went on")
+
+    monkeypatch.setattr(f"recnmt_hf.{patched}", stop)
+    assert main([each.replace("OUT", str(tmp_path / "out")) for each in words.split()]) == code
+    assert capfd.readouterr().err.strip().endswith(f"recnmt {words.split()[0]}: {word}.")
+    assert before and [path.name for path in tmp_path.rglob("*")] == ["temporary"]
+    assert {each: signal.getsignal(each) for each in default_handlers} == default_handlers
