@@ -88,6 +88,13 @@ def cards_of_one_process(stranger, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def other_python(tmp_path_factory):
+    """As `stranger`, in a process that can import recnmt_hf."""
+    with other_process("other", tmp_path_factory.mktemp("other")) as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
 def real_data():
     """The folder of real corpora; tests that use it skip where it is absent."""
     folder = Path(os.environ.get("RECNMT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

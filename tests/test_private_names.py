@@ -113,6 +113,7 @@ DOCUMENTED = {
 UNDOCUMENTED = {
     "datasets.arrow_writer": "writes corpora that do not fit into memory",
     "transformers.activations": "the table of activation functions by the names that configurations use",
+    "transformers.dynamic_module_utils": "the code of a family is saved with a subclass that has none of its own",
     "transformers.modeling_layers": "the layer class that gradient checkpointing finds",
     "transformers.models.whisper.tokenization_whisper": "the English names of languages by their codes, for cards",
     "transformers.processing_utils": "Unpack, with which transformers types keyword arguments",

@@ -19,6 +19,16 @@ FROM_OTHERS: Any = None  # the default of a field that follows from others
 MOST_LAYERS, LARGEST_SIZE, LARGEST_TABLE = 1000, 2**24, 2**30
 
 
+def registered_class(kind: type) -> Any:
+    """The nearest class, itself or a base, on which `register_for_auto_class` was called; `None`: there is none."""
+    return next((base for base in kind.__mro__ if vars(base).get("_auto_class")), None)
+
+
+def without_code(kind: type[T]) -> type[T]:
+    """The class as it would be if `register_for_auto_class` had been called on none of its base classes."""
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "_auto_class": None})
+
+
 class Seq2SeqConfig(PreTrainedConfig):
     r"""
     Fields of every encoder-decoder model, with the defaults of the base Transformer (Vaswani et al., 2017).
@@ -116,11 +126,13 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """
-        As in transformers; the code that travels with the folder is that of the nearest class registered for
-        `AutoConfig`: a user's subclass stands in a file that the Hub need not have.
+        As in transformers. The code of the class is saved too, if `register_for_auto_class` was called on it; that of
+        its base class, if both have one `model_type`.
         """
         given = type(self)
-        self.__class__ = next((c for c in given.__mro__ if vars(c).get("_auto_class")), given)
+        coded = registered_class(given) or given
+        # Values are saved where they differ from the defaults of the class that loads them.
+        self.__class__ = without_code(given) if coded.model_type != given.model_type else coded
         try:
             super().save_pretrained(*args, **kwargs)
         finally:

@@ -40,10 +40,15 @@ def usage(name: str, is_joint: bool, sentence: str) -> str:
 
 
 def plain_card(config: Any, name: str) -> str:
-    """The card of a model of which no more is known than its configuration."""
+    """
+    The card of a model of which no more is known than its configuration. A model whose code is not saved with it is
+    loaded where its classes are registered.
+    """
     kind = getattr(config, "model_type", "")
     architecture = next(iter(getattr(config, "architectures", None) or []), kind)
     code = usage(name, bool(getattr(config, "share_encoder_decoder_embeddings", True)), "...")
+    if not getattr(config, "auto_map", None):
+        code = f"# First import the module that registers {kind}: its code is not part of this folder.\n{code}"
     return f"""---
 library_name: transformers
 pipeline_tag: translation
@@ -52,8 +57,8 @@ tags: [translation, recnmt_hf, {kind}]
 
 # {architecture}
 
-An encoder-decoder of [recnmt_hf](https://github.com/recnmt-hf/recnmt_hf), which says what a `{kind}` is. On what it was
-trained, and how well it translates, nobody has said yet.
+An encoder-decoder of the type `{kind}`, made with [recnmt_hf](https://github.com/recnmt-hf/recnmt_hf). Its training
+data and the quality of its translations are not documented yet.
 
 ```python
 {code}

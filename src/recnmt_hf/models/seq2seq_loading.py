@@ -1,5 +1,6 @@
 """How a model's parameters come to their values, and leave again: initialisation, ties, warm start, saving."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
-from .configuration_seq2seq import Seq2SeqConfig
+from .configuration_seq2seq import Seq2SeqConfig, registered_class, without_code
 from .initialization import Initialization, is_loaded
 from .seq2seq_card import write_plain_card
 from .user_errors import UserError
@@ -95,26 +97,49 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         self, save_directory: str | Path, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """
-        As in transformers; every saved folder also names all Auto classes that can load it as remote code, and has a
-        card.
+        As in transformers; every saved folder also has a card.
+
+        The code of the class is saved too, and named for the Auto classes that load it as remote code, if
+        `register_for_auto_class` was called on it. For another subclass of a model with the same `model_type` it is
+        the code of that model.
         """
-        # Code and names are those of the nearest class that was registered for the Auto classes: FSDP gives a model a
-        # class of its own, and a user's subclass stands in a file that the Hub need not have.
-        wrapped = type(self)
-        own = next((c for c in wrapped.__mro__ if vars(c).get("_auto_class")), None)
-        if own is not None:
-            if own.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
-                self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **own.auto_map()}  # type: ignore[attr-defined]
-            self.__class__ = own
-        given = self._keys_to_ignore_on_save
-        self._keys_to_ignore_on_save = self.still_tied() or None
+        given, ignored = type(self), self._keys_to_ignore_on_save
+        own = next(base for base in given.__mro__ if not base.__module__.startswith("torch."))  # not that of FSDP
+        coded = registered_class(own)
+        if coded is not own and coded is not None and coded.config_class.model_type != self.config.model_type:
+            coded = None
+        self.name_code(coded)
+        folder = Path(save_directory)
         try:
+            self.__class__ = own if coded is own else without_code(own)
+            self._keys_to_ignore_on_save = self.still_tied() or None
+            if coded is not None and coded is not own and is_main_process and not folder.is_file():
+                folder.mkdir(parents=True, exist_ok=True)
+                custom_object_save(coded, folder)
             super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-            folder = Path(save_directory)
             if is_main_process and folder.is_dir() and not (folder / "adapter_config.json").exists():
                 write_plain_card(self.config, folder)
         finally:
-            self.__class__, self._keys_to_ignore_on_save = wrapped, given
+            self.__class__, self._keys_to_ignore_on_save = given, ignored
+
+    def name_code(self, coded: type[Any] | None) -> None:
+        """
+        Names `coded` and the class beside it in the configuration's `auto_map`, in place of the base classes that a
+        loaded configuration names.
+        """
+        bases = (*type(self).__mro__, *type(self.config).__mro__)
+        modules = {base.__module__.rpartition(".")[2] for base in bases}
+        named = getattr(self.config, "auto_map", None) or {}
+        kept = {
+            auto_class: name
+            for auto_class, name in named.items()
+            if not (isinstance(name, str) and name.rpartition("--")[2].partition(".")[0] in modules)
+        }
+        if coded is not None and coded.__module__ != "__main__":
+            there = vars(sys.modules[coded.__module__])
+            kept |= {auto: name for auto, name in coded.auto_map().items() if name.partition(".")[2] in there}
+        if kept or named:
+            self.config.auto_map = kept
 
     def _upload_modified_files(  # type: ignore[override]  # as above
         self, working_dir: str | Path, repo_id: str, *args: Any, **kwargs: Any

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from accelerate.utils import DynamoBackend
 from torch.utils.checkpoint import checkpoint
-from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, get_scheduler
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
@@ -27,8 +27,8 @@ from ..data.text import open_text
 from ..data.tokenization import train_tokenizer
 from ..evaluation.translator import DecodingOptions, Translator
 from ..models import fast_paths
-from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.user_errors import MissingFileError, UserError
+from .model_types import config_class_of
 from .recipe import Recipe, check_choice, check_corpus, each_corpus
 from .trainer import TranslationTrainer, TranslationTrainingArguments
 
@@ -151,10 +151,10 @@ def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
         **vocabulary: Fields that the tokenizers decide, unless `model.fields` does.
 
     Raises:
-        UserError: There is no such preset or field, or a value is not allowed.
+        UserError: There is no such model, preset or field, or a value is not allowed.
     """
     section = recipe.model
-    config_class = cast("type[Seq2SeqConfig]", CONFIG_MAPPING[section.type])
+    config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
     for name in section.fields:
         if name not in known:
@@ -229,8 +229,9 @@ def check_decoding(recipe: Recipe) -> None:
     if not recipe.tokenizer.joint:
         size = max(size, recipe.tokenizer.target_vocab_size or 0)
     tokenizer = train_tokenizer(["abcdef"], recipe.tokenizer.target_kind or recipe.tokenizer.kind, 50)
-    config_class = cast("type[Seq2SeqConfig]", CONFIG_MAPPING[recipe.model.type])
-    config = config_class.from_preset("tiny", vocab_size=max(size, len(tokenizer)))
+    config_class = config_class_of(recipe.model.type)
+    preset = "tiny" if "tiny" in config_class.presets else recipe.model.preset
+    config = config_class.from_preset(preset, vocab_size=max(size, len(tokenizer)))
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForSeq2SeqLM.from_config(config)
         short = replace(options, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)

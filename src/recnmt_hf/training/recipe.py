@@ -19,6 +19,7 @@ from ..data.tokenization import TOKENIZER_TYPES
 from ..evaluation.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .metrics import TEXT_METRICS, VALIDATION_METRICS, higher_is_better, without_prefix
+from .model_types import EXAMPLE, check_model_type
 from .recipe_yaml import dump_yaml, load_yaml, read_text
 from .trainer import TranslationTrainingArguments, training_options
 
@@ -37,7 +38,11 @@ _SYMBOLS = Range(least=5, most=MOST_SYMBOLS)  # one beside the special tokens
 class ModelSection:
     """Which model."""
 
-    type: str = option("nmt_transformer", "its `model_type`", choices=MODEL_TYPES)
+    type: str = option(
+        "nmt_transformer",
+        f"its `model_type`: {', '.join(MODEL_TYPES)}, or another that is registered with `AutoConfig`; or the path of "
+        f"a class to import: `{EXAMPLE}`",
+    )
     preset: str = option("small", "its size")
     fields: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "configuration fields in place of the preset's"}
@@ -252,6 +257,7 @@ class Recipe:
         Raises:
             UserError: A value has the wrong type or range, or contradicts another.
         """
+        check_model_type(self.model.type)
         for name in SECTIONS:
             check_section(getattr(self, name), name)
         check_strings(self.model.fields, "model.fields")

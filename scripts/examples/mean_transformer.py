@@ -1,0 +1,58 @@
+"""
+A variant that lives outside of recnmt_hf: a Transformer that adds the mean of a sentence to each of its encoder states.
+
+Its own fields and weights are saved and loaded like those of every model; `register_for_auto_class` has its code saved
+with it.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+
+from recnmt_hf import NMTTransformerConfig, NMTTransformerPreTrainedModel
+from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder
+from recnmt_hf.models.recurrent_layers import masked_mean
+from recnmt_hf.models.seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from recnmt_hf.models.seq2seq_outputs import Seq2SeqEncoderOutput
+
+
+class MeanTransformerConfig(NMTTransformerConfig):
+    model_type = "mean_transformer"
+
+    mean_bias: bool = True
+
+
+class MeanTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
+    config: MeanTransformerConfig
+
+
+class MeanTransformerEncoder(MeanTransformerPreTrainedModel, NMTTransformerEncoder):
+    def __init__(self, config: MeanTransformerConfig):
+        super().__init__(config)
+        self.mean_proj = nn.Linear(config.d_model, config.d_model, bias=config.mean_bias)
+        self.post_init()
+
+    def finish(
+        self, states: list[torch.Tensor], embeddings: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
+    ) -> Seq2SeqEncoderOutput:
+        outputs = super().finish(states, embeddings, attention_mask, **kwargs)
+        mean = masked_mean(outputs.last_hidden_state, attention_mask)
+        outputs.last_hidden_state = outputs.last_hidden_state + self.mean_proj(mean)[:, None]
+        return outputs
+
+
+class MeanTransformerModel(MeanTransformerPreTrainedModel, Seq2SeqModelBase):
+    encoder_class, decoder_class = MeanTransformerEncoder, NMTTransformerDecoder
+
+
+class MeanTransformerForConditionalGeneration(
+    MeanTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
+    model_class = MeanTransformerModel
+
+
+MeanTransformerConfig.register_for_auto_class()
+MeanTransformerModel.register_for_auto_class("AutoModel")
+MeanTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

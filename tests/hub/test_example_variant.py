@@ -1,0 +1,170 @@
+"""The variant outside of the package, `scripts/examples/mean_transformer.py`: from its class to the Hub."""
+
+import importlib
+import json
+import sys
+
+import pytest
+import torch
+from loopback_hub import loopback_hub
+from other_processes import other_process
+from transformers import AutoModelForSeq2SeqLM
+
+from recnmt_hf.evaluation import Translator
+from recnmt_hf.models.user_errors import UserError
+from recnmt_hf.training.checks import build_config
+from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import train
+
+
+NAME = "mean_transformer:MeanTransformerForConditionalGeneration"
+FIELDS = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+PLAN = {
+    "model": {"type": NAME, "preset": "tiny", "fields": {**FIELDS, "mean_bias": False}},
+    "data": {"train": [{"generated": "train", "size": 60}], "validation": [{"generated": "validation", "size": 6}]},
+    "tokenizer": {"kind": "word", "vocab_size": 300},
+    "training": {"use_cpu": True, "max_steps": 1, "max_tokens": 400, "bleu_samples": 2, "disable_tqdm": True},
+    "average": {"count": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def examples(repository):
+    """The folder of examples, on the path."""
+    folder = str(repository / "scripts/examples")
+    sys.path.insert(0, folder)
+    yield folder
+    sys.path.remove(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(examples, tmp_path_factory):
+    """The model of a short run."""
+    return train(Recipe(**PLAN), tmp_path_factory.mktemp("mean") / "run")
+
+
+def test_a_recipe_trains_the_class_that_it_names(folder):
+    saved = json.loads((folder / "config.json").read_text())
+    assert (saved["model_type"], saved["mean_bias"]) == ("mean_transformer", False)
+    assert saved["architectures"] == ["MeanTransformerForConditionalGeneration"]
+    assert saved["auto_map"] == {
+        "AutoConfig": "mean_transformer.MeanTransformerConfig",
+        "AutoModel": "mean_transformer.MeanTransformerModel",
+        "AutoModelForSeq2SeqLM": "mean_transformer.MeanTransformerForConditionalGeneration",
+    }
+    assert (folder / "mean_transformer.py").is_file() and f"type: {NAME}" in (folder.parent / "recipe.yaml").read_text()
+    own = importlib.import_module("mean_transformer").MeanTransformerForConditionalGeneration
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is own
+    assert type(Translator.from_pretrained(folder).model) is own
+    # Once it is registered, its model_type names it too.
+    assert type(build_config(Recipe(model={"type": "mean_transformer"}))) is own.config_class
+    assert type(build_config(Recipe(model={"type": NAME.replace(":", ".")}))) is own.config_class
+
+
+def test_it_changes_what_the_encoder_returns(folder):
+    """By the mean of the real words, so that padding changes nothing."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).double()
+    source = torch.tensor([[5, 6, 7]])
+    expected = model.get_encoder()(source).last_hidden_state
+    padded = model.get_encoder()(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]])).last_hidden_state
+    torch.testing.assert_close(padded[:, :3], expected, atol=1e-10, rtol=0)
+    with torch.no_grad():
+        model.get_encoder().mean_proj.weight.zero_()
+    assert not torch.allclose(model.get_encoder()(source).last_hidden_state, expected)
+
+
+CODE = """
+    import torch
+    from transformers import AutoModel, AutoModelForSeq2SeqLM
+    model = AutoModelForSeq2SeqLM.from_pretrained({name!r}, trust_remote_code=True)
+    base = AutoModel.from_pretrained({name!r}, trust_remote_code=True)
+    tokens = model.generate(torch.tensor([[5, 6, 7, 2]]), max_new_tokens=5)
+    found = [type(model).__name__, type(base).__name__, tokens.tolist()]
+"""
+
+
+ONLINE = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_fake", "HF_HUB_OFFLINE": "0"}
+
+
+@pytest.mark.slow
+def test_it_goes_to_the_hub_and_loads_from_there(folder, examples, tmp_path):
+    """Where recnmt_hf is installed and the user's file is absent; unasked, no code of it runs."""
+    ids = torch.tensor([[5, 6, 7, 2]])
+    tokens = AutoModelForSeq2SeqLM.from_pretrained(folder).generate(ids, max_new_tokens=5).tolist()
+    expected = ["MeanTransformerForConditionalGeneration", "MeanTransformerModel", tokens]
+    (tmp_path / "home").mkdir()
+    with (
+        loopback_hub() as (hub, address),
+        other_process("other", tmp_path / "home", HF_ENDPOINT=address, **ONLINE) as run,
+    ):
+        assert run(CODE.format(name=str(folder)), tmp_path) == expected
+        publish = f"""
+            import sys
+            sys.path.insert(0, {examples!r})
+            from mean_transformer import MeanTransformerForConditionalGeneration
+            MeanTransformerForConditionalGeneration.from_pretrained({str(folder)!r}).push_to_hub("tester/mean")
+            sys.path.remove({examples!r})
+            del sys.modules["mean_transformer"]
+            found = True
+        """
+        assert run(publish, tmp_path)
+        repository = hub.repositories["tester/mean"]
+        assert "mean_transformer.py" in repository.commits[repository.at("main")]
+        assert run(CODE.format(name="tester/mean"), tmp_path) == expected
+
+
+def test_a_command_runs_its_code_only_when_asked(folder, tmp_path, other_python):
+    (tmp_path / "input.txt").write_text("the dog sleeps .\n")
+    words = ["translate", str(folder), "--input", "input.txt", "--output", "output.txt", "--device", "cpu"]
+    code = """
+        import contextlib, io
+        from recnmt_hf.commands.main import main
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            found = [main({words!r}), said.getvalue()]
+    """
+    status, said = other_python(code.format(words=words), tmp_path)
+    assert status == 2 and "brings Python code of its own, which was not run" in said
+    status, said = other_python(code.format(words=[*words, "--trust-remote-code"]), tmp_path)
+    assert status == 0, said
+    assert len((tmp_path / "output.txt").read_text().splitlines()) == 1
+
+
+PLAIN = """
+from recnmt_hf import NMTTransformerForConditionalGeneration
+
+
+class Own(NMTTransformerForConditionalGeneration):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            "no_module:Own",
+            r"the module no_module cannot be imported \(No module named 'no_module'\). Remedy: .*PYTHONPATH",
+        ),
+        ("bad_models.nothing:Own", r"the module bad_models.nothing cannot be imported"),
+        ("bad_models:Onw", r"bad_models has no Onw. Remedy: write Own"),
+        ("torch.nn:Linear", r"Linear is not a generating model class. Remedy: name a subclass"),
+        ("bad_models.Own", r"NMTTransformerConfig has model_type='nmt_transformer', which belongs to another class"),
+        ("marian", r"model.type='marian' is not allowed; it must be one of .*, another model_type .* or the path of a"),
+    ],
+)
+def test_what_names_no_model(name, message, tmp_path, monkeypatch):
+    (tmp_path / "bad_models.py").write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=f"model.type={name}: {message}" if name != "marian" else message):
+        build_config(Recipe(model={"type": name}))
+    sys.modules.pop("bad_models", None)
+
+
+def test_a_recipe_is_read_without_an_import(tmp_path, monkeypatch):
+    (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = Recipe(model={"type": "explosive:Model"})
+    recipe.check()
+    with pytest.raises(SystemExit, match="imported"):
+        build_config(recipe)
