@@ -19,6 +19,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from compiled_graphs import count_training, graphs_of_marian, needs_compiler
 from packaging import version
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, CompileConfig
@@ -900,30 +901,42 @@ class ModelContract:
         assert model.model(**model.model.dummy_inputs).last_hidden_state.isfinite().all()
 
     @pytest.mark.slow
-    def test_compiled_forward_equals_eager(self, variant):
-        if version.parse(torch.__version__) < version.parse("2.8"):
-            pytest.skip("torch 2.6 and 2.7 cannot follow transformers' own wrappers, not MarianMT's either")
-        model = self.model({"decoder_layers": 1, **variant}, torch.float32)  # a second one has the same graph
+    @needs_compiler
+    def test_compiled_graphs_serve_all_lengths(self, variant):
+        """Forward and backward passes over twelve lengths: as many graphs as MarianMT, no breaks, eager's gradients."""
+        config = self.config(**{"decoder_layers": 1, **variant})
+        for name in ("dropout", "attention_dropout", "activation_dropout", "readout_dropout"):
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
+        torch.manual_seed(5)
+        model = scatter_parameters(self.model_class(config).double(), std=0.1).train()
+        graphs, breaks = count_training(model)
+        assert breaks == 0 and graphs <= graphs_of_marian(count_training)
+
+    @pytest.mark.slow
+    @needs_compiler
+    def test_compiled_by_transformations_of_the_graph(self):
+        """Whether kernels can be made of a graph, backward passes included; and of a step with a static cache."""
+        model = self.model({"decoder_layers": 1, **self.variants["default"]}, torch.float32)
         batch = ragged_batch()
         expected = model(**batch).logits
         torch._dynamo.reset()  # what other models compiled counts against the limit of recompilations
-        is_default = variant == next(iter(self.variants.values()))
-        # Whether kernels can be made of a graph, backward passes included, is asked of one variant: it takes longest.
-        backend = "aot_eager" if is_default else "eager"
-        compiled = torch.compile(model, backend=backend, fullgraph=model._can_compile_fullgraph)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=model._can_compile_fullgraph)
         torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-5, rtol=1e-5)
-        if is_default:
-            options = CompileConfig(backend="eager", fullgraph=model._can_compile_fullgraph, dynamic=False)
-            options._compile_all_devices = True  # generation compiles steps with a static cache, on accelerators alone
-            static = {"cache_implementation": "static", "compile_config": options, "max_new_tokens": 4}
-            source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-            assert model.generate(**source, **static).equal(model.generate(**source, max_new_tokens=4))
+        options = CompileConfig(backend="eager", fullgraph=model._can_compile_fullgraph, dynamic=False)
+        options._compile_all_devices = True  # generation compiles steps with a static cache, on accelerators alone
+        static = {"cache_implementation": "static", "compile_config": options, "max_new_tokens": 4}
+        source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        assert model.generate(**source, **static).equal(model.generate(**source, max_new_tokens=4))
 
     @pytest.mark.slow
+    @pytest.mark.skipif(
+        not hasattr(torch.compiler, "is_exporting"), reason="this torch unrolls recurrences in exported graphs"
+    )
     def test_an_exported_graph_is_free_of_batch_and_lengths(self, variant):
         """Other numbers and lengths of sentences than those it was made with give the same logits."""
         model = self.model({"decoder_layers": 1, **variant})
-        free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+        rows, source, target = (torch.export.Dim(name, min=2) for name in ("batch_size", "length", "target_length"))
 
         def inputs(*lengths, words=5):
             batch = ragged_batch(lengths, [words] * (len(lengths) - 1) + [words - 1])
@@ -932,17 +945,14 @@ class ModelContract:
             target["decoder_attention_mask"] = (labels != -100).long()
             return {**batch, **target, "use_cache": False}
 
-        names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-        shapes = {**dict.fromkeys(names, free), "use_cache": None}
+        shapes = {name: {0: rows, 1: source} for name in ("input_ids", "attention_mask")}
+        shapes |= {name: {0: rows, 1: target} for name in ("decoder_input_ids", "decoder_attention_mask")}
+        shapes["use_cache"] = None
         torch.compiler.reset()  # lengths that other tests' graphs were made for would count as fixed
+        # Both ways of the exporter, in turn.
+        strict = list(self.variants.values()).index(variant) % 2 == 0
         with torch.no_grad():
-            try:
-                program = torch.export.export(model, (), inputs(7, 4, 1), dynamic_shapes=shapes, strict=False).module()
-            except Exception as error:
-                is_old = version.parse(torch.__version__) < version.parse("2.7")
-                if is_old and "inferred to be a constant" in str(error):
-                    pytest.skip("torch 2.6 does not say that it exports, so recurrences unroll to a fixed length")
-                raise
+            program = torch.export.export(model, (), inputs(7, 4, 1), dynamic_shapes=shapes, strict=strict).module()
             for lengths, words in (((7, 4, 1), 5), ((12, 3), 9), ((2, 3, 1, 3, 2), 2)):
                 given = inputs(*lengths, words=words)
                 torch.testing.assert_close(program(**given).logits, model(**given).logits, atol=1e-9, rtol=0)

@@ -422,25 +422,27 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> BiARNTransformerEncoderOutput:
-        outputs: Any = super().finish(states, embeddings, attention_mask)
+        last = super().finish(states, embeddings, attention_mask).last_hidden_state
         words = None
         if self.multi_column is not None or self.config.recurrence_source == "embeddings":
             positions = self.config.recurrence_position_embeddings
             words = self.embed_input(embeddings, attention_mask, add_positions=positions)
         if self.multi_column is not None:
-            outputs.last_hidden_state = self.multi_column(words, outputs.last_hidden_state, attention_mask)
+            last = self.multi_column(words, last, attention_mask)
         if self.recurrence_encoder is None:
-            return outputs
-        source = words if self.config.recurrence_source == "embeddings" else outputs.last_hidden_state
+            return self.output_class(last_hidden_state=last)
+        source = words if self.config.recurrence_source == "embeddings" else last
         wanted = bool(kwargs.get("output_attentions", self.config.output_attentions))
         recurrent, attentions, mask = self.recurrence_encoder(source, attention_mask, wanted)
-        outputs.recurrence_hidden_state = recurrent[-1]
-        outputs.recurrence_attention_mask = mask
-        if kwargs.get("output_hidden_states", self.config.output_hidden_states):
-            outputs.recurrence_hidden_states = recurrent
-        if attentions[0] is not None:
-            outputs.recurrence_attentions = attentions
-        return outputs
+        shows_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        # Strict export loses what is set on an object that was made before a loop of the graph.
+        return self.output_class(
+            last_hidden_state=last,
+            recurrence_hidden_state=recurrent[-1],
+            recurrence_attention_mask=mask,
+            recurrence_hidden_states=recurrent if shows_states else None,
+            recurrence_attentions=None if attentions[0] is None else attentions,
+        )
 
 
 class FusionGate(nn.Module):

@@ -297,11 +297,11 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
             return outputs
         # Of a pre-norm Transformer the top layer's states are the normed ones, which the decoder attends too.
         of_layers = [*states[1:-1], outputs.last_hidden_state]
-        outputs.global_hidden_state, evidence = self.global_encoder(of_layers, attention_mask)
-        if kwargs.get("output_attentions", self.config.output_attentions):
-            for name, value in evidence.items():
-                setattr(outputs, name, value)
-        return outputs
+        vector, evidence = self.global_encoder(of_layers, attention_mask)
+        if not kwargs.get("output_attentions", self.config.output_attentions):
+            evidence = {}
+        # Strict export loses what is set on an object that was made before a loop of the graph.
+        return self.output_class(last_hidden_state=outputs.last_hidden_state, global_hidden_state=vector, **evidence)
 
 
 class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .graph_operators import is_exporting
 from .initialization import Initialization
 from .user_errors import UserError
 
@@ -100,15 +101,19 @@ def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, positi
     """Rows of `table`; raises `ValueError` when a sequence is longer than the table."""
     if position_ids is not None:
         return nn.functional.embedding(position_ids, table)
-    if isinstance(offset, torch.Tensor):  # static caches keep their length on the device
+    # Static caches keep their length on the device; an exported graph is free of it.
+    if isinstance(offset, torch.Tensor) or is_exporting():
         return nn.functional.embedding(torch.arange(length, device=table.device) + offset, table)
     check_length(offset + length, table.shape[0])
     return table[offset : offset + length]
 
 
 def check_length(length: int, limit: int) -> None:
-    """Raises `ValueError` when `length` tokens do not fit a table of `limit` positions."""
-    if length > limit:
+    """
+    Raises `ValueError` when `length` tokens do not fit a table of `limit` positions. An exported graph does not ask,
+    which would bound its lengths: looking up a position beyond the table fails there.
+    """
+    if not is_exporting() and length > limit:
         raise UserError(
             f"A sequence of {length} tokens does not fit the position table of {limit} rows. Remedy: shorten or split "
             f"the input, or build the model with max_position_embeddings >= {length}."

@@ -1,0 +1,210 @@
+"""
+`torch.compile` beside MarianMT: as many graphs for twelve lengths, none of them broken, and the numbers of eager mode.
+The contract of every model asks the same of all variants in training.
+"""
+
+import importlib.util
+import shutil
+import sys
+
+import pytest
+import torch
+import torch._dynamo.testing
+from compiled_graphs import (
+    GraphCounter,
+    batches,
+    count_generation,
+    count_training,
+    gradients_of,
+    graphs_of_marian,
+    needs_compiler,
+)
+from model_contract import TINY, scatter_parameters
+
+import recnmt_hf
+from recnmt_hf.models import graph_operators
+from recnmt_hf.models.modeling_biarn_transformer import AttentiveRecurrence
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer
+from recnmt_hf.models.modeling_rpe_transformer import ProjectedRecurrentLayer
+from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer
+from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
+
+
+pytestmark = needs_compiler
+
+SMALL_RNMT = {"relation_conv_channels": [6], "relation_hidden_size": 8, "readout_dropout": 0.0, "init_uniform": None}
+FAMILIES = {
+    "NMTTransformer": {},
+    "BiARNTransformer": {"recurrence_steps": None},
+    "RPETransformer": {},
+    "ONLSTMTransformer": {"encoder_layers": 2, "encoder_shortcut": True},
+    "GRET": {"num_capsules": 4},
+    "RNMT": SMALL_RNMT,
+}
+
+
+def build(family, **fields):
+    torch.manual_seed(5)
+    without_dropout = {"dropout": 0.0} | ({} if family == "RNMT" else {"attention_dropout": 0.0})
+    small = {**TINY, "encoder_layers": 1, "decoder_layers": 1, **without_dropout, **FAMILIES[family], **fields}
+    config = getattr(recnmt_hf, f"{family}Config")(**small)
+    return getattr(recnmt_hf, f"{family}ForConditionalGeneration")(config).double()
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_with_dynamic_shapes(family):
+    """Without a mask; and with the loss that the package's own training takes, which makes no logits."""
+    expected = graphs_of_marian(count_training, False, dynamic=True)
+    model = build(family).train()
+    graphs, breaks = count_training(model, False, dynamic=True, inputs={"return_logits": False, "smoothing": 0.1})
+    assert breaks == 0 and graphs <= expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("static", "dynamic"), [(False, True), (True, None)], ids=["growing cache, dynamic shapes", "static cache"]
+)
+def test_generation(static, dynamic, family):
+    expected = graphs_of_marian(count_generation, static, dynamic=dynamic)
+    graphs, breaks = count_generation(scatter_parameters(build(family)).eval(), static, dynamic=dynamic)
+    assert breaks == 0 and graphs <= expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("static", "dynamic"), [(False, None), (True, True)], ids=["growing cache", "static cache, dynamic shapes"]
+)
+def test_generation_in_other_modes(static, dynamic):
+    expected = graphs_of_marian(count_generation, static, dynamic=dynamic)
+    graphs, breaks = count_generation(scatter_parameters(build("RPETransformer")).eval(), static, dynamic=dynamic)
+    assert breaks == 0 and graphs <= expected
+
+
+def test_a_compiled_model_generates_as_it_is():
+    """As with MarianMT, `generate` of what `torch.compile(model)` returns calls the model itself."""
+    model, counter = build("RPETransformer").eval(), GraphCounter.start()
+    compiled = torch.compile(model, backend=counter)
+    source = next(batches())["input_ids"]
+    assert torch.equal(compiled.generate(source, max_new_tokens=4), model.generate(source, max_new_tokens=4))
+    assert counter.counts() == (0, 0)
+
+
+@pytest.mark.slow
+def test_kernels_of_the_default_backend():
+    """Three lengths in training by kernels that torch makes of the graph."""
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("there is no C++ compiler")
+    model = build("RNMT", relation_layers=0, encoder_rnn_layout="concat").float().train()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for batch in batches(lengths=[(7, 5), (9, 4), (4, 8)]):
+        found, expected = (gradients_of(model, run, **batch) for run in (compiled, model))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+# -- recurrences -------------------------------------------------------------------------------------------------------
+
+
+def attentive_recurrence():
+    config = recnmt_hf.BiARNTransformerConfig(**{**TINY, "d_model": 8, "recurrence_steps": None})
+    config._attn_implementation = "sdpa"
+    return AttentiveRecurrence(config)
+
+
+RECURRENCES = {
+    "rnn": lambda: RecurrentLayer("rnn", 8, 6),
+    "gru": lambda: MaskedRNN("gru", 8, 6, bidirectional=True),
+    "lstm": lambda: RecurrentLayer("lstm", 8, 6),
+    "sru": lambda: SimpleRecurrentUnit(8, 6),
+    "projected lstm": lambda: ProjectedRecurrentLayer("lstm", 8, 6),
+    "on-lstm": lambda: ONLSTM(2, 8, 6, bidirectional=True),
+    "plain on-lstm": lambda: ONLSTMLayer(2, 8, 6),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_one_graph_for_any_number_of_steps(name, autocast):
+    """States and all gradients, also behind the graph transformations that kernels are made from."""
+    torch.manual_seed(3)
+    layer = scatter_parameters(RECURRENCES[name]().to(torch.float32 if autocast else torch.float64))
+    dtype = next(layer.parameters()).dtype
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    for rows, length in ((3, 5), (3, 7), (4, 2)):
+        found = []
+        for run in (compiled, layer):
+            torch.manual_seed(length)
+            inputs = torch.randn(rows, length, 8, dtype=dtype, requires_grad=True)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                states = run(inputs)
+            states = states[0] if isinstance(states, tuple) else states
+            layer.zero_grad()
+            (states.to(dtype) * torch.randn(states.shape, dtype=dtype)).sum().backward()
+            found.append([states.detach().to(dtype), inputs.grad, *(each.grad for each in layer.parameters())])
+        tolerance = {"atol": 0.1, "rtol": 0.1} if autocast else {"atol": 1e-12, "rtol": 1e-9}
+        torch.testing.assert_close(*found, **tolerance)
+    assert counter.frame_count == 1
+
+
+def test_all_that_an_lstm_carries():
+    layer = RecurrentLayer("lstm", 3, 4).double()
+    counter = GraphCounter.start()
+    compiled = torch.compile(lambda *given: layer(*given, with_all=True), backend=counter, fullgraph=True, dynamic=True)
+    for length in (4, 6):
+        inputs, start = torch.randn(2, length, 3).double(), torch.randn(2, 4).double()
+        torch.testing.assert_close(compiled(inputs, start), layer(inputs, start, with_all=True), atol=1e-12, rtol=0)
+    assert counter.graphs == 1
+
+
+def test_dropout_of_an_attentive_recurrence_with_a_step_for_each_word():
+    """It is drawn outside of the steps, which the backward pass takes again."""
+    layer = scatter_parameters(attentive_recurrence()).double().train()
+    for direction in layer.directions:
+        direction.attn.dropout = 0.5
+    counter = GraphCounter.start()
+    compiled = torch.compile(lambda inputs: layer(inputs, None)[0], backend=counter, fullgraph=True, dynamic=True)
+    for length in (4, 6):
+        inputs = torch.randn(2, length, 8).double().requires_grad_()
+        states = compiled(inputs)
+        (gradient,) = torch.autograd.grad(states.sum(), inputs)
+        torch.manual_seed(1)
+        direction = torch.randn_like(inputs)
+        outcomes = []
+        for sign in (1, -1):
+            torch.manual_seed(2)
+            outcomes.append(compiled(inputs + sign * 1e-6 * direction).sum())
+        torch.manual_seed(2)
+        (gradient,) = torch.autograd.grad(compiled(inputs).sum(), inputs)
+        expected = (outcomes[0] - outcomes[1]) / 2e-6
+        torch.testing.assert_close((gradient * direction).sum(), expected, atol=1e-6, rtol=1e-5)
+        assert not torch.allclose(states, compiled(inputs))
+    assert counter.graphs == 1
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_copy_of_the_code_has_operators_of_its_own(monkeypatch):
+    """Code from the Hub is a copy under another name, and may be loaded again under the same one."""
+    spaces = []
+    for name in ("copy_of_graph_operators",) * 2:
+        spec = importlib.util.spec_from_file_location(name, graph_operators.__file__)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+
+        @module.graph_operator(lambda given, *, factor: [(given.shape, given.dtype)])
+        def scaled(given: torch.Tensor, *, factor: float) -> list[torch.Tensor]:
+            return [given * factor]
+
+        compiled = torch.compile(lambda given: scaled(given, factor=3.0)[0], backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        spaces.append(module.libraries[0].ns)
+    assert spaces == ["copy_of_graph_operators", "copy_of_graph_operators_1"]
