@@ -97,10 +97,8 @@ def count_generation(model, static=False, **settings):
 
 def marian():
     """MarianMT of the size of the contract's models, without dropout."""
-    sizes = {
-        f"{side}_{name}": count for side in ("encoder", "decoder") for name, count in (("layers", 1), ("ffn_dim", 48))
-    }
-    heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+    sizes = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
     config = MarianConfig(
         vocab_size=VOCABULARY,
         d_model=32,

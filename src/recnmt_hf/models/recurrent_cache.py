@@ -53,7 +53,8 @@ class RecurrentStates:
         self.steps_seen += next(iter(new_states.values())).shape[1]
 
     def keep(self, name: str, state: torch.Tensor) -> None:
-        self.states[name] = state
+        # A view would hold the states of all steps, and compiled graphs would differ by where it begins.
+        self.states[name] = state.clone(memory_format=torch.contiguous_format)
 
     def activate_past_recording(self) -> None:
         if not self.recording:
