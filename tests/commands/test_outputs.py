@@ -20,7 +20,7 @@ OUTPUTS = {
     ("evaluate", "json"): "one.de -r one.de --json OUTPUT",
     ("align", "output"): "model -s one.en -t one.de --output OUTPUT",
     ("align", "plot"): "model --text A B --plot OUTPUT",
-    ("average", "output"): "run --output OUTPUT",
+    ("average", "output"): "run --count 3 --output OUTPUT",
     ("tokenizer", "output"): "one.en --output OUTPUT",
     ("attention", "output"): "biarn A --output OUTPUT",
     ("global", "output"): "gret A --output OUTPUT",
@@ -48,6 +48,7 @@ OUTPUTS = {
 # others.
 NO_OUTPUTS = {
     *(("test", "model"), ("card", "model"), ("publish", "dry_run"), ("tokenizer", "byte_fallback")),
+    *(("translate", "buffer"), ("test", "buffer")),
     ("logic-corpus", "pairs"),
 }
 
@@ -114,10 +115,10 @@ def default_handlers():
 @pytest.mark.parametrize(
     "words, patched",
     [
-        ("publish model me/it", "hub.publishing.write_card"),
-        ("publish model me/it --dry-run -o OUT", "hub.publishing.write_card"),
+        ("publish model me/it", "hub.publishing.card_of_copy"),
+        ("publish model me/it --dry-run -o OUT", "hub.publishing.card_of_copy"),
         ("export model OUT --format onnx", "hub.onnx_graphs.graphs_of"),
-        ("average run -o OUT", "training.checkpoints.save_file"),
+        ("average run --count 3 -o OUT", "training.checkpoints.save_file"),
         ("tokenizer one.en -o OUT", "data.tokenization.train_tokenizer"),
         ("corpus OUT", "data.generated.generate_corpus"),
         ("translate model -i one.en -o OUT/a.txt", "commands.translate.load_translator"),

@@ -96,7 +96,16 @@ NOT_RUN = {
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.without_values"),
 }
 METHODS_NOT_RUN = {
-    *("check_lengths", "check_text", "encode_source", "encode_target", "encoded_sentences", "end_ids", "is_empty"),
+    *(
+        "check_lengths",
+        "check_text",
+        "encode_source",
+        "encode_target",
+        "encoded_sentences",
+        "end_ids",
+        "inspected_model",
+    ),
+    "is_empty",
     *("limits", "longest_source", "longest_target", "pad", "pad_id", "parts_within", "positions", "prefix_ids"),
     *("prepare", "says_nothing", "seeded", "shift", "split_source", "splits_sentences", "strip"),
     *("takes_whole_texts", "target_ids", "within_limit", "without_control"),

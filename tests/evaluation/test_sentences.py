@@ -211,7 +211,7 @@ def test_scores_and_test_sets_take_lines_as_they_are(translator, sentences, tmp_
         translator, "_generate", lambda sources, *rest: seen.extend(sources) or generate(sources, *rest)
     )
     pairs = [SentencePair(text, "Ja.")]
-    score, found, _ = score_test_set(translator, tmp_path, "set", pairs, "de", DecodingOptions(**OPTIONS), {})
+    score, found, _ = score_test_set(translator, "set", pairs, "de", DecodingOptions(**OPTIONS), {})
     assert seen == [whole]
     assert "split_sentences" not in score.decoding and found == [
         translator(text, split_sentences="never", **OPTIONS)[0].text

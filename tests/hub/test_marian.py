@@ -11,7 +11,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 import recnmt_hf
 import recnmt_hf.models.seq2seq_loading
 from recnmt_hf.commands.main import main
-from recnmt_hf.hub.card import HERE
 from recnmt_hf.hub.publishing import prepare_repository
 
 
@@ -246,7 +245,7 @@ def test_imported_folder_translates_as_the_original(imported, corpus):
 
 def test_an_imported_model_is_published(imported, corpus, tmp_path):
     """SentencePiece files and all, also where each side has a tokenizer of its own."""
-    folder = prepare_repository(imported[2], tmp_path / "out", "tester/opus", sentence="The dog sleeps.", run=HERE)
+    folder = prepare_repository(imported[2], tmp_path / "out", "tester/opus", sentence="The dog sleeps.")
     texts = [pair.en for pair in corpus["test"][:3]]
     options = {"max_new_tokens": 6}
     found, own = (recnmt_hf.Translator.from_pretrained(place)(texts, **options) for place in (folder, imported[2]))

@@ -742,7 +742,7 @@ def test_wrong_evidence_is_refused_or_gives_a_card(tiny_folder, tmp_path, monkey
     from recnmt_hf.analysis import curves
     from recnmt_hf.hub import card, publishing
 
-    monkeypatch.setattr(card, "run_usage", lambda code, run: "said")
+    monkeypatch.setattr(card, "run_isolated", lambda code: "said")
     monkeypatch.setattr(curves, "lines_of_curves", lambda panels, axis, output: None)
     config = AutoConfig.from_pretrained(tiny_folder)
     monkeypatch.setattr(card.AutoConfig, "from_pretrained", lambda *_, **__: config)
@@ -752,8 +752,8 @@ def test_wrong_evidence_is_refused_or_gives_a_card(tiny_folder, tmp_path, monkey
         for value in WRONG:
             (tmp_path / "evidence.json").write_text(json.dumps(changed(FULL, place, value)))
             try:
-                card.card_of(tmp_path, "user/name")
                 evidence = Evidence.load(tmp_path)
+                card.card_of_copy(tmp_path, evidence, "user/name")
                 model = SimpleNamespace(generation_config=GenerationConfig())
                 publishing.set_generation(model, evidence)
                 model.generation_config.validate(strict=True)

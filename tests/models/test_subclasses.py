@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from model_contract import TINY
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, cache_utils
 
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
@@ -163,6 +163,9 @@ def test_relative_imports_travel_where_the_package_is_absent(tmp_path, stranger,
     )
     (package / "modeling_own.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
+    # The layers of a cache that the copied file registers.
+    for name in ("DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
+        monkeypatch.setattr(cache_utils, name, dict(getattr(cache_utils, name)))
     own = importlib.import_module("own_package.modeling_own")
     own.OwnConfig.register_for_auto_class()
     own.OwnForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
