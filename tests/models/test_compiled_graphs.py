@@ -46,7 +46,7 @@ FAMILIES = {
 
 def build(family, **fields):
     torch.manual_seed(5)
-    without_dropout = {name: 0.0 for name in DROPOUTS[: 1 if family == "RNMT" else 3]}
+    without_dropout = dict.fromkeys(DROPOUTS[: 1 if family == "RNMT" else 3], 0.0)
     small = {**TINY, "encoder_layers": 1, "decoder_layers": 1, **without_dropout, **FAMILIES[family], **fields}
     config = getattr(recnmt_hf, f"{family}Config")(**small)
     return getattr(recnmt_hf, f"{family}ForConditionalGeneration")(config).double()
@@ -189,13 +189,20 @@ def test_dropout_of_an_attentive_recurrence_with_a_step_for_each_word():
     assert counter.graphs == 1
 
 
+def test_recurrences_of_compiled_graphs_are_not_differentiated_twice():
+    layer, inputs = RecurrentLayer("gru", 8, 6), torch.randn(2, 3, 8, requires_grad=True)
+    compiled = torch.compile(layer, backend=GraphCounter.start(), fullgraph=True)
+    with pytest.raises(ValueError, match=r"twice through layer_states.*RECNMT_FAST_PATHS=0"):
+        torch.autograd.grad(compiled(inputs).sum(), inputs, create_graph=True)
+
+
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
 def test_another_copy_of_the_code_has_operators_of_its_own(monkeypatch):
     """Code from the Hub is a copy under another name, and may be loaded again under the same one."""
     spaces = []
-    for name in ("copy_of_graph_operators",) * 2:
+    for name in ("recnmt_hf.models.copy_of_operators",) * 2:
         spec = importlib.util.spec_from_file_location(name, graph_operators.__file__)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
@@ -208,4 +215,4 @@ def test_another_copy_of_the_code_has_operators_of_its_own(monkeypatch):
         compiled = torch.compile(lambda given: scaled(given, factor=3.0)[0], backend="eager", fullgraph=True)
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
         spaces.append(module.libraries[0].ns)
-    assert spaces == ["copy_of_graph_operators", "copy_of_graph_operators_1"]
+    assert spaces == ["recnmt_hf_models_copy_of_operators", "recnmt_hf_models_copy_of_operators_1"]

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .user_errors import UserError
+
 
 SETTING_TYPES = {str: "str", bool: "bool", int: "int", float: "float"}
 
@@ -117,6 +119,11 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
         ctx.save_for_backward(*given)
 
     def differentiate(ctx: Any, gradients: list[torch.Tensor]) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise UserError(
+                f"A compiled graph cannot be differentiated twice through {function.__name__}. Remedy: run the model "
+                "without torch.compile and with RECNMT_FAST_PATHS=0."
+            )
         wanted = [bool(each) for each in ctx.needs_input_grad[0]]
         found = iter(of_gradients(gradients, wanted, list(ctx.saved_tensors), *ctx.rest))
         return [next(found) if want else None for want in wanted], *(None for _ in ctx.rest)
