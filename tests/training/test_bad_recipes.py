@@ -339,10 +339,6 @@ BEFORE = {
         "got an unexpected keyword argument 'x'. Remedy: correct it, or leave it out.",
     ),
     "backend": ({"training": {"ddp_backend": "psychic"}}, "training.ddp_backend='psychic': "),
-    "temperature": (
-        {"decoding": {"generate": {"do_sample": True, "temperature": -1.0}}},
-        "decoding.generate.temperature=-1.0 is not allowed",
-    ),
     "word beyond the vocabulary": (
         {"decoding": {"generate": {"forced_bos_token_id": 10**6}}},
         "decoding.generate={'forced_bos_token_id': 1000000} cannot be done",
