@@ -39,10 +39,11 @@ def run(args: argparse.Namespace) -> None:
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem
     folder = train(recipe, output, resume=args.resume, overwrite=args.overwrite)
+    # All processes leave the group together: the card takes seconds, and the threads of a group whose other processes have
+    # ended can abort a run that has done all its work.
+    PartialState().destroy_process_group()
     if PartialState().is_main_process:
         try:
             write_card(folder)
         except UserError as error:
             print(f"The model is whole; its card is not: {error}", file=sys.stderr)
-    # Left to the interpreter's end, the threads of a process group can abort a run that has done all its work.
-    PartialState().destroy_process_group()
