@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> None:
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem
     folder = train(recipe, output, resume=args.resume, overwrite=args.overwrite)
-    # All processes leave the group together: the card takes seconds, and the threads of a group whose other processes have
-    # ended can abort a run that has done all its work.
+    # All processes leave the group together. The card takes seconds, and the threads of a group whose other processes
+    # have ended can abort a run that has done all its work.
     PartialState().destroy_process_group()
     if PartialState().is_main_process:
         try:
