@@ -1,6 +1,7 @@
 """Folders that from_pretrained would only report on: the Translator and the pipeline refuse them, and nothing else."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -20,6 +21,7 @@ from recnmt_hf.evaluation.model_checks import (
     stamp_tokenizers,
     without_values,
 )
+from recnmt_hf.models.user_errors import UserError
 
 
 WEIGHT = "model.encoder.layers.0.fc1.weight"
@@ -299,6 +301,18 @@ def test_settings_of_generate_that_contradict_the_model(tiny_folder, tmp_path, n
     if name == "eos_token_id":  # several ends are no contradiction
         (folder / "generation_config.json").write_text(json.dumps({**fields, name: [9, fields[name]]}))
         Translator.from_pretrained(folder, device="cpu")
+
+
+@pytest.mark.parametrize("value", [{}, [], "2", 1.5, True, [{}]], ids=str)
+def test_token_ids_in_the_settings_of_generate_are_numbers(tiny_folder, tmp_path, value):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    fields = json.loads((folder / "generation_config.json").read_text())
+    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        (folder / "generation_config.json").write_text(json.dumps({**fields, name: value}))
+        with pytest.raises(
+            UserError, match=rf"({name}={re.escape(repr(value))} in the model|cannot be loaded).*Remedy"
+        ):
+            Translator.from_pretrained(folder, device="cpu")
 
 
 def test_a_model_without_an_end(tiny_folder):

@@ -38,6 +38,7 @@ from recnmt_hf.hub.publishing import (
 )
 from recnmt_hf.training.checkpoints import faults_of
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
+from recnmt_hf.training.testing import add_score
 
 
 pytestmark = pytest.mark.usefixtures("cards_of_one_process")
@@ -85,7 +86,7 @@ def test_what_a_repository_holds(run_folder, repository_folder):
     found = load_file(repository_folder / "model.safetensors")
     assert own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
     settings = json.loads((repository_folder / "generation_config.json").read_text())
-    assert (settings["num_beams"], settings["length_penalty"], settings["max_new_tokens"]) == (2, 0.7, 255)
+    assert (settings["num_beams"], settings["length_penalty"], settings["max_length"]) == (2, 0.7, 256)
     everything = b"".join(path.read_bytes() for path in repository_folder.rglob("*") if path.is_file())
     assert str(run_folder.parent).encode() not in everything and b"private" not in everything
     translated = (repository_folder / "translations/test.de").read_text().splitlines()
@@ -685,6 +686,21 @@ def test_evidence_is_refused_where_it_is_none(tmp_path, case):
         Evidence.load(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["evidence.json", "translations", "translations/test.de"])
+def test_nothing_is_written_through_links_of_a_model_folder(tmp_path, place):
+    folder, outside = tmp_path / "model", tmp_path / "outside"
+    (folder / place).parent.mkdir(parents=True)
+    if place == "translations":
+        outside.mkdir()
+    else:
+        outside.write_text("{}")
+    (folder / place).symlink_to(outside)
+    score = TestScore("test", {"BLEU": 1.0}, "", 1, "", "", {}, "translations/test.de")
+    with pytest.raises(recnmt_hf.UserError, match=r"is a symbolic link.*Remedy"), Evidence.changing(folder) as evidence:
+        add_score(evidence, folder, score, ["ja"])
+    assert list(outside.iterdir()) == [] if outside.is_dir() else outside.read_text() == "{}"
+
+
 def test_there_may_be_no_evidence(tmp_path):
     empty = Evidence.load(tmp_path / "nowhere")
     assert empty.tests == [] and TestScore.__test__ is False
@@ -748,6 +764,9 @@ def test_wrong_evidence_is_refused_or_gives_a_card(tiny_folder, tmp_path, monkey
     monkeypatch.setattr(card.AutoConfig, "from_pretrained", lambda *_, **__: config)
     (tmp_path / "config.json").write_text("{}")
     outcomes = Counter()
+    (tmp_path / "evidence.json").write_text(json.dumps({**FULL, "hardware": "\ud800"}))
+    with pytest.raises(recnmt_hf.UserError, match=r"holds no evidence of a model.*surrogates"):
+        Evidence.load(tmp_path)
     for place in filter(None, places_in(FULL)):
         for value in WRONG:
             (tmp_path / "evidence.json").write_text(json.dumps(changed(FULL, place, value)))

@@ -339,6 +339,7 @@ BEFORE = {
         "got an unexpected keyword argument 'x'. Remedy: correct it, or leave it out.",
     ),
     "backend": ({"training": {"ddp_backend": "psychic"}}, "training.ddp_backend='psychic': "),
+    "backend for one process": ({"training": {"ddp_backend": "gloo"}}, "training.ddp_backend='gloo': Default process"),
     "word beyond the vocabulary": (
         {"decoding": {"generate": {"forced_bos_token_id": 10**6}}},
         "decoding.generate={'forced_bos_token_id': 1000000} cannot be done",

@@ -185,7 +185,7 @@ def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
     settings of `generate` name other control tokens than those that the model was trained with.
     """
     config, generation = model.config, getattr(model, "generation_config", None)
-    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
         trained, used = (ids_of(settings, name) for settings in (config, generation))
         if trained and used and not trained & used:
             raise UserError(
@@ -207,7 +207,12 @@ def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
 
 
 def ids_of(settings: Any, name: str) -> set[int]:
-    """The token ids that a setting names, be it one, several or none."""
+    """Return the token ids that a setting names: one, several or none. Raises `UserError` for anything else."""
     value = getattr(settings, name, None)
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    return {each for each in values if each is not None}
+    values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if value == [] or any(isinstance(number, bool) or not isinstance(number, int) for number in values):
+        raise UserError(
+            f"{name}={value!r} in the model's settings (config.json, generation_config.json, recnmt_engine.json) is "
+            "not allowed; it must be a token id or a list of them. Remedy: correct it, or export the model again."
+        )
+    return set(values)

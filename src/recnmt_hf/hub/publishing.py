@@ -139,8 +139,8 @@ def prepare_repository(
 
 def set_generation(model: Any, evidence: Evidence) -> None:
     """
-    What `model.generate` does by itself: beams and penalty of the model's tests, and at most as many tokens as it has
-    positions for.
+    Set what `model.generate` does by default: the beams and the length penalty of the model's tests, and a limit of
+    256 tokens where training set none.
     """
     config = model.generation_config
     if evidence.tests:
@@ -148,10 +148,8 @@ def set_generation(model: Any, evidence: Evidence) -> None:
         config.num_beams = decoding.get("beams", config.num_beams)
         if (config.num_beams or 1) > 1:
             config.length_penalty = float(decoding.get("length_penalty", 1.0))
-    if config.max_new_tokens is None:
-        most = config.max_length or 256
-        config.max_new_tokens = max(int(most) - 1, 1)  # one is the start
-    config.max_length = None
+    if config.max_length is None and config.max_new_tokens is None:
+        config.max_length = 256
 
 
 def copy_translations(folder: Path, working: Path, name: str) -> None:

@@ -93,6 +93,13 @@ class TestScore:
         self.dataset, self.baseline = public(self.dataset), public(self.baseline)
 
 
+def refuse_links(*paths: Path) -> None:
+    """Raise `UserError` for a symbolic link: a model's folder from elsewhere must not lead writers out of itself."""
+    for path in paths:
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link, and is not written through. Remedy: copy the folder.")
+
+
 @dataclass
 class Evidence:
     """
@@ -142,6 +149,7 @@ class Evidence:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             check_depth(content)
+            json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
             known = {each.name for each in fields(cls)}
             content = {name: value for name, value in content.items() if name in known}
             tests = [TestScore(**each) for each in content.pop("tests", [])]
@@ -187,8 +195,9 @@ class Evidence:
         they wait.
 
         Raises:
-            UserError: The file holds something else or cannot be written.
+            UserError: The file holds something else, cannot be written, or is a link.
         """
+        refuse_links(Path(folder) / EVIDENCE, Path(folder) / TRANSLATIONS)
         with locked_file(Path(folder) / EVIDENCE):
             evidence = cls.load(folder)
             yield evidence

@@ -57,7 +57,15 @@ class Processes:
             raise UserError(f"training.ddp_timeout={timeout!r} is not allowed; it must be above 0 seconds.")
         end_with_launcher()
         # The Trainer's arguments would pass neither on the CPU, and nothing to a process group that is there already.
-        self.state = PartialState(cpu=use_cpu, timeout=limit, **({"backend": backend} if backend else {}))
+        try:
+            self.state = PartialState(cpu=use_cpu, timeout=limit, **({"backend": backend} if backend else {}))
+        except ValueError as error:  # one process has no group
+            if not backend:
+                raise
+            raise UserError(
+                f"training.ddp_backend={backend!r}: {error} Remedy: leave it out, or start several processes with "
+                "accelerate launch."
+            ) from error
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process
         # gloo waits without spinning, and notices when a waited-for process dies.

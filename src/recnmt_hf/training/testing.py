@@ -14,7 +14,7 @@ from ..evaluation.options import DecodingOptions
 from ..evaluation.significance import compare_systems
 from ..evaluation.translator import Translator
 from ..models.user_errors import MissingFileError, UserError
-from .evidence import TRANSLATIONS, Evidence, TestScore, sum_of_lines
+from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
 from .metrics import TEXT_METRICS, text_scores
 
 
@@ -108,7 +108,11 @@ def add_score(evidence: Evidence, folder: Path, score: TestScore, found: Sequenc
         folder (`Path`): Of the model.
         score ([`TestScore`]): Is added.
         found (sequence of `str`): The translations.
+
+    Raises:
+        UserError: The file of translations is a link or cannot be written.
     """
+    refuse_links(folder / score.translations)
     with open_output(folder / score.translations) as file:
         file.writelines(f"{text}\n" for text in found)
     evidence.add(score)
