@@ -13,8 +13,8 @@ import time
 import torch
 
 from recnmt_hf.data.text import read_lines
-from recnmt_hf.evaluation import translator as translator_module
-from recnmt_hf.evaluation.translator import DecodingOptions, Translator
+from recnmt_hf.inference import translator as translator_module
+from recnmt_hf.inference.translator import DecodingOptions, Translator
 
 
 def main() -> None:

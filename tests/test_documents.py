@@ -120,7 +120,7 @@ def test_docstring_examples(module):
 def test_docstring_example_of_the_penalty():
     import doctest
 
-    import recnmt_hf.evaluation.decoding
+    import recnmt_hf.inference.decoding
 
-    result = doctest.testmod(recnmt_hf.evaluation.decoding)
+    result = doctest.testmod(recnmt_hf.inference.decoding)
     assert result.attempted > 0 and result.failed == 0

@@ -1,4 +1,4 @@
-"""The package: public names, cheap import, registration, arrows between the rooms."""
+"""The package: public names, cheap import, registration, dependencies between packages."""
 
 import ast
 import importlib
@@ -16,16 +16,17 @@ from recnmt_hf._lazy import names_for_type_checkers
 from recnmt_hf._registration import FAMILIES, FURTHER, public_names
 
 
-ROOMS = ["models", "data", "evaluation", "training", "analysis", "hub", "commands"]
-# Which rooms a room may know (the order of the house: models know nobody, data only them, commands know all).
-ARROWS = {
+# The packages that each package may import.
+DEPENDENCIES = {
     "models": set(),
     "data": {"models"},
-    "evaluation": {"models", "data"},
-    "training": {"models", "data", "evaluation"},
-    "analysis": {"models", "data", "evaluation", "training"},
-    "hub": {"models", "data", "evaluation", "training"},
-    "commands": {"models", "data", "evaluation", "training", "analysis", "hub"},
+    "metrics": {"models", "data"},
+    "inference": {"models", "data", "metrics"},
+    "training": {"models", "data", "metrics", "inference"},
+    "analysis": {"models", "data", "metrics", "inference", "training"},
+    "experiments": {"models", "data", "metrics", "inference", "training", "analysis"},
+    "hub": {"models", "data", "metrics", "inference", "training"},
+    "commands": {"models", "data", "metrics", "inference", "training", "analysis", "experiments", "hub"},
 }
 
 
@@ -60,7 +61,7 @@ def test_a_row_of_the_table_names_four_classes():
     assert expected == set(public_names()) and expected <= set(recnmt_hf.__all__)
 
 
-@pytest.mark.parametrize("package", ["recnmt_hf", "recnmt_hf.data", "recnmt_hf.evaluation"])
+@pytest.mark.parametrize("package", ["recnmt_hf", "recnmt_hf.data", "recnmt_hf.inference"])
 def test_packages_state_their_names_once(package):
     """What type checkers see is what can be imported."""
     module = importlib.import_module(package)
@@ -230,21 +231,31 @@ def test_models_are_one_flat_folder(repository):
                 assert root in {"torch", "transformers", "safetensors"} | sys.stdlib_module_names, (path.name, name)
 
 
-def test_arrows_run_one_way(repository):
+def test_dependencies_point_one_way(repository):
     source = repository / "src" / "recnmt_hf"
-    # Below all rooms, and knowing none but the models.
-    ground = {path.stem for path in source.glob("_*.py")} - {"__init__"}
-    for room in ROOMS:
-        for path in (source / room).rglob("*.py"):
+    shared = {path.stem for path in source.glob("_*.py")} - {"__init__"}  # import nothing but models
+    for package, dependencies in DEPENDENCIES.items():
+        for path in (source / package).rglob("*.py"):
             for level, name in imported(path):
                 if level == 2 and name:
-                    allowed = ARROWS[room] | (ground if room != "models" else set())
+                    allowed = dependencies | (shared if package != "models" else set())
                     assert name.split(".")[0] in allowed, (path, name)
-    for name in ground:
-        # What is registered with transformers are models and a pipeline.
-        known = ground | {"models"} | ({"evaluation"} if name == "_registration" else set())
-        for level, imports in imported(source / f"{name}.py"):
-            assert level != 1 or imports.split(".")[0] in known, (name, imports)
+    for module in shared:
+        # The models and a pipeline are registered with transformers.
+        allowed = shared | {"models"} | ({"inference"} if module == "_registration" else set())
+        for level, name in imported(source / f"{module}.py"):
+            assert level != 1 or name.split(".")[0] in allowed, (module, name)
+
+
+def test_old_names_of_evaluation_work_with_a_warning():
+    import recnmt_hf.evaluation
+
+    for package in (recnmt_hf.inference, recnmt_hf.metrics):
+        for name in package.__all__:
+            with pytest.warns(FutureWarning, match=f"is now {package.__name__}.{name}"):
+                assert getattr(recnmt_hf.evaluation, name) is getattr(package, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        recnmt_hf.evaluation.nothing  # noqa: B018
 
 
 def test_nothing_checks_for_model_types_in_shared_files(repository):

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from .data.generated import generate_corpus as generate_corpus
     from .data.tokenization import train_tokenizer as train_tokenizer
     from .data.tokenizer_pair import TokenizerPair as TokenizerPair
-    from .evaluation.alignment import AlignmentErrorRate as AlignmentErrorRate
-    from .evaluation.alignment import align_pairs as align_pairs
-    from .evaluation.decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
-    from .evaluation.ensemble import EnsembleTranslator as EnsembleTranslator
-    from .evaluation.metrics import Bleu as Bleu
-    from .evaluation.metrics import ChrF as ChrF
-    from .evaluation.metrics import Ter as Ter
-    from .evaluation.metrics import TokenizedBleu as TokenizedBleu
-    from .evaluation.options import DecodingOptions as DecodingOptions
-    from .evaluation.pipeline import TranslationPipeline as TranslationPipeline
-    from .evaluation.rouge import Rouge as Rouge
-    from .evaluation.significance import compare_systems as compare_systems
-    from .evaluation.translator import Translator as Translator
     from .hub.card import write_card as write_card
     from .hub.engines import export_ctranslate2 as export_ctranslate2
     from .hub.marian import export_marian as export_marian
@@ -42,6 +29,19 @@ if TYPE_CHECKING:
     from .hub.marian import import_marian as import_marian
     from .hub.marian import to_marian as to_marian
     from .hub.publishing import prepare_repository as prepare_repository
+    from .inference.decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
+    from .inference.ensemble import EnsembleTranslator as EnsembleTranslator
+    from .inference.options import DecodingOptions as DecodingOptions
+    from .inference.pipeline import TranslationPipeline as TranslationPipeline
+    from .inference.translator import Translator as Translator
+    from .inference.word_alignment import align_pairs as align_pairs
+    from .metrics.alignment import AlignmentErrorRate as AlignmentErrorRate
+    from .metrics.bleu import Bleu as Bleu
+    from .metrics.bleu import ChrF as ChrF
+    from .metrics.bleu import Ter as Ter
+    from .metrics.bleu import TokenizedBleu as TokenizedBleu
+    from .metrics.rouge import Rouge as Rouge
+    from .metrics.significance import compare_systems as compare_systems
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
     from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig

@@ -48,7 +48,7 @@ def register() -> None:
     import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-    from .evaluation.pipeline import register_pipeline
+    from .inference.pipeline import register_pipeline
 
     for model_type, (prefix, configuration, modeling) in FAMILIES.items():
         config_class = getattr(importlib.import_module(f".models.{configuration}", __package__), f"{prefix}{CONFIG}")

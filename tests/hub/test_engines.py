@@ -9,7 +9,7 @@ import torch
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
-from recnmt_hf.evaluation.engine import EngineTranslator
+from recnmt_hf.inference.engine import EngineTranslator
 
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the package ctranslate2 is not installed")

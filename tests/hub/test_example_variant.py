@@ -10,7 +10,7 @@ from loopback_hub import loopback_hub
 from other_processes import other_process
 from transformers import AutoModelForSeq2SeqLM
 
-from recnmt_hf.evaluation import Translator
+from recnmt_hf.inference import Translator
 from recnmt_hf.models.user_errors import UserError
 from recnmt_hf.training.checks import build_config
 from recnmt_hf.training.recipe import Recipe

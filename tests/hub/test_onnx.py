@@ -7,7 +7,7 @@ import torch
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
-from recnmt_hf.evaluation.ensemble import EnsembleTranslator
+from recnmt_hf.inference.ensemble import EnsembleTranslator
 
 
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")

@@ -23,7 +23,6 @@ from transformers import AutoConfig, GenerationConfig
 import recnmt_hf
 from recnmt_hf._registration import FAMILIES
 from recnmt_hf.commands.main import main
-from recnmt_hf.evaluation.results import Hypothesis, Translation
 from recnmt_hf.hub import card as card_module
 from recnmt_hf.hub.card import card_of, paper_section, run_isolated, write_card
 from recnmt_hf.hub.publishing import (
@@ -36,6 +35,7 @@ from recnmt_hf.hub.publishing import (
     prepare_repository,
     recipe_of,
 )
+from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.checkpoints import faults_of
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.testing import add_score

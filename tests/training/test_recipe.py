@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from recnmt_hf._values import options_of
-from recnmt_hf.evaluation.options import DecodingOptions
+from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.training.recipe import SAID_ELSEWHERE, SECTIONS, Recipe, RunSection
 from recnmt_hf.training.trainer import training_options
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from recnmt_hf import DecodingOptions, Recipe, TranslationTrainingArguments, Translator, UserError
 from recnmt_hf.commands.main import main
-from recnmt_hf.evaluation import rouge_scores
+from recnmt_hf.metrics import rouge_scores
 
 
 SMALL = [

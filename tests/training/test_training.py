@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import recnmt_hf
 from recnmt_hf.data.corpora import prepare_dataset
-from recnmt_hf.evaluation import Translator
+from recnmt_hf.inference import Translator
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train

@@ -1,1 +1,1 @@
-"""What trained models do inside, what their states hold, comparisons of runs, and plots."""
+"""Inspecting trained models: attention, gates, recurrences and global states, learning curves, and plots."""

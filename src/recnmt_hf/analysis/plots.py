@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..data.files import open_output
-from ..evaluation.alignment import GoldAlignment, WordAlignment
+from ..inference.word_alignment import WordAlignment
+from ..metrics.alignment import GoldAlignment
 from ..models.user_errors import UserError
 
 
@@ -369,9 +370,9 @@ def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignme
     A sentence pair's attention as a heat map, with gold links marked: squares are sure, circles possible.
 
     Args:
-        alignment ([`~recnmt_hf.evaluation.WordAlignment`]): Words and weights.
+        alignment ([`~recnmt_hf.inference.WordAlignment`]): Words and weights.
         path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
-        gold ([`~recnmt_hf.evaluation.GoldAlignment`], *optional*): Links made by hand.
+        gold ([`~recnmt_hf.metrics.GoldAlignment`], *optional*): Links made by hand.
 
     Raises:
         ValueError: As in [`heat_maps`].

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import encode_plain, is_blank
 from .._values import check_value
-from ..evaluation.eval_mode import eval_mode
+from ..inference.eval_mode import eval_mode
 from ..models.user_errors import UserError
 from .token_names import token_names
 

@@ -12,8 +12,8 @@ import torch
 
 from .._plain_text import is_blank
 from .._values import check_value
-from ..evaluation.eval_mode import eval_mode
-from ..evaluation.translator import Translator
+from ..inference.eval_mode import eval_mode
+from ..inference.translator import Translator
 from ..models.user_errors import UserError
 from .token_names import token_names
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from ..evaluation.options import DecodingOptions
+from ..inference.options import DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, check_text, chunks, load_translator, progress, stream, whole
 
 
 if TYPE_CHECKING:
-    from ..evaluation.alignment import GoldAlignment, Links, WordAlignment
+    from ..inference.word_alignment import WordAlignment
+    from ..metrics.alignment import GoldAlignment, Links
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +62,8 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output, refuse_inputs
     from ..data.text import SentencePair, read_lines, read_parallel
-    from ..evaluation.alignment import align_pairs, alignment_error_rate, format_links, parse_links
+    from ..inference.word_alignment import align_pairs
+    from ..metrics.alignment import alignment_error_rate, format_links, parse_links
 
     def read_links(path: str) -> list[GoldAlignment]:
         return [parse_links(line, f"{path}, line {i}", args.one_based) for i, line in enumerate(read_lines(path), 1)]

@@ -18,7 +18,7 @@ from ..models.user_errors import UserError
 
 
 if TYPE_CHECKING:
-    from ..evaluation.translator import Translator
+    from ..inference.translator import Translator
 
 
 T = TypeVar("T")
@@ -200,8 +200,8 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_translator(args: argparse.Namespace) -> Translator:
     """The model, or several as an ensemble, on the device and in the data type that the arguments name."""
-    from ..evaluation.ensemble import EnsembleTranslator
-    from ..evaluation.translator import Translator
+    from ..inference.ensemble import EnsembleTranslator
+    from ..inference.translator import Translator
 
     settings = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
     models = [args.model] if isinstance(args.model, str) else args.model

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
     import transformers
 
-    from ..evaluation.loading import resolve_device
+    from ..inference.loading import resolve_device
     from ..models import fast_paths
     from ..training.run import keep_freed_memory
     from .other_version import build_other_model

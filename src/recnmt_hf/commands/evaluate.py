@@ -55,8 +55,8 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
     from ..data.text import read_lines
-    from ..evaluation import metrics
-    from ..evaluation.significance import METHODS, compare_systems
+    from ..metrics import bleu as metrics
+    from ..metrics.significance import METHODS, compare_systems
 
     metrics.check_tokenizer(args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
@@ -97,8 +97,8 @@ def measure(
     args: argparse.Namespace, source: list[str] | None, hypotheses: list[str], references: list[list[str]]
 ) -> tuple[list[Any], list[Any]]:
     """The scores of a system, and those of its bins by source length where there are sources."""
-    from ..evaluation import metrics
-    from ..evaluation.rouge import rouge_scores, units_of
+    from ..metrics import bleu as metrics
+    from ..metrics.rouge import rouge_scores, units_of
 
     if args.rouge:
         scores, units = rouge_scores(hypotheses, references, args.rouge), units_of(args.rouge)

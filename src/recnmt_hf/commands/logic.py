@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from ..analysis.logic_recipe import LogicRecipe
-    from ..analysis.logical_inference import plot_logic, table_of, train_logic
     from ..analysis.plots import check_picture
+    from ..experiments.logic_recipe import LogicRecipe
+    from ..experiments.logical_inference import plot_logic, table_of, train_logic
 
     if args.plot is not None:
         check_picture(args.plot)

@@ -12,7 +12,7 @@ from .arguments import add_device_arguments, add_options, load_translator, numbe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..analysis.probing_options import TASKS, ClassifierOptions
+    from ..experiments.probing_options import TASKS, ClassifierOptions
 
     usual = ClassifierOptions()
     parser.add_argument("model", help="folder of a trained model, or a model id of the Hub")
@@ -46,9 +46,9 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from contextlib import nullcontext
 
-    from ..analysis.probing import probe, read_task, table_of
-    from ..analysis.probing_options import ClassifierOptions
     from ..data.files import open_output
+    from ..experiments.probing import probe, read_task, table_of
+    from ..experiments.probing_options import ClassifierOptions
 
     names = ("classifier", "epochs", "every", "patience", "batch_size", "learning_rate", "seed", "hidden", "dropout")
     options = ClassifierOptions(**{name: getattr(args, name) for name in (*names, "l2")})

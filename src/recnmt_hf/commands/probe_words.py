@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict, fields
 
-from ..analysis.probe_options import ProbeOptions
+from ..experiments.probe_options import ProbeOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, load_translator, named_twice, whole
 
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> None:
     from contextlib import nullcontext
     from itertools import islice
 
-    from ..analysis.bag_of_words import probe_words, scaled_tops, target_embeddings, to_tsv
     from ..data.files import open_output
     from ..data.text import read_parallel
+    from ..experiments.bag_of_words import probe_words, scaled_tops, target_embeddings, to_tsv
 
     inputs = [path for name in SETS for path in getattr(args, name)]
     options = ProbeOptions(**{each.name: getattr(args, each.name) for each in fields(ProbeOptions)})

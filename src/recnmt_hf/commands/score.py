@@ -9,14 +9,14 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.options import DecodingOptions
+from ..inference.options import DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, check_text, chunks, load_translator, progress
 from .translate import FLAGS, SCORING
 
 
 if TYPE_CHECKING:
-    from ..evaluation.results import SentenceScore
+    from ..inference.results import SentenceScore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

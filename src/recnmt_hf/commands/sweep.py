@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ..analysis.plots import check_picture
-    from ..analysis.sweep import cells_of, grouped, main_score, plot_sweep, read_axis, read_rows, sweep, table_of
+    from ..experiments.sweep import cells_of, grouped, main_score, plot_sweep, read_axis, read_rows, sweep, table_of
 
     if args.plot is not None:
         check_picture(args.plot)

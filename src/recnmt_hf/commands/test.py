@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._values import LANGUAGE
-from ..evaluation.options import OF_TEXTS, DecodingOptions
+from ..inference.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, load_translator, named_twice, read_settings, told_twice
 from .translate import DECODING, FLAGS
@@ -16,7 +16,7 @@ from .translate import DECODING, FLAGS
 
 if TYPE_CHECKING:
     from ..data.text import SentencePair
-    from ..evaluation.translator import Translator
+    from ..inference.translator import Translator
     from ..training.evidence import Evidence
 
 # A best translation has no use for these.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from itertools import chain, islice
 
-from ..evaluation.options import DecodingOptions
+from ..inference.options import DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import add_device_arguments, add_options, load_translator, progress, read_settings, stream
 

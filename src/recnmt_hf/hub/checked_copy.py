@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..data.tokenizer_pair import TokenizerPair
-from ..evaluation.loading import load_model
-from ..evaluation.model_checks import check_weights
+from ..inference.loading import load_model
+from ..inference.model_checks import check_weights
 from ..models.user_errors import MissingFileError, UserError
 from ..training.output_folder import FINAL
 

@@ -12,9 +12,9 @@ import torch
 
 from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
-from ..evaluation.engine import ENGINE_SETTINGS, load_engine_package
-from ..evaluation.loading import load_model
-from ..evaluation.model_checks import check_weights
+from ..inference.engine import ENGINE_SETTINGS, load_engine_package
+from ..inference.loading import load_model
+from ..inference.model_checks import check_weights
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.user_errors import UserError
 from ..training.evidence import Evidence

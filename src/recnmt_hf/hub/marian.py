@@ -12,8 +12,8 @@ from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
 from ..data.tokenization import without_origin
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
-from ..evaluation.loading import load_model, no_model, quiet_loading, without_reports
-from ..evaluation.model_checks import check_loading
+from ..inference.loading import load_model, no_model, quiet_loading, without_reports
+from ..inference.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..models.user_errors import UserError

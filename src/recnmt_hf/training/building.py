@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from ..data.tokenizer_pair import TokenizerPair
-from ..evaluation.translator import DecodingOptions
+from ..inference.translator import DecodingOptions
 from ..models.user_errors import UserError
 from .checks import build_config
 from .recipe import Recipe

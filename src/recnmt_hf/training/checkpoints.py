@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from .._loading_errors import without_remedy
 from .._registration import MODEL_TYPES
 from .._values import check_value
-from ..evaluation.origin import EVIDENCE
+from ..inference.origin import EVIDENCE
 from ..models.seq2seq_card import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better

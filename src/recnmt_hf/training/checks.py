@@ -25,7 +25,7 @@ from ..data.corpora import Corpus
 from ..data.files import PREFIX
 from ..data.text import open_text
 from ..data.tokenization import train_tokenizer
-from ..evaluation.translator import DecodingOptions, Translator
+from ..inference.translator import DecodingOptions, Translator
 from ..models import fast_paths
 from ..models.user_errors import MissingFileError, UserError
 from .model_types import config_class_of

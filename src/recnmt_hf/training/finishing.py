@@ -15,9 +15,9 @@ from datasets import Dataset
 from .._plain_text import is_blank
 from ..data.corpora import load_pairs
 from ..data.files import open_output
-from ..evaluation.loading import load_model
-from ..evaluation.options import OF_TEXTS, DecodingOptions
-from ..evaluation.translator import Translator
+from ..inference.loading import load_model
+from ..inference.options import OF_TEXTS, DecodingOptions
+from ..inference.translator import Translator
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
 from .evidence import Evidence, evidence_of_run, hardware
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder

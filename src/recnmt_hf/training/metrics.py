@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..evaluation.metrics import MetricScore, sacrebleu_score
-from ..evaluation.rouge import ROUGE_TYPES, rouge_scores
+from ..metrics.bleu import MetricScore, sacrebleu_score
+from ..metrics.rouge import ROUGE_TYPES, rouge_scores
 from ..models.user_errors import UserError
 
 

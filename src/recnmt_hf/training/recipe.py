@@ -16,7 +16,7 @@ from .._values import LANGUAGE, Range, check_value, documented, is_plain, option
 from ..data.corpora import ON_LONG, Corpus
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
-from ..evaluation.options import OF_TEXTS, DecodingOptions
+from ..inference.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .metrics import TEXT_METRICS, VALIDATION_METRICS, higher_is_better, without_prefix
 from .model_types import EXAMPLE, check_model_type
@@ -196,7 +196,7 @@ class Recipe:
     Args:
         model, data, tokenizer, average: The sections above, as objects or mappings.
         training (`dict`): Fields of [`TranslationTrainingArguments`], and of [`RunSection`] beside them.
-        decoding (`dict`): Fields of [`~recnmt_hf.evaluation.DecodingOptions`]: how the finished model is tested.
+        decoding (`dict`): Fields of [`~recnmt_hf.inference.DecodingOptions`]: how the finished model is tested.
         test (`dict`): Names of test sets and their corpora.
 
     Raises:

@@ -10,9 +10,9 @@ from typing import Any
 from ..data.corpora import Corpus
 from ..data.files import open_output
 from ..data.text import SentencePair, read_lines
-from ..evaluation.options import DecodingOptions
-from ..evaluation.significance import compare_systems
-from ..evaluation.translator import Translator
+from ..inference.options import DecodingOptions
+from ..inference.translator import Translator
+from ..metrics.significance import compare_systems
 from ..models.user_errors import MissingFileError, UserError
 from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
 from .metrics import TEXT_METRICS, text_scores

@@ -34,9 +34,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from .._values import Option, Range, option, options_of
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_pair import TokenizerPair
-from ..evaluation.metrics import MetricScore
-from ..evaluation.rouge import ROUGE_UNITS
-from ..evaluation.translator import DecodingOptions, Translator
+from ..inference.translator import DecodingOptions, Translator
+from ..metrics.bleu import MetricScore
+from ..metrics.rouge import ROUGE_UNITS
 from ..models.seq2seq_loading import read_safetensors
 from ..models.user_errors import UserError
 from .checkpoints import checkpoints_in, discard, mark_complete, rotate, steps_of
@@ -258,7 +258,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             rate, the place in the data and the random numbers, and neither weights nor optimizer. Since the optimizer
             starts fresh, the learning rate rises to its schedule again: over as many steps as the warm-up has, at most
             `2 / (1 - adam_beta2)` (Ma and Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
-        validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.evaluation.DecodingOptions`], but for the
+        validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`], but for the
             beams: how the text that BLEU or ROUGE measures is generated. By default at most 20 tokens more than the
             source has, which is split where it is too long.
         **kwargs: As for `Seq2SeqTrainer`.

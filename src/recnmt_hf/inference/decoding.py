@@ -1,0 +1,113 @@
+"""What translation adds to `generate`: Vaswani's length penalty, and limits and prefixes sentence by sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+from .._values import MOST_LENGTH_PENALTY, Range, check_value, shown
+from ..models.user_errors import UserError
+
+
+LENGTH_PENALTY_TYPES = ("vaswani", "hf")
+ALPHA = Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)
+
+
+class VaswaniLengthPenalty(float):
+    """
+    The length penalty `((5 + length) / 6) ** alpha` (Wu et al., 2016, Eq. 14; Vaswani et al., 2017, section 6.1) as a
+    value for the generation argument `length_penalty`.
+
+    transformers divides a hypothesis' log-probability by `length ** length_penalty`. This number answers the power
+    operator with the formula above; everywhere else it is the plain float alpha.
+
+    Example:
+
+    ```python
+    >>> from recnmt_hf.inference import VaswaniLengthPenalty
+    >>> 7 ** VaswaniLengthPenalty(1.0)
+    2.0
+
+    ```
+    """
+
+    def __rpow__(self, length: float, modulo: None = None) -> float:
+        return ((5.0 + length) / 6.0) ** float(self)
+
+
+def length_penalty(kind: str, alpha: float) -> float:
+    """
+    The value of `length_penalty` for `generate`.
+
+    Args:
+        kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
+        alpha (`float`): 0 switches it off.
+
+    Raises:
+        ValueError: There is no such kind, or alpha is no number from -100 to 100.
+    """
+    if kind not in LENGTH_PENALTY_TYPES:
+        raise UserError(
+            f"length_penalty_type: there is no length penalty {shown(kind)}. Remedy: choose one of "
+            f"{', '.join(LENGTH_PENALTY_TYPES)}."
+        )
+    check_value("length_penalty", alpha, float, ALPHA, 0.6)
+    return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)
+
+
+class MaxLengthPerSentence(StoppingCriteria):
+    """
+    Stops each hypothesis at its own sentence's limit, so that a translation does not depend on its batch.
+
+    Args:
+        limits (`torch.LongTensor` of shape `(num_sentences,)`): Most new tokens, end token included.
+        prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
+    """
+
+    def __init__(self, limits: torch.Tensor, prompt_length: int = 1):
+        self.limits = limits
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
+        rows = input_ids.shape[0] // self.limits.shape[0]
+        reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
+        return cast("torch.BoolTensor", reached.repeat_interleave(rows))
+
+    def keep_sentences(self, sentences: torch.Tensor) -> None:
+        """The other sentences have left the batch."""
+        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
+
+
+class PrefixPerSentence(LogitsProcessor):
+    """
+    Has every hypothesis begin with the given prefix of its sentence. Scores of these tokens are the model's own.
+
+    Args:
+        prefixes (sequence of sequences of `int`): Token ids for each sentence; empty ones force nothing.
+        prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
+    """
+
+    # Of tokens that another rule forbids: below any other, and finite, since something must be left to choose.
+    LEAST = -1e4
+
+    def __init__(self, prefixes: Sequence[Sequence[int]], prompt_length: int = 1):
+        self.prompt_length = prompt_length
+        width = max(map(len, prefixes))
+        self.prefixes = torch.tensor([list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes])
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        step = input_ids.shape[1] - self.prompt_length
+        if step >= self.prefixes.shape[1]:
+            return scores
+        rows = scores.shape[0] // self.prefixes.shape[0]
+        forced = self.prefixes[:, step].to(scores.device).repeat_interleave(rows)[:, None]
+        tokens = forced.clamp(min=0)
+        kept = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
+        return cast("torch.FloatTensor", torch.where(forced < 0, scores, kept))
+
+    def keep_sentences(self, sentences: torch.Tensor) -> None:
+        """The other sentences have left the batch."""
+        self.prefixes = self.prefixes.index_select(0, sentences.to(self.prefixes.device))

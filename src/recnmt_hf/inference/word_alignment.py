@@ -1,0 +1,120 @@
+"""Reading word alignments off the attention of a model that is forced to produce a given translation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from .._plain_text import control_ids, encode_plain, is_blank
+from ..metrics.alignment import format_links
+from ..models.user_errors import UserError
+from .attention_links import choose_attention, links_of_matrix, word_matrix
+from .forced_decoding import ForcedDecoder, batches_by_tokens
+
+
+@dataclass
+class WordAlignment:
+    """
+    What a model attends in a sentence pair.
+
+    Attributes:
+        source, target (`list[str]`): Words, apart by spaces in the text.
+        links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
+            where that is the source's end token, or where the tokenizer leaves nothing of the word.
+        weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
+            and, in the last column, to the source's end token.
+    """
+
+    source: list[str]
+    target: list[str]
+    links: list[tuple[int, int]]
+    weights: np.ndarray
+
+    def to_pharaoh(self) -> str:
+        """The links in Pharaoh format, source first."""
+        return format_links(self.links)
+
+
+def words_of_tokens(
+    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False
+) -> tuple[list[int], list[int | None]]:
+    """
+    A sentence's token ids, and for each token the word (apart by spaces, from 0) that it is a part of; `None` for
+    special tokens.
+
+    Raises:
+        ValueError: The tokenizer does not report where its tokens stand in the text.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{type(tokenizer).__name__} does not tell where its tokens stand in the text, so that sub-words cannot be "
+            "mapped to words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
+        )
+    encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
+    starts = [found.start() for found in re.finditer(r"\S+", text)]
+    controls = control_ids(tokenizer)
+    words: list[int | None] = []
+    for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if id in controls:
+            words.append(None)
+            continue
+        # A token may begin with the space before its word, or be that space alone.
+        part = text[start:end]
+        first = start + len(part) - len(part.lstrip())
+        if not part.strip():
+            first = next((place for place in starts if place >= start), first)
+        words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
+    return encoded["input_ids"], words
+
+
+def align_pairs(
+    translator: ForcedDecoder,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    layer: int | str | None = None,
+    head: int | None = None,
+    max_tokens: int = 4096,
+) -> Iterator[WordAlignment]:
+    """
+    Aligns sentences with their translations: the model is made to say the translation, and each word of that is linked
+    to the source word that it attends most.
+
+    Args:
+        translator ([`Translator`]): Model and tokenizers.
+        sources, targets (sequence of `str`): Text whose words are apart by spaces.
+        layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
+        max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
+
+    Raises:
+        ValueError: There are not as many sources as targets, a sentence is empty, or the model gives no attention to
+            source words.
+    """
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
+    pairs = []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+        translator.check_text(source, f"Source {number}")
+        translator.check_text(target, f"Translation {number}")
+        if is_blank(source) or is_blank(target):
+            raise UserError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
+        pairs.append(
+            (words_of_tokens(translator.tokenizer, source), words_of_tokens(translator.target_tokenizer, target, True))
+        )
+    for number, ((source_ids, _), (target_ids, _)) in enumerate(pairs, start=1):
+        translator.check_lengths(len(source_ids), len(target_ids), f"Pair {number}")
+    results: dict[int, WordAlignment] = {}
+    lengths = [max(len(source_ids), len(target_ids)) for (source_ids, _), (target_ids, _) in pairs]
+    for batch in batches_by_tokens(lengths, max_tokens):
+        weights = translator.attention([pairs[i][0][0] for i in batch], [pairs[i][1][0] for i in batch])
+        chosen = choose_attention(weights, layer, head).float().cpu().numpy()
+        for row, i in enumerate(batch):
+            (source_ids, source_words), (target_ids, target_words) = pairs[i]
+            words, spoken = re.findall(r"\S+", sources[i]), re.findall(r"\S+", targets[i])
+            own = chosen[row, : len(target_ids), : len(source_ids)]
+            matrix = word_matrix(own, source_words, target_words, len(words), len(spoken))
+            results[i] = WordAlignment(words, spoken, links_of_matrix(matrix), matrix)
+    yield from (results[i] for i in range(len(pairs)))

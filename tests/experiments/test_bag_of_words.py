@@ -1,0 +1,171 @@
+"""The bag-of-words probe: its loss and precision by their definitions, and that it finds what a vector holds."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from recnmt_hf import UserError
+from recnmt_hf.commands.main import main
+from recnmt_hf.commands.named_models import build_model
+from recnmt_hf.data.text import SentencePair
+from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.experiments.bag_of_words import (
+    WordProbe,
+    precision_at,
+    probe_words,
+    scaled_tops,
+    target_embeddings,
+    train_probe,
+    word_loss,
+    words_of,
+)
+from recnmt_hf.experiments.probe_options import ProbeOptions
+from recnmt_hf.experiments.sentence_states import sentence_states, states_of
+from recnmt_hf.inference import Translator
+
+
+def test_loss_and_precision_by_their_definitions():
+    torch.manual_seed(0)
+    logits = torch.randn(3, 9, dtype=torch.float64)
+    words = torch.tensor([[0, 4, 8], [2, -1, -1], [1, 3, -1]])
+    for row, ids in enumerate([[0, 4, 8], [2], [1, 3]]):
+        probabilities = [math.exp(x) for x in logits[row].tolist()]
+        expected = -sum(math.log(probabilities[i] / sum(probabilities)) for i in ids) / len(ids)
+        assert word_loss(logits, words)[row].item() == pytest.approx(expected, abs=1e-12)
+        ranked = sorted(range(9), key=lambda i: -logits[row, i])
+        for column, top in enumerate((1, 4, 20)):
+            share = len(set(ids) & set(ranked[:top])) / len(ids)
+            assert precision_at(logits, words, [1, 4, 20])[row, column].item() == pytest.approx(share)
+
+
+def test_the_probe_is_one_hidden_layer_to_the_embeddings():
+    torch.manual_seed(0)
+    probe, states = WordProbe(torch.randn(7, 4), 3), torch.randn(2, 3)
+    expected = torch.tanh(states @ probe.hidden.weight.T + probe.hidden.bias) @ probe.embeddings.T
+    assert torch.allclose(probe(states), expected)
+    assert {name for name, _ in probe.named_parameters()} == {"hidden.weight", "hidden.bias"}  # E stays as it was
+    assert scaled_tops([200, 500, 1000], 32000) == [200, 500, 1000]
+    assert scaled_tops([200, 500, 1000], 8000) == [50, 125, 250] and scaled_tops([200], 40) == [1]
+
+
+@pytest.fixture(scope="module")
+def gret(corpus):
+    """A GRET that was not trained, and pairs of which the target repeats the source's words."""
+    sentences = [pair.en for pair in corpus["train"][:200]]
+    tokenizer = train_tokenizer(sentences, "word", 200)
+    torch.manual_seed(0)
+    fields = {"d_model": 32, "num_capsules": 4, "encoder_layers": 1, "decoder_layers": 1}
+    model = build_model("gret", "tiny", len(tokenizer), fields).eval()
+    model.get_input_embeddings().weight.data *= 5  # those of a trained model are longer than fresh ones
+    return Translator(model, tokenizer, check=False), [SentencePair(each, each) for each in sentences]
+
+
+def test_vectors_of_sentences(gret):
+    translator, pairs = gret
+    sources = [translator.encode_source(pair.source) for pair in pairs[:5]] + [translator.encode_source("The dog.")]
+    found = sentence_states(translator, sources, max_tokens=30)
+    assert list(found) == ["last", "average", "global"]
+    model = translator.model
+    for row, ids in enumerate(sources):  # one at a time: no padding
+        with torch.no_grad():
+            output = model.get_encoder()(torch.tensor([ids]))
+        states = output.last_hidden_state[0]
+        vectors = {"last": states[-1], "average": states.mean(0), "global": output.global_hidden_state}
+        for name, expected in vectors.items():
+            assert torch.allclose(found[name][row], expected, atol=1e-5)
+    output = model.get_encoder()(torch.tensor([sources[0]]))
+    output.last_hidden_state = torch.arange(12.0).view(1, 4, 3)
+    left_padded = dict(states_of(output, torch.tensor([[0, 1, 1, 0]])))
+    assert left_padded["last"].tolist() == [[6, 7, 8]] and left_padded["average"].tolist() == [[4.5, 5.5, 6.5]]
+
+
+def test_a_second_memory_has_vectors_too():
+    tokenizer = train_tokenizer(["a b c"], "word", 20)
+    model = build_model("biarn_transformer", "tiny", len(tokenizer), {"d_model": 32, "encoder_layers": 1}).eval()
+    found = sentence_states(Translator(model, tokenizer, check=False), [[4, 5, 2], [4, 2]])
+    assert list(found) == ["last", "average", "recurrence last", "recurrence average"]
+    assert all(each.shape == (2, 32) for each in found.values())
+
+
+def test_it_finds_what_a_vector_holds(gret):
+    translator, _ = gret
+    torch.manual_seed(1)
+    embeddings = target_embeddings(translator)
+    words = [[torch.randperm(100)[:4] + 4 for _ in range(count)] for count in (600, 60, 60)]
+    telling = [torch.stack([embeddings[ids].sum(dim=0) for ids in part]) for part in words]
+    noise = [torch.randn_like(each) for each in telling]
+    options = ProbeOptions(epochs=30, batch_size=32, learning_rate=1e-2)
+    found, chance = (train_probe(translator, "x", each, words, [4, 20], options) for each in (telling, noise))
+    assert found.precision[4] > 0.5 and chance.precision[4] < 0.1 and found.loss < chance.loss - 0.5
+    shrunk = [each * 1e-3 + 5 for each in telling]
+    again = train_probe(translator, "x", shrunk, words, [4, 20], options)
+    assert again.precision[4] == pytest.approx(found.precision[4], abs=0.05)
+    assert found.dim == 32 and chance.epochs < 30 and found.precision[4] < found.precision[20] <= 1
+
+
+def test_of_a_model(gret):
+    translator, pairs = gret
+    before = {name: value.clone() for name, value in translator.model.state_dict().items()}
+    options = ProbeOptions(epochs=3, batch_size=16)
+    frequent, *found = probe_words(translator, pairs[:150], pairs[150:175], pairs[175:], [5, 20], None, options)
+    assert [each.state for each in found] == ["last", "average", "global"] and frequent.state == "frequency"
+    most = Counter(word for ids in words_of(translator, encodings(translator, pairs[:150])) for word in ids.tolist())
+    best = {word for word, _ in sorted(most.items(), key=lambda entry: (-entry[1], entry[0]))[:5]}
+    shares = [
+        len(best & set(ids.tolist())) / len(ids) for ids in words_of(translator, encodings(translator, pairs[175:]))
+    ]
+    assert frequent.precision[5] == pytest.approx(sum(shares) / len(shares), abs=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in translator.model.state_dict().items())
+    again = probe_words(translator, pairs[:150], pairs[150:175], pairs[175:], [5, 20], ["average"], options)
+    assert again == [frequent, found[1]]
+
+
+def encodings(translator, pairs):
+    return [translator.encode_target(pair.target) for pair in pairs]
+
+
+def test_words_are_distinct_and_real(gret):
+    translator, _ = gret
+    ids = translator.encode_target("The dog sees the dog.")
+    (words,) = words_of(translator, [[*ids, translator.pad_id(), translator.target_tokenizer.unk_token_id]])
+    assert words.tolist() == sorted(set(ids) - translator.end_ids() - {translator.target_tokenizer.unk_token_id})
+    assert target_embeddings(translator).shape == (len(translator.tokenizer), 32)
+
+
+def test_errors(gret):
+    translator, pairs = gret
+    with pytest.raises(UserError, match=r"no state 'recurrence'. Remedy: choose of last, average, global"):
+        probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [3], ["recurrence"])
+    with pytest.raises(UserError, match="top=5000 is not allowed"):
+        probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [5000])
+    with pytest.raises(UserError, match="Pair 1 of the test set: the translation has no word that the model knows"):
+        probe_words(translator, pairs[:2], pairs[:2], [SentencePair("The dog.", "\u4f60\u597d")], [3])
+    with pytest.raises(UserError, match="There is no sentence"):
+        probe_words(translator, pairs[:2], [], pairs[:2], [3])
+
+
+@pytest.mark.parametrize("name", ["nmt_transformer", "rnmt"])
+def test_the_command(tmp_path, capsys, corpus, name):
+    lines = [pair.en for pair in corpus["train"][:30]]
+    tokenizer = train_tokenizer(lines, "word", 100)
+    fields = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    model = build_model(name, "tiny", len(tokenizer), fields)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    for side in ("en", "de"):
+        (tmp_path / f"a.{side}").write_text("".join(f"{line}\n" for line in lines))
+    pair = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
+    words = ["probe-words", str(tmp_path / "model")]
+    for split in ("train", "validation", "test"):
+        words += [f"--{split}", *pair]
+    results = tmp_path / "out.json"
+    assert main([*words, "--epochs", "2", "--sentences", "20", "--json", str(results)]) == 0
+    table = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    vocabulary = len(tokenizer)
+    assert table[0][:2] == ["state", "dim"] and table[0][2] == f"top-{scaled_tops([200], vocabulary)[0]}"
+    assert [row[0] for row in table[1:]] == ["frequency", "last", "average"]
+    record = json.loads(results.read_text())
+    assert [f"{100 * each['precision'][table[0][2][4:]]:.2f}" for each in record] == [row[2] for row in table[1:]]

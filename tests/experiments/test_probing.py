@@ -1,0 +1,299 @@
+"""Probing tasks: their files, the vectors that are read, the classifiers, and that they find what a vector holds."""
+
+import csv
+import gzip
+import json
+
+import pytest
+import torch
+
+from recnmt_hf import UserError
+from recnmt_hf.commands.main import main
+from recnmt_hf.commands.named_models import build_model
+from recnmt_hf.experiments.probing import (
+    GATED,
+    MAJORITY,
+    TASKS,
+    Classifier,
+    ProbeResult,
+    Setting,
+    cached_vectors,
+    majority_of,
+    probe,
+    read_task,
+    sentence_vectors,
+    settings_of,
+    table_of,
+    train_classifier,
+    vectors_of,
+)
+from recnmt_hf.experiments.probing_options import ClassifierOptions
+from recnmt_hf.inference import Translator
+
+
+SENTENCES = ["The dog sees a cat .", "A dog .", "The old man helps the woman .", "Cats sleep ."]
+
+
+def write_task(folder, name="tree_depth", repeats=1, ending="txt"):
+    """Sentences with two words more than others have label 1."""
+    lines = []
+    for part in ("tr", "va", "te"):
+        for _ in range(repeats):
+            lines += [f"{part}\t{int(len(sentence.split()) > 4)}\t{sentence}" for sentence in SENTENCES]
+    text = "".join(f"{line}\n" for line in lines)
+    path = folder / f"{name}.{ending}"
+    path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def translators(tokenizer):
+    made = {}
+    for name, kind, fields in (
+        ("hybrid", "onlstm_transformer", {}),
+        ("ARN", "biarn_transformer", {}),
+        ("RNN", "biarn_transformer", {"recurrence_encoder_type": "birnn"}),
+        ("GRET", "gret", {}),
+        ("RNMT", "rnmt", {}),
+    ):
+        torch.manual_seed(1)
+        made[name] = Translator(build_model(kind, "tiny", len(tokenizer), {"d_model": 32, **fields}), tokenizer)
+    return made
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_read_task(tmp_path, ending):
+    write_task(tmp_path, ending=ending)
+    task = read_task(tmp_path, "tree_depth")
+    assert task.sentences == dict.fromkeys(("tr", "va", "te"), SENTENCES) and task.classes == 2
+    assert task.labels["te"].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tr\t1\tA dog .\nxx\t1\tA dog .\n", r"line 2: no part \(tr, va or te\), label and sentence"),
+        ("tr\t1\n", "line 1: no part"),
+        ("tr\t1\t \n", "line 1: no part"),
+        ("tr\t1\ta\nva\t1\ta\n", "has no line of the part te"),
+        ("tr\t1\ta\nva\t2\ta\nte\t1\ta\n", "label '2' of the part va is none of the part tr"),
+        ("", "has no line of the part tr"),
+    ],
+)
+def test_wrong_files(tmp_path, text, message):
+    (tmp_path / "tree_depth.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_task(tmp_path, "tree_depth")
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has none\. Remedy: correct the folder"):
+        read_task(tmp_path, "tree_depth")
+    write_task(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"of probing tasks .* has tree_depth"):
+        read_task(tmp_path, "word_content")
+
+
+def test_ten_tasks():
+    assert len(TASKS) == 10
+    assert [kind for _, kind in TASKS.values()] == ["surface"] * 2 + ["syntactic"] * 3 + ["semantic"] * 5
+
+
+def test_public_files(real_data):
+    sizes = {}
+    for name in TASKS:
+        task = read_task(real_data / "probing_en", name)
+        sizes[name] = (len(task.sentences["tr"]), len(task.sentences["te"]), task.classes)
+    assert sizes["word_content"] == (9913, 2950, 999) and sizes["top_constituents"] == (1035, 174, 9)
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hybrid", {"final", "recurrent", "attention"}),
+        ("ARN", {"final", "recurrence"}),
+        ("RNN", {"final", "recurrence"}),
+        ("GRET", {"final", "global"}),
+        ("RNMT", {"final"}),
+    ],
+)
+def test_vectors_are_means_over_the_words_alone(translators, name, expected):
+    """Of each sentence alone, without its end token; whatever is beside it in a batch."""
+    translator = translators[name]
+    found = sentence_vectors(translator, SENTENCES)
+    assert set(found) == expected
+    encoder = translator.model.eval().get_encoder()
+    for row, sentence in enumerate(SENTENCES):
+        ids = translator.encode_source(sentence)
+        assert ids[-1] in translator.end_ids()
+        with torch.no_grad():
+            output = encoder(torch.tensor([ids]), torch.ones(1, len(ids)))
+        means = {
+            "final": output.last_hidden_state[0, :-1],
+            "recurrent": getattr(output, "recurrent_hidden_state", None),
+            "attention": getattr(output, "attention_hidden_state", None),
+            "recurrence": getattr(output, "recurrence_hidden_state", None),
+        }
+        for vector in expected - {"global"}:
+            states = means[vector] if vector == "final" else means[vector][0]
+            if vector in ("recurrent", "attention") or (name == "RNN" and vector == "recurrence"):
+                states = states[:-1]
+            torch.testing.assert_close(found[vector][row], states.mean(0), atol=1e-5, rtol=0)
+        if "global" in expected:
+            torch.testing.assert_close(found["global"][row], output.global_hidden_state[0], atol=1e-5, rtol=0)
+
+
+def test_final_is_the_sum_of_the_short_cut(translators):
+    output = translators["hybrid"].model.get_encoder()(torch.tensor([[5, 6, 7]]))
+    found = dict(vectors_of(output, torch.ones(1, 3)))
+    torch.testing.assert_close(found["final"], found["recurrent"] + found["attention"])
+
+
+def test_vectors_are_kept(translators, tmp_path, monkeypatch):
+    translator = translators["hybrid"]
+    first = cached_vectors(translator, SENTENCES, tmp_path)
+    (path,) = tmp_path.iterdir()
+    monkeypatch.setattr("recnmt_hf.experiments.probing.sentence_vectors", None)  # nothing is computed
+    again = cached_vectors(translator, SENTENCES, tmp_path)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    monkeypatch.undo()
+    cached_vectors(translators["GRET"], SENTENCES, tmp_path)
+    cached_vectors(translator, SENTENCES[:2], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3  # another model, other sentences
+    path.write_bytes(b"damaged")
+    repaired = cached_vectors(translator, SENTENCES, tmp_path)
+    assert torch.equal(repaired["final"], first["final"])
+
+
+def test_changed_weights_are_another_model(translators, tmp_path):
+    translator = translators["RNMT"]
+    cached_vectors(translator, SENTENCES, tmp_path)
+    weight = translator.model.get_encoder().embed_tokens.weight
+    with torch.no_grad():
+        weight[5, 0] += 1
+        cached_vectors(translator, SENTENCES, tmp_path)
+        weight[5, 0] -= 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# -- classifiers -------------------------------------------------------------------------------------------------------
+
+
+def test_classifiers_by_their_equations():
+    torch.manual_seed(0)
+    classifier, vectors = Classifier(Setting(6, 0.0, 0.0), 4, 3, gated=True), torch.randn(5, 8)
+    gate, first, last = classifier.gate, classifier.layers[0], classifier.layers[-1]
+    for row, pair in enumerate(vectors):
+        g = torch.sigmoid(gate.weight @ pair + gate.bias)
+        x = g * pair[:4] + (1 - g) * pair[4:]
+        expected = last.weight @ torch.sigmoid(first.weight @ x + first.bias) + last.bias
+        torch.testing.assert_close(classifier(vectors)[row], expected)
+    plain = Classifier(Setting(0, 0.0, 1e-4), 4, 3)
+    assert {name: tuple(each.shape) for name, each in plain.named_parameters()} == {
+        "layers.0.weight": (3, 4),
+        "layers.0.bias": (3,),
+    }
+
+
+def test_the_grid_of_settings():
+    options = ClassifierOptions()
+    assert len(settings_of(options, "tree_depth")) == 9
+    assert Setting(200, 0.1, 0.0) in settings_of(options, "tree_depth")
+    assert settings_of(options, "word_content") == [Setting(0, 0.0, l2) for l2 in (1e-5, 1e-4, 1e-3, 1e-2)]
+    assert settings_of(ClassifierOptions("logistic"), "tree_depth") == settings_of(options, "word_content")
+
+
+def exclusive_or(count, seed):
+    """Labels that no linear classifier finds, of vectors of four channels."""
+    signs = torch.randint(0, 2, (count, 4), generator=torch.Generator().manual_seed(seed))
+    return (2.0 * signs - 1) * 5 + 100, signs[:, 0] ^ signs[:, 1]
+
+
+@pytest.mark.parametrize(("hidden", "least", "most"), [(50, 0.99, 1.0), (0, 0.0, 0.85)])
+def test_a_hidden_layer_finds_what_none_without_does(hidden, least, most):
+    parts = {part: exclusive_or(300, seed) for seed, part in enumerate(("tr", "va", "te"))}
+    vectors, labels = ({part: each[place] for part, each in parts.items()} for place in (0, 1))
+    options = ClassifierOptions(epochs=80, learning_rate=1e-2)
+    validation, accuracy, epochs = train_classifier(vectors, labels, 2, Setting(hidden, 0.0, 0.0), options)
+    assert least <= accuracy <= most and least <= validation <= most and 0 < epochs <= 80
+    again = train_classifier(vectors, labels, 2, Setting(hidden, 0.0, 0.0), options)
+    assert again == (validation, accuracy, epochs)
+
+
+def test_training_ends_when_validation_no_longer_gets_better():
+    vectors = {part: torch.randn(64, 3) for part in ("tr", "va", "te")}
+    labels = {part: torch.zeros(64, dtype=torch.long) for part in vectors}
+    options = ClassifierOptions(every=2, patience=3, epochs=1000)
+    assert train_classifier(vectors, labels, 2, Setting(0, 0.0, 0.0), options)[2] <= 40
+    once = ClassifierOptions(every=4, epochs=3)
+    assert train_classifier(vectors, labels, 2, Setting(0, 0.0, 0.0), once)[2] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"classifier": "tree"}, "must be one of mlp, logistic"),
+        ({"hidden": [0]}, "hidden=.* must be a list of numbers of at least 1"),
+        ({"hidden": []}, "hidden=.* must be a list"),
+        ({"dropout": [1.0]}, "dropout=.* below 1"),
+        ({"l2": [-1.0]}, "l2=.*at least 0"),
+        ({"every": 0}, "every=0 is not allowed"),
+    ],
+)
+def test_wrong_options(fields, message):
+    with pytest.raises(UserError, match=message):
+        ClassifierOptions(**fields)
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def test_probe(translators, tmp_path):
+    write_task(tmp_path, repeats=8)
+    task = read_task(tmp_path, "tree_depth")
+    options = ClassifierOptions(hidden=[8], dropout=[0.0, 0.2], epochs=30, learning_rate=1e-2)
+    results = probe(translators["RNN"], [task], options=options)
+    assert [each.vector for each in results] == [MAJORITY, "final", "recurrence", GATED]
+    # The same four sentences are in all parts: any vector tells them apart.
+    assert all(each.accuracy == 1.0 and each.setting["hidden"] == 8 for each in results[1:])
+    assert results[0] == majority_of(task) and results[0].accuracy == 0.5
+    chosen = probe(translators["ARN"], [task], ["recurrence"], options)
+    assert [each.vector for each in chosen] == [MAJORITY, "recurrence"]
+    with pytest.raises(UserError, match=r"gives no vector 'global'\. Remedy: choose of final, recurrence"):
+        probe(translators["ARN"], [task], ["global"], options)
+
+
+def test_the_table_has_means_of_each_kind():
+    results = [
+        ProbeResult(task, vector, 4, accuracy, 0.5, {}, 4)
+        for task, accuracy in (("sentence_length", 0.5), ("past_present", 0.75), ("subj_number", 1.0))
+        for vector in (MAJORITY, "final")
+    ]
+    rows = table_of(results)
+    assert rows[0] == ["task", "kind", MAJORITY, "final"]
+    assert ["mean of 2", "semantic", "87.50", "87.50"] in rows and ["SeLen", "surface", "50.00", "50.00"] in rows
+
+
+def test_the_command(tmp_path, tiny_folder, capsys):
+    write_task(tmp_path, repeats=3)
+    write_task(tmp_path, "past_present", repeats=3)
+    output, figures = tmp_path / "out" / "table.csv", tmp_path / "figures.json"
+    words = ["--tasks", "tree_depth", "past_present", "--hidden", "4", "--dropout", "0", "--epochs", "2"]
+    words += ["--cache", str(tmp_path / "cache"), "-o", str(output), "--json", str(figures)]
+    assert main(["probe", str(tiny_folder), str(tmp_path), *words]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split("\t") == ["task", "kind", MAJORITY, "final"]
+    with open(output, newline="") as file:
+        assert list(csv.reader(file)) == [line.split("\t") for line in printed]
+    assert [each["task"] for each in json.loads(figures.read_text())] == ["tree_depth"] * 2 + ["past_present"] * 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # both have the same sentences
+    assert main(["probe", str(tiny_folder), str(tmp_path), "--tasks", "tree_depth", "tree_depth"]) == 2
+    assert "a task is named twice" in capsys.readouterr().err
+    assert main(["probe", str(tiny_folder), str(tmp_path), "--tasks", "word_content"]) == 2
+    assert "Remedy: correct the folder, or name those tasks." in capsys.readouterr().err

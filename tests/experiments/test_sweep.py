@@ -1,0 +1,160 @@
+"""Sweeps: the runs they name, that finished ones are kept, their table and their plot."""
+
+import json
+import re
+
+import pytest
+
+from recnmt_hf import UserError
+from recnmt_hf.commands.main import main
+from recnmt_hf.experiments.sweep import (
+    CellResult,
+    cells_of,
+    grouped,
+    main_score,
+    plot_sweep,
+    read_axis,
+    read_rows,
+    sweep,
+    table_of,
+)
+from recnmt_hf.training import output_folder
+
+
+RECIPE = """
+model: {type: gret, preset: tiny, fields: {d_model: 32, encoder_layers: 1, decoder_layers: 1, num_capsules: 2}}
+data: {train: [{generated: train, size: 60}], validation: [{generated: validation, size: 4}]}
+tokenizer: {kind: word}
+training: {max_steps: 2, max_tokens: 256, eval_steps: 2, save_steps: 2, bleu_samples: 2, use_cpu: true}
+average: {count: 1}
+test: {unseen: {generated: test, size: 4}}
+"""
+
+
+def test_rows_values_and_seeds_are_combined(tmp_path):
+    (tmp_path / "rows.yaml").write_text("all:\nno gate: {model.fields.global_gate: false, model.preset: 'tiny'}\n")
+    rows = read_rows(tmp_path / "rows.yaml")
+    assert rows == {"all": [], "no gate": ["model.fields.global_gate=false", 'model.preset="tiny"']}
+    axes = [read_axis("model.fields.num_capsules=2, 4"), read_axis("training.warmup_steps=[1]")]
+    cells = cells_of(rows, axes, [1, 2])
+    assert len(cells) == 8
+    assert cells[-1].name == "no_gate,num_capsules=4,warmup_steps=1,seed=2" and cells[-1].seed == 2
+    assert cells[-1].values == {"row": "no gate", "num_capsules": 4, "warmup_steps": 1}
+    assert cells[-1].overrides[-2:] == ("training.warmup_steps=1", "training.seed=2")
+    marked = cells_of({}, [("model.init_from", ["runs/{seed}/model"])], [5])
+    assert marked[0].overrides == ("model.init_from=runs/5/model", "training.seed=5")
+    same_ends = cells_of({}, [("a.x", [1]), ("b.x", [2])], [])
+    assert same_ends[0].values == {"a.x": 1, "b.x": 2} and same_ends[0].seed is None
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: read_axis("model.preset"), "'model.preset' is no field with values"),
+        (lambda: read_axis("model.preset="), "is no field with values"),
+        (lambda: read_axis("training.seed=1,1"), "A value of training.seed is given twice"),
+        (lambda: cells_of({}, [], []), "There is nothing to vary"),
+        (lambda: cells_of({}, [("a", [1]), ("a", [2])], []), "A field is varied twice"),
+        (lambda: cells_of({}, [("training.seed", [1])], [1]), "A field is varied twice"),
+        (lambda: cells_of({}, [("a", range(40)), ("b", range(40))], []), "These are 1600 runs, more than 1000"),
+        (lambda: cells_of({"a b": [], "a/b": []}, [], []), "Two runs would have the same folder"),
+        *(
+            (lambda row=row: cells_of({row: []}, [], [1]), rf"The row name '{re.escape(row)}' cannot be the name")
+            for row in ("..", ".", "", "a.", "a..", ".a")
+        ),
+    ],
+)
+def test_what_cannot_be_swept(act, message):
+    with pytest.raises(UserError, match=message):
+        act()
+
+
+@pytest.mark.parametrize("content", ["[a]", "plain: text", "{}"])
+def test_files_without_rows(tmp_path, content):
+    (tmp_path / "rows.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"rows\.yaml holds no rows. Remedy: write a mapping"):
+        read_rows(tmp_path / "rows.yaml")
+
+
+def test_a_second_sweep_into_a_folder_is_refused(tmp_path, monkeypatch):
+    """Or its table would replace that of the first one."""
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.setattr(output_folder, "LOCK_PATIENCE", 0.1)
+    cells = cells_of({}, [], [1])
+    with (
+        output_folder.locked(tmp_path / "out"),
+        pytest.raises(UserError, match=r"Another run writes into .*process \d"),
+    ):
+        sweep(tmp_path / "small.yaml", cells, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.slow
+def test_finished_runs_are_kept(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "small.yaml", "training.baseline_steps=0.5", "--seeds", "3", "--output", "out"]
+    words += ["--vary", "model.fields.global_gate=true,false"]
+    assert main([*words, "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.partition("\t")[0] for line in listed] == ["global_gate=true,seed=3", "global_gate=false,seed=3"]
+    assert main([*words, "--plot", "out.png"]) == 0
+    said = capsys.readouterr()
+    rows = [line.split("\t") for line in said.out.splitlines() if "\t" in line]
+    assert rows[0][:4] == ["global_gate", "seed", "parameters", "steps"] and rows[0][-2:] == ["unseen bleu", "unseen p"]
+    assert [row[0] for row in rows[1:]] == ["true", "false"] and rows[1][-1] == "" and float(rows[2][-1]) <= 1
+    assert int(rows[1][2]) - int(rows[2][2]) == 2 * 32 * 32 + 32  # the gate's weights
+    assert "unseen bleu: mean (from, to) over seeds" in said.out and (tmp_path / "out.png").stat().st_size > 1000
+    assert (tmp_path / "out/sweep.tsv").read_text() == "".join("\t".join(row) + "\n" for row in rows)
+    record = json.loads((tmp_path / "out/sweep.json").read_text())
+    assert [each["name"] for each in record] == ["global_gate=true,seed=3", "global_gate=false,seed=3"]
+    before = (tmp_path / "out/global_gate=true,seed=3/model/model.safetensors").stat().st_mtime_ns
+    assert main(words) == 0
+    assert "(1 of 2) is done" in capsys.readouterr().err
+    assert (tmp_path / "out/global_gate=true,seed=3/model/model.safetensors").stat().st_mtime_ns == before
+    assert main([*words, "--score", "none"]) == 2
+    assert "There is no score 'none'. Remedy: choose one of unseen bleu, validation loss" in capsys.readouterr().err
+    assert main([*words, "model.fields.num_capsules=0"]) == 2
+    assert "global_gate=true,seed=3: model.fields: GRETConfig: num_capsules=0 is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_keeps_no_other_from_being_trained(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "small.yaml", "training.max_grad_norm=0", "training.warmup_steps=0", "test.unseen=null"]
+    rates = ["--vary", "training.learning_rate=1e6,1e-3", "--output", "out"]
+    assert main([*words, *rates, "training.optim=sgd"]) == 2
+    said = capsys.readouterr().err
+    assert "1 of 2 runs failed: learning_rate=1000000.0 (The loss became NaN" in said and "fault" not in said
+    table = (tmp_path / "out/sweep.tsv").read_text().splitlines()
+    assert len(table) == 2 and table[1].startswith("0.001\t")
+
+
+def results_of_a_grid():
+    return [
+        CellResult(
+            f"{k}{r}{seed}", {"k": k, "r": r}, seed, 10, 5, {"loss": 2.0}, {"one": {"bleu": 10.0 * k + r + seed}}
+        )
+        for k in (1, 2)
+        for r in (3, 4)
+        for seed in (0, 1)
+        if (k, r) != (2, 4)
+    ]
+
+
+def test_tables_and_plots_of_what_there_is(tmp_path):
+    results = results_of_a_grid()
+    assert main_score(results) == "one bleu"
+    assert grouped(results, "one bleu") == {("1", "3"): [13, 14], ("1", "4"): [14, 15], ("2", "3"): [23, 24]}
+    assert table_of(results)[1] == ["1", "3", "0", "10", "5", "2.000", "13.00"]
+    plot_sweep(results, tmp_path / "grid.svg", "one bleu")
+    assert (tmp_path / "grid.svg").stat().st_size > 1000
+    for each in results:
+        each.values.pop("r")
+    plot_sweep(results, tmp_path / "line.png", "validation loss")
+    assert (tmp_path / "line.png").stat().st_size > 1000
+    without_tests = [CellResult("a", {"k": 1}, None, 1, 1, {"loss": 1.0, "bleu": 3.0})]
+    assert main_score(without_tests) == "validation bleu" and "seed" not in table_of(without_tests)[0]
+    with pytest.raises(UserError, match="There is no score 'nonsense'"):
+        plot_sweep(results, tmp_path / "no.png", "nonsense")

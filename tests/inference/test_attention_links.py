@@ -1,0 +1,62 @@
+"""From attention to links: words of tokens, layers and heads, and what gets no link."""
+
+import numpy as np
+import pytest
+import torch
+
+from recnmt_hf.inference.attention_links import choose_attention, links_of_matrix, token_links, word_matrix
+
+
+def test_matrix_of_words():
+    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
+    matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])
+    np.testing.assert_allclose(matrix, [[0.4, 0.2, 0.4], [0.0, 0.9, 0.1]])
+    wider = word_matrix(weights, [0, 0, 1, None], [0, 0, 2, None], 3, 4)
+    np.testing.assert_allclose(wider, [[0.4, 0.2, 0.0, 0.4], [0] * 4, [0.0, 0.9, 0.0, 0.1], [0] * 4])
+
+
+def test_choosing_layer_and_head():
+    attentions = [torch.rand(2, 4, 3, 5) for _ in range(3)]
+    torch.testing.assert_close(choose_attention(attentions), attentions[1].mean(1))
+    torch.testing.assert_close(choose_attention(attentions, 2, 3), attentions[2][:, 3])
+    torch.testing.assert_close(choose_attention(attentions, 0, 0), attentions[0][:, 0])
+    torch.testing.assert_close(choose_attention(attentions, "mean"), torch.stack(attentions).mean((0, 2)))
+    torch.testing.assert_close(choose_attention(attentions[:1]), attentions[0].mean(1))
+    with pytest.raises(ValueError, match="no decoder layer 3; the model has layers 0 to 2"):
+        choose_attention(attentions, 3)
+    with pytest.raises(ValueError, match="no head 4; the layer has heads 0 to 3"):
+        choose_attention(attentions, 0, 4)
+
+
+def test_links_of_rows():
+    """None to the last column, none of an empty row; of equals the first."""
+    matrix = np.array([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    assert links_of_matrix(matrix) == [(1, 0), (0, 3)]
+    nothing = word_matrix(np.ones((1, 2)), [None, None], [None])
+    assert nothing.shape == (0, 1) and links_of_matrix(nothing) == []
+    np.testing.assert_allclose(word_matrix(np.ones((3, 2)), [None, None], [0, 0, None]), [[2.0]])
+
+
+def test_links_between_the_tokens_of_a_padded_batch():
+    """Padding gets no link, control tokens neither give nor get one; attention may be in half precision."""
+    attention = torch.zeros(2, 1, 3, 4)
+    for sentence, row, column in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (1, 0, 3), (1, 1, 1), (1, 2, 0)):
+        attention[sentence, 0, row, column] = 1.0
+    attention[1, 0, 0, 0] = 0.5
+    sources, targets = [[5, 6, 2], [7, 2]], [[8, 9, 10], [8, 3]]
+    layers = (torch.zeros_like(attention).bfloat16(), attention.bfloat16(), attention.flip(3).bfloat16())
+    assert token_links(layers, sources, targets, ({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
+    assert token_links(layers, sources, targets, ({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
+    assert token_links(layers, sources, targets, ({2}, {3}), layer=0) == [[], []]
+    wide = (torch.tensor([[[[0.1, 0.2, 0.7]]]]),)
+    assert token_links(wide, [[5, 6, 7]], [[8]], ({2}, {3})) == [[(2, 0)]]
+
+
+def test_wrong_layers_and_heads():
+    attentions = [torch.rand(2, 4, 3, 5)]
+    for layer in (True, 1.0, -1, "all"):
+        with pytest.raises(ValueError, match=f"There is no decoder layer {layer!r}"):
+            choose_attention(attentions, layer)
+    for head in (1.0, "1", -1):
+        with pytest.raises(ValueError, match=f"There is no head {head!r}"):
+            choose_attention(attentions, 0, head)

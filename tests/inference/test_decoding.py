@@ -1,0 +1,56 @@
+"""Length penalties, and limits and prefixes of each sentence, by themselves."""
+
+import pytest
+import torch
+
+from recnmt_hf.inference import VaswaniLengthPenalty
+from recnmt_hf.inference.decoding import MaxLengthPerSentence, PrefixPerSentence, length_penalty
+
+
+def test_vaswani_penalty_is_a_number_for_generate():
+    penalty = VaswaniLengthPenalty(0.6)
+    assert 10**penalty == pytest.approx((15 / 6) ** 0.6)
+    assert 10.0**penalty == pytest.approx((15 / 6) ** 0.6)
+    assert penalty == 0.6 and 7 ** VaswaniLengthPenalty(0.0) == 1.0
+
+
+def test_penalties_by_name():
+    assert isinstance(length_penalty("vaswani", 0.6), VaswaniLengthPenalty) and length_penalty("vaswani", 0.6) == 0.6
+    assert type(length_penalty("hf", 1)) is float and 4 ** length_penalty("hf", 0.5) == 2.0
+    for wrong in (101, -101, "x", True, None):
+        with pytest.raises(ValueError, match=r"^length_penalty=.* is not allowed; .*\(the default is 0\.6\)"):
+            length_penalty("hf", wrong)
+    with pytest.raises(ValueError, match=r"no length penalty 'google'\. Remedy: choose one of vaswani, hf"):
+        length_penalty("google", 0.6)
+
+
+def test_limits_hold_for_the_rows_of_their_sentence():
+    """Two rows for each of two sentences; new tokens count, the prompt does not."""
+    ids = torch.zeros(4, 5, dtype=torch.long)
+    assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).tolist() == [True, True, False, False]
+    assert MaxLengthPerSentence(torch.tensor([2, 3]), 3)(ids, None).tolist() == [True, True, False, False]
+    assert MaxLengthPerSentence(torch.tensor([5, 6]), 0)(ids[:2], None).tolist() == [True, False]
+
+
+def test_limits_and_prefixes_follow_the_device_of_the_search():
+    """Which are made on the CPU, and may be asked on another device."""
+    ids = torch.zeros(4, 5, dtype=torch.long, device="meta")
+    assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).is_meta
+    assert PrefixPerSentence([[2, 0], [1]], prompt_length=4)(ids, torch.zeros(4, 3, device="meta")).is_meta
+
+
+def test_prefixes_leave_one_token_to_choose():
+    """With its own score, or a finite one where it is forbidden otherwise; free after the prefix, or without one."""
+    prefixes = PrefixPerSentence([[2, 0], [], [1]], prompt_length=2)
+    scores = torch.tensor([[0.1, 0.2, 0.3]]).repeat(6, 1)
+    scores[1, 2] = -torch.inf
+    hidden = -torch.inf
+    own = torch.tensor([0.1, 0.2, 0.3])
+    first = torch.tensor(
+        [[hidden, hidden, 0.3], [hidden, hidden, -1e4], *[own.tolist()] * 2, *[[hidden, 0.2, hidden]] * 2]
+    )
+    second = torch.cat([torch.tensor([[0.1, hidden, hidden]] * 2), scores[2:]])
+    for length, expected in ((2, first), (3, second), (4, scores), (9, scores)):
+        assert torch.equal(prefixes(torch.zeros(6, length, dtype=torch.long), scores), expected)
+    alone = PrefixPerSentence([[1, 0]])(torch.zeros(1, 1, dtype=torch.long), scores[:1])
+    assert alone.tolist() == [[hidden, own[1].item(), hidden]]

@@ -1,0 +1,223 @@
+"""Inference is without dropout whatever mode a model is in, and leaves each of its modules in the mode that it had."""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import recnmt_hf.analysis
+import recnmt_hf.inference
+from recnmt_hf import EnsembleTranslator, Translator
+from recnmt_hf.analysis.global_state import global_state
+from recnmt_hf.analysis.recurrence import recurrence_attention
+from recnmt_hf.analysis.recurrent_positions import recurrent_positions
+from recnmt_hf.analysis.syntactic_distance import syntactic_distances
+from recnmt_hf.commands.named_models import build_model
+from recnmt_hf.data.text import SentencePair
+from recnmt_hf.experiments.bag_of_words import encoded, probe_words
+from recnmt_hf.experiments.probe_options import ProbeOptions
+from recnmt_hf.experiments.probing import Task, cached_vectors, probe, sentence_vectors
+from recnmt_hf.experiments.probing_options import ClassifierOptions
+from recnmt_hf.experiments.sentence_states import sentence_states, vectors_by_name
+from recnmt_hf.inference.eval_mode import eval_mode
+from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.inference.pipeline import TranslationPipeline
+from recnmt_hf.inference.word_alignment import align_pairs
+
+
+SOURCES = ["The dog sees the cat.", "We sleep."]
+TARGETS = ["Der Hund sieht die Katze.", "Wir schlafen."]
+PAIRS = [SentencePair(*pair) for pair in zip(SOURCES, TARGETS, strict=True)]
+SHORT = {"beams": 2, "max_new_tokens": 4}
+
+
+def ids(translator):
+    return [translator.encode_source(each) for each in SOURCES], [translator.encode_target(each) for each in TARGETS]
+
+
+def task():
+    parts = ("tr", "va", "te")
+    return Task("tree_depth", dict.fromkeys(parts, SOURCES), {part: torch.tensor([0, 1]) for part in parts}, 2)
+
+
+# Everything that runs a model: of which one, and how. Named by module, or for methods by class.
+ENTRIES = {
+    "Translator.__call__": ("biarn_transformer", lambda t: t(SOURCES, **SHORT)),
+    "Translator.translate": ("rnmt", lambda t: list(t.translate(SOURCES, alignments=True, **SHORT))),
+    "Translator.search": (
+        "gret",
+        lambda t: t.search([t.prepare(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
+    ),
+    "Translator.hypotheses_of": (
+        "nmt_transformer",
+        lambda t: t.hypotheses_of(ids(t)[0], ids(t)[1], DecodingOptions(), scores=True),
+    ),
+    "Translator.score": ("onlstm_transformer", lambda t: t.score(SOURCES, TARGETS)),
+    "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
+    "Translator.align_tokens": ("nmt_transformer", lambda t: t.align_tokens(*ids(t))),
+    "Translator.attention": ("nmt_transformer", lambda t: t.attention(*ids(t))),
+    "EnsembleTranslator.__call__": ("nmt_transformer", lambda t: EnsembleTranslator([t, t])(SOURCES, **SHORT)),
+    "EnsembleTranslator.score": ("nmt_transformer", lambda t: EnsembleTranslator([t, t]).score(SOURCES, TARGETS)),
+    "TranslationPipeline.__call__": (
+        "nmt_transformer",
+        lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
+    ),
+    "alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
+    "bag_of_words.probe_words": (
+        "nmt_transformer",
+        lambda t: probe_words(t, PAIRS, PAIRS, PAIRS, tops=[5], options=ProbeOptions(epochs=1)),
+    ),
+    "bag_of_words.encoded": ("nmt_transformer", lambda t: encoded(t, PAIRS, "test")[0]),
+    "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
+    "probing.sentence_vectors": ("biarn_transformer", lambda t: sentence_vectors(t, SOURCES)),
+    "probing.cached_vectors": ("nmt_transformer", lambda t: cached_vectors(t, SOURCES)),
+    "probing.probe": ("nmt_transformer", lambda t: probe(t, [task()], options=ClassifierOptions(epochs=1))),
+    "recurrence.recurrence_attention": (
+        "biarn_transformer",
+        lambda t: recurrence_attention(t.model, t.tokenizer, SOURCES[0]),
+    ),
+    "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
+    "sentence_states.sentence_states": ("rnmt", lambda t: sentence_states(t, ids(t)[0])),
+    "sentence_states.vectors_by_name": (
+        "nmt_transformer",
+        lambda t: vectors_by_name(t, ids(t)[0], lambda output, *_: [("first", output[0][:, 0])], 99),
+    ),
+    "syntactic_distance.syntactic_distances": ("onlstm_transformer", lambda t: syntactic_distances(t, SOURCES[0])),
+}
+# What takes a model and does not run it.
+NOT_RUN = {
+    *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
+    *("ensemble.signature_of", "quantization.quantized"),
+    *("model_checks.check_loading", "model_checks.check_weights", "model_checks.without_values"),
+}
+METHODS_NOT_RUN = {
+    *(
+        "check_lengths",
+        "check_text",
+        "encode_source",
+        "encode_target",
+        "encoded_sentences",
+        "end_ids",
+        "inspected_model",
+    ),
+    "is_empty",
+    *("limits", "longest_source", "longest_target", "pad", "pad_id", "parts_within", "positions", "prefix_ids"),
+    *("prepare", "says_nothing", "seeded", "shift", "split_source", "splits_sentences", "strip"),
+    *("takes_whole_texts", "target_ids", "within_limit", "without_control"),
+}
+
+
+@pytest.fixture(scope="module")
+def translators(tokenizer):
+    """A random model of each family, whose dropout cannot be overlooked."""
+    made = {}
+    for name in sorted({name for name, _ in ENTRIES.values()}):
+        torch.manual_seed(1)
+        made[name] = Translator(build_model(name, "tiny", len(tokenizer), {"d_model": 32, "dropout": 0.5}), tokenizer)
+    return made
+
+
+@pytest.fixture
+def in_training(translators):
+    """Puts a model into training mode but for one of its modules, as if that were frozen."""
+
+    def switch(name):
+        translator = translators[name]
+        translator.model.train()
+        list(translator.model.modules())[-1].eval()
+        return translator, modes(translator.model)
+
+    return switch
+
+
+def modes(model):
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def plain(value):
+    """A result as what can be compared."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if dataclasses.is_dataclass(value):
+        return plain(vars(value))
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_model_in_training_is_run_without_dropout(in_training, translators, name):
+    family, run = ENTRIES[name]
+    translators[family].model.eval()
+    expected = plain(run(translators[family]))
+    translator, before = in_training(family)
+    assert plain(run(translator)) == expected
+    assert modes(translator.model) == before
+
+
+def test_every_entry_is_tested():
+    """A new function or method that takes a model joins one of the lists above."""
+    found = set()
+    for package in (recnmt_hf.inference, recnmt_hf.analysis):
+        for each in pkgutil.iter_modules(package.__path__):
+            module = importlib.import_module(f"{package.__name__}.{each.name}")
+            for name, function in inspect.getmembers(module, inspect.isfunction):
+                taken = " ".join(str(one.annotation) for one in inspect.signature(function).parameters.values())
+                takes_model = any(kind in taken for kind in ("Translator", "ForcedDecoder", "PreTrainedModel"))
+                if function.__module__ == module.__name__ and takes_model:
+                    found.add(f"{each.name}.{name}")
+    methods = {name for name, _ in inspect.getmembers(Translator, inspect.isfunction) if not name.startswith("_")}
+    found |= {f"Translator.{name}" for name in methods - METHODS_NOT_RUN}
+    classes = {"Translator.__call__", "EnsembleTranslator.__call__", "EnsembleTranslator.score"}
+    assert found | classes | {"TranslationPipeline.__call__"} == set(ENTRIES) | NOT_RUN
+    assert methods >= METHODS_NOT_RUN
+
+
+def test_modes_return_after_an_error(in_training, monkeypatch):
+    translator, before = in_training("nmt_transformer")
+
+    def fail(*args, **kwargs):
+        assert not any(module.training for module in translator.model.modules())
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(translator.model.get_encoder(), "forward", fail)
+    for run in (lambda: translator(SOURCES), lambda: translator.score(SOURCES, TARGETS)):
+        with pytest.raises(RuntimeError, match="no memory"):
+            run()
+        assert modes(translator.model) == before
+
+
+def test_modes_return_between_results_of_a_generator(in_training):
+    """Whoever trains on while translations are read, or reads only the first, has a model in training mode."""
+    translator, before = in_training("nmt_transformer")
+    for stream in (translator.translate(SOURCES, buffer=1, **SHORT), align_pairs(translator, SOURCES, TARGETS)):
+        next(stream)
+        assert modes(translator.model) == before
+        stream.close()
+        assert modes(translator.model) == before
+
+
+def test_threads_share_a_model():
+    """The mode returns with the last block, in whatever order blocks of several threads end."""
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(1, 1))
+    model[1].eval()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with eval_mode(model):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hold)
+    with eval_mode(model, model):
+        thread.start()
+        assert inside.wait(10)
+    assert not model[0].training and torch.is_grad_enabled()
+    leave.set()
+    thread.join()
+    assert [module.training for module in model.modules()] == [True, True, False]

@@ -1,0 +1,83 @@
+"""Parts of a text put together again: where a space belongs, and where it does not."""
+
+import pytest
+
+from recnmt_hf.inference.joining import glue_at, is_letter, is_unspaced_between, join_texts
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "glue"),
+    [
+        ("one two", 3, " "),  # before the space
+        ("one two", 4, " "),  # behind it
+        ("one two", 5, ""),  # within a word, one letter behind the space
+        ("one two", 2, ""),
+        ("onetwo", 3, ""),
+        ("看见猫", 1, " "),  # every cut of this script is one between words
+        ("a看", 1, " "),
+        ("看a", 1, " "),
+        ("ab看", 1, ""),
+        ("สวัสดี", 3, " "),
+        ("한국어", 1, ""),
+    ],
+)
+def test_what_stands_where_a_text_was_cut(text, cut, glue):
+    assert glue_at(text, cut) == glue
+
+
+@pytest.mark.parametrize(
+    ("parts", "glues", "joined"),
+    [
+        (["one", "two", "three"], ["", " ", ""], "one twothree"),
+        (["one"], [" "], "one"),  # nothing stands before the first part
+        (["", "one", "", "two"], [" ", " ", " ", " "], "one two"),
+        ([], [], ""),
+        (["", ""], [" ", " "], ""),
+        (["我们", "看见"], ["", " "], "我们看见"),
+        (["我们", "see"], ["", " "], "我们 see"),
+        (["see", "我们"], ["", " "], "see 我们"),
+        (["我们。", "see"], ["", " "], "我们。see"),
+        (["see", "「我们"], ["", " "], "see「我们"),
+        (["我们 (1)", "2 看见"], ["", " "], "我们 (1)2 看见"),  # the nearest letters decide, past digits and marks
+        (["see (1)", "2 看见"], ["", " "], "see (1) 2 看见"),
+        (["12", "34"], ["", " "], "12 34"),  # no letters at all
+        (["我们", "34"], ["", " "], "我们34"),
+        (["12", "我们"], ["", " "], "12我们"),
+        (["한국어", "문장"], ["", " "], "한국어 문장"),
+        (["สวัสดี", "ครับ"], ["", " "], "สวัสดีครับ"),
+        (["我们", "看见"], ["", "\n\n"], "我们\n\n看见"),  # line breaks stay in every script
+        (["one", "", "two"], ["", "\n", " "], "one\ntwo"),
+        (["one", "", "two"], ["", " ", "\n"], "one\ntwo"),
+        (["one", "", "two", "three"], ["", "  ", " ", " "], "one  two three"),
+    ],
+)
+def test_parts_are_joined_by_the_script_of_their_nearest_letters(parts, glues, joined):
+    assert join_texts(parts, glues) == joined
+
+
+def test_each_part_needs_its_glue():
+    with pytest.raises(ValueError):
+        join_texts(["one", "two"], [" "])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "unspaced"),
+    [
+        ("a", "b", False),
+        ("看", "见", True),
+        ("看", "b", False),
+        ("a", "见", False),
+        ("a。", "b", True),
+        ("a", "！b", True),
+        ("a.", "b", False),
+        ("a。1", "b", False),  # the wide mark does not meet the other text
+        ("かな", "カナ", True),
+        ("ກ", "ក", True),
+    ],
+)
+def test_scripts_without_spaces(left, right, unspaced):
+    assert is_unspaced_between(left, right) is unspaced
+
+
+def test_letters_and_the_marks_upon_them():
+    assert all(map(is_letter, "aÄ看ี\u0301")) and not any(map(is_letter, "1 .,。"))

@@ -1,0 +1,382 @@
+"""Folders that from_pretrained would only report on: the Translator and the pipeline refuse them, and nothing else."""
+
+import json
+import re
+import shutil
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import recnmt_hf
+from recnmt_hf.inference import Translator
+from recnmt_hf.inference.model_checks import (
+    check_loading,
+    check_tokenizers,
+    check_weights,
+    named,
+    stamp,
+    stamp_tokenizers,
+    without_values,
+)
+from recnmt_hf.models.user_errors import UserError
+
+
+WEIGHT = "model.encoder.layers.0.fc1.weight"
+
+
+def test_the_first_of_many_names_are_given():
+    assert named(["a"]) == "a is" and named(["a"], "has", "have") == "a has"
+    assert named(["a", "b", "c"]) == "a, b, c are"
+    assert named(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
+    assert named(["a", "b", "c", "d", "e"], "has", "have") == "a, b, c and 2 more have"
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["b"], ["b is missing", "b (1, 2) for (3,) has another shape than config.json says", "b has no place"]),
+        (["b", "a"], ["a, b are missing", "a (1, 2) for (3,), b (1, 2) for (3,) have another", "a, b have no place"]),
+    ],
+    ids=["one", "two"],
+)
+def test_every_fault_of_the_files_is_named(names, ends):
+    model = torch.nn.Linear(1, 1)
+    model.name_or_path = "folder"
+    fine = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
+    check_loading(model, {**fine, "error_msgs": None})
+    info = {"missing_keys": names, "mismatched_keys": [(name, (1, 2), (3,)) for name in names]}
+    with pytest.raises(recnmt_hf.UserError, match="folder are not those of the model") as refused:
+        check_loading(model, {**info, "unexpected_keys": names, "error_msgs": [" the file is odd\n"]})
+    faults = str(refused.value).partition("config.json: ")[2].partition(". Remedy")[0].split("; ")
+    assert all(fault.startswith(end) for fault, end in zip(faults, [*ends, "the file is odd"], strict=True)), faults
+
+
+def test_weights_that_wait_elsewhere_are_not_missing():
+    """accelerate keeps those of an offloaded layer in main memory or on disk until they are needed."""
+    model = torch.nn.Linear(1, 1, bias=False, device="meta")
+    for place, expected in (("cpu", []), ("disk", []), (0, ["weight"])):
+        model.hf_device_map = {"": place}
+        assert without_values(model) == expected
+    model.hf_device_map = None
+    assert without_values(model) == ["weight"]
+
+
+def text(corpus):
+    return (text for pair in corpus["train"] for text in pair[:2])
+
+
+@pytest.fixture(scope="module")
+def smaller(corpus):
+    """A tokenizer of the same kind and with the same special ids, and fewer symbols."""
+    return recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
+
+
+@pytest.fixture(scope="module")
+def other(corpus):
+    """A tokenizer of the same kind, special ids and size, and other symbols."""
+    return recnmt_hf.train_tokenizer((pair.de[::-1] for pair in corpus["train"]), "bpe", 400)
+
+
+@pytest.fixture
+def damaged(tiny_folder, tmp_path):
+    """Makes a copy of the tiny model whose weights a function has changed."""
+
+    def make(change):
+        folder = shutil.copytree(tiny_folder, tmp_path / "model")
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    return make
+
+
+def with_value(value):
+    def change(weights):
+        weights[WEIGHT][0, 0] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop(WEIGHT), rf"{WEIGHT} is missing"),
+        (
+            lambda weights: weights.pop("model.shared.weight"),
+            r"model\.encoder\.embed_tokens\.weight and 1 more are missing",
+        ),
+        (
+            lambda weights: weights.update({WEIGHT: weights[WEIGHT][:-1].contiguous()}),
+            rf"{WEIGHT} \(255, 128\) for \(256, 128\) has another shape",
+        ),
+        (lambda weights: weights.update({"model.gate.weight": torch.zeros(2)}), r"model\.gate\.weight has no place"),
+        (with_value(float("nan")), rf"{WEIGHT} holds numbers that are not finite"),
+        (with_value(float("-inf")), rf"{WEIGHT} holds numbers that are not finite"),
+    ],
+    ids=["missing", "shared-missing", "misshapen", "foreign", "nan", "inf"],
+)
+def test_wrong_weights_are_refused(damaged, change, message):
+    import recnmt_hf.inference.pipeline  # noqa: F401 - registers the task
+
+    folder = damaged(change)
+    with pytest.raises(ValueError, match=rf"{message}.*Remedy"):
+        Translator.from_pretrained(folder, device="cpu")
+    with pytest.raises(ValueError, match=rf"{message}.*Remedy"):
+        transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
+
+
+def test_the_commands_refuse_them_too(damaged, monkeypatch, capsys, tmp_path):
+    from recnmt_hf.commands.main import main
+
+    folder = damaged(lambda weights: weights.pop(WEIGHT))
+    (tmp_path / "in").write_text("The dog sleeps.\n")
+    assert main(["translate", str(folder), "-i", str(tmp_path / "in"), "--device", "cpu"]) == 2
+    assert "is missing" in capsys.readouterr().err
+
+
+def test_no_report_that_can_be_ignored(damaged):
+    """The refusal is all that is said; who does not have it checked gets transformers' own report."""
+    import logging
+
+    import recnmt_hf.inference.pipeline  # noqa: F401 - registers the task
+
+    folder = damaged(lambda weights: weights.pop(WEIGHT))
+    records, logger = [], logging.getLogger("transformers.modeling_utils")
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ValueError, match="is missing"):
+            Translator.from_pretrained(folder, device="cpu")
+        with pytest.raises(ValueError, match="is missing"):
+            transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
+        assert not records
+        Translator.from_pretrained(folder, device="cpu", check=False)
+        assert any(WEIGHT.rpartition(".")[2] in record.getMessage() for record in records)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_whoever_wants_to_may_look_alone(damaged):
+    folder = damaged(with_value(float("nan")))
+    translator = Translator.from_pretrained(folder, device="cpu", check=False)
+    with pytest.raises(ValueError, match="not finite"):
+        Translator(translator.model, translator.tokenizer)
+
+
+def test_computed_tables_and_forbidden_tokens_are_no_fault(damaged):
+    """MarianMT's sinusoids in a file are not read; an infinite bias says that a token is never chosen."""
+    folder = damaged(lambda weights: weights.update({"model.encoder.embed_positions.weight": torch.zeros(4, 4)}))
+    translator = Translator.from_pretrained(folder, device="cpu")
+    translator.model.register_buffer("bias", torch.tensor([0.0, -torch.inf]))
+    check_weights(translator.model)
+    translator.model.bias[0] = torch.nan
+    with pytest.raises(ValueError, match="bias holds numbers that are not finite"):
+        check_weights(translator.model)
+
+
+def test_parameters_without_values(tokenizer):
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    with torch.device("meta"):
+        model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    with pytest.raises(ValueError, match=r"and \d+ more have no values"):
+        Translator(model, tokenizer)
+    nothing = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": set(), "error_msgs": []}
+    with pytest.raises(ValueError, match=r"and \d+ more are missing"):
+        check_loading(model, nothing)
+    model.hf_device_map = {"": "disk"}  # they wait there until they are needed
+    check_loading(model, nothing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_data_type_is_looked_at(tiny_folder, dtype):
+    model = Translator.from_pretrained(tiny_folder, device="cpu", dtype=dtype).model
+    assert model.dtype == dtype
+    model.get_encoder().layers[0].fc1.bias.data[3] = torch.inf
+    with pytest.raises(ValueError, match=r"fc1\.bias holds"):
+        check_weights(model)
+
+
+# -- tokenizers --
+
+
+def test_a_foreign_smaller_tokenizer(tiny_folder, smaller, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    smaller.save_pretrained(folder)
+    message = r"The source tokenizer has 300 symbols, the model's source embedding 400 rows.*Remedy.*check=False"
+    with pytest.raises(ValueError, match=message):
+        Translator.from_pretrained(folder, device="cpu")
+    assert len(Translator.from_pretrained(folder, device="cpu", check=False)(["The dog."], beams=1)) == 1
+
+
+@pytest.mark.parametrize("rows", [400, 402, 408, 416, 448, 512])
+def test_padded_vocabularies_are_no_fault(tokenizer, rows):
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=rows)
+    Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
+
+
+@pytest.mark.parametrize("rows", [424, 500, 1024])
+def test_vocabularies_that_nobody_pads_so(tokenizer, rows):
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=rows)
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    with pytest.raises(ValueError, match=f"embedding {rows} rows"):
+        Translator(model, tokenizer)
+    stamp_tokenizers(model.config, tokenizer)  # unless the model says that it is the right one
+    Translator(model, tokenizer)
+
+
+def test_a_trained_model_knows_its_tokenizers(tokenizer, smaller, other, tmp_path):
+    """Of the same size too; symbols that are added later do not matter."""
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    assert len(other) == len(tokenizer)
+    Translator(model, other)  # nothing tells
+    stamp_tokenizers(model.config, tokenizer)
+    model.save_pretrained(tmp_path)
+    model = recnmt_hf.NMTTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    for foreign in (other, smaller):
+        with pytest.raises(ValueError, match="The source tokenizer is not the one that the model was trained with"):
+            Translator(model, foreign)
+        with pytest.raises(ValueError, match="The target tokenizer is not the one that the model was trained with"):
+            Translator(model, tokenizer, foreign)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    longer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    Translator(model, longer)
+    longer.add_tokens(["<speaker>", "<pause>"])
+    model.resize_token_embeddings(len(longer))
+    Translator(model, longer)
+
+
+def changed_tokenizer(tokenizer, folder, **parts):
+    """The same symbols, and other steps around them."""
+    tokenizer.save_pretrained(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, **parts}))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "character"])
+def test_a_tokenizer_that_encodes_otherwise(corpus, tmp_path, kind):
+    """The model's own passes after saving and loading; so does any where an older release wrote the stamps."""
+    tokenizer = recnmt_hf.train_tokenizer(text(corpus), kind, 400)
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    stamp_tokenizers(model.config, tokenizer)
+    Translator(model, changed_tokenizer(tokenizer, tmp_path))
+    others = [
+        changed_tokenizer(tokenizer, tmp_path, normalizer={"type": "Lowercase"}),
+        changed_tokenizer(tokenizer, tmp_path, post_processor=None),
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match=r"source tokenizer is not the one.*encodes text in another way.*Remedy"):
+            Translator(model, other)
+        with pytest.raises(ValueError, match=r"target tokenizer is not the one.*encodes text in another way.*Remedy"):
+            Translator(model, tokenizer, other)
+    for side in model.config.tokenizer_stamps.values():
+        del side["behaviour"]
+    Translator(model, others[0])
+
+
+def test_what_encodes_by_chance_has_no_checksum_of_it(tokenizer, tmp_path):
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    sampled = changed_tokenizer(tokenizer, tmp_path, model={**content["model"], "dropout": 0.5})
+    assert "behaviour" in stamp(tokenizer) and "behaviour" not in stamp(sampled)
+    # Without an unknown token some text cannot be encoded at all.
+    vocabulary = {token: id for token, id in content["model"]["vocab"].items() if token != "<unk>"}
+    closed = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    assert "behaviour" not in stamp(transformers.PreTrainedTokenizerFast(tokenizer_object=closed))
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "eos_token_id", "pad_token_id"])
+def test_settings_of_generate_that_contradict_the_model(tiny_folder, tmp_path, name):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    fields = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**fields, name: 9}))
+    with pytest.raises(ValueError, match=rf"generation_config\.json says {name} 9, config\.json \d.*Remedy"):
+        Translator.from_pretrained(folder, device="cpu")
+    if name == "eos_token_id":  # several ends are no contradiction
+        (folder / "generation_config.json").write_text(json.dumps({**fields, name: [9, fields[name]]}))
+        Translator.from_pretrained(folder, device="cpu")
+
+
+@pytest.mark.parametrize("value", [{}, [], "2", 1.5, True, [{}]], ids=str)
+def test_token_ids_in_the_settings_of_generate_are_numbers(tiny_folder, tmp_path, value):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    fields = json.loads((folder / "generation_config.json").read_text())
+    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        (folder / "generation_config.json").write_text(json.dumps({**fields, name: value}))
+        with pytest.raises(
+            UserError, match=rf"({name}={re.escape(repr(value))} in the model|cannot be loaded).*Remedy"
+        ):
+            Translator.from_pretrained(folder, device="cpu")
+
+
+def test_a_model_without_an_end(tiny_folder):
+    translator = Translator.from_pretrained(tiny_folder, device="cpu")
+    translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match=r"no token that ends a sentence.*Remedy"):
+        Translator(translator.model, translator.tokenizer)
+    Translator(translator.model, translator.tokenizer, check=False)
+
+
+def test_training_tells_the_model_its_tokenizers(tokenizer, other):
+    from recnmt_hf.training.recipe import Recipe
+    from recnmt_hf.training.run import build_model
+
+    model = build_model(Recipe(model={"preset": "tiny"}), tokenizer, tokenizer)
+    Translator(model, tokenizer)
+    with pytest.raises(ValueError, match="is not the one that the model was trained with"):
+        Translator(model, other)
+
+
+def with_padding(corpus, token):
+    """A tokenizer that pads with another of its tokens."""
+    tokenizer = recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
+    tokenizer.pad_token = token
+    return tokenizer
+
+
+def test_padding_ids_must_agree(corpus, tokenizer, smaller):
+    """The row of the model's padding id is zero in both embeddings: a source whose word stands there learns nothing."""
+    from recnmt_hf.training.recipe import Recipe
+    from recnmt_hf.training.run import build_model
+    from recnmt_hf.training.trainer import TranslationTrainer, TranslationTrainingArguments
+
+    source = with_padding(corpus, "<s>")
+    message = r"The padding ids differ \(source tokenizer 1, target tokenizer 0.*Remedy"
+    with pytest.raises(ValueError, match=message):
+        build_model(Recipe(model={"preset": "tiny"}, tokenizer={"joint": False}), source, smaller)
+    config = recnmt_hf.NMTTransformerConfig.from_preset(
+        "tiny", vocab_size=len(source), decoder_vocab_size=len(smaller), share_encoder_decoder_embeddings=False
+    )
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    with pytest.raises(ValueError, match=message):
+        Translator(model, source, smaller)
+    with pytest.raises(ValueError, match=message):
+        TranslationTrainer(model, TranslationTrainingArguments("out"), tokenizer=source, target_tokenizer=smaller)
+    with pytest.raises(ValueError, match=r"\(source tokenizer 1, target tokenizer 1, model 0\)"):
+        Translator(model, source)
+    Translator(model, smaller)
+
+
+def test_special_tokens_of_another_model(tokenizer, corpus):
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), eos_token_id=7)
+    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
+    with pytest.raises(ValueError, match="The model ends sentences with token 7, the target tokenizer with 2"):
+        check_tokenizers(model, tokenizer, tokenizer)
+    without = recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
+    without.pad_token = None
+    with pytest.raises(ValueError, match=r"The source tokenizer has no padding token.*Remedy"):
+        check_tokenizers(model, without, tokenizer, strict=False)
+
+
+def test_the_configuration_keeps_the_stamps(tokenizer, tmp_path):
+    config = recnmt_hf.RNMTConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    stamp_tokenizers(config, tokenizer)
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["tokenizer_stamps"]["target"]["symbols"] == 400
+    assert transformers.AutoConfig.from_pretrained(tmp_path).tokenizer_stamps == config.tokenizer_stamps

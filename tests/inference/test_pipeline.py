@@ -1,0 +1,179 @@
+"""The pipeline: transformers' own way through preprocess, forward and postprocess gives what the Translator gives."""
+
+import pytest
+import transformers
+
+from recnmt_hf import UserError
+from recnmt_hf.inference import Translator, forced_decoding
+from recnmt_hf.inference.pipeline import TASK, TranslationPipeline, WholeModelForSeq2SeqLM, register_pipeline
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder):
+    return transformers.pipeline("recnmt-translation", model=str(tiny_folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def translator(tiny_folder):
+    return Translator.from_pretrained(tiny_folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def sentences(corpus):
+    return [*[pair.en for pair in corpus["test"]][:5], "", "\u200b"]
+
+
+def texts(found):
+    return [each[0]["translation_text"] for each in found]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+def test_gives_the_same_as_the_translator(pipe, translator, sentences, batch_size):
+    expected = translator(sentences, beams=2, max_length_extra=5)
+    found = pipe(sentences, beams=2, max_length_extra=5, **({"batch_size": batch_size} if batch_size else {}))
+    assert texts(found) == [each.text for each in expected]
+    assert [each[0]["score"] for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
+
+
+def test_model_and_tokenizer_by_position(translator, sentences):
+    pipe = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    expected = [each.text for each in translator(sentences[:2], beams=1)]
+    assert texts(pipe(sentences[:2], beams=1)) == expected
+
+
+def test_every_way_to_give_sentences(pipe, sentences):
+    expected = texts(pipe(sentences[:3], beams=1))
+    assert texts(pipe(tuple(sentences[:3]), beams=1)) == expected
+    assert texts(pipe((each for each in sentences[:3]), beams=1)) == expected
+    assert texts([pipe(each, beams=1) for each in sentences[:3]]) == expected
+    assert pipe([]) == []
+
+
+def test_calls_go_through_the_methods(pipe, sentences, monkeypatch):
+    """Whoever overrides one of them is asked, for one sentence and for several."""
+    seen = []
+    for name in ("preprocess", "_forward", "postprocess"):
+        method = getattr(pipe, name)
+        monkeypatch.setattr(
+            pipe, name, lambda *a, _name=name, _method=method, **k: seen.append(_name) or _method(*a, **k)
+        )
+    pipe(sentences[0], beams=1)
+    assert seen == ["preprocess", "_forward", "postprocess"]
+    seen.clear()
+    pipe(sentences[:3], beams=1)
+    assert sorted(seen) == ["_forward", *["postprocess"] * 3, *["preprocess"] * 3]
+
+
+def test_names_of_transformers(pipe, translator, sentences):
+    own = pipe(sentences[0], beams=3, num_hypotheses=2, max_length_factor=0, max_length_extra=4)
+    assert pipe(sentences[0], num_beams=3, num_return_sequences=2, max_new_tokens=4) == own
+    assert len(own) == 2 and own[0]["score"] >= own[1]["score"]
+    blocked = pipe(sentences[0], num_beams=1, max_new_tokens=12, no_repeat_ngram_size=1)[0]["translation_text"]
+    (expected,) = translator([sentences[0]], beams=1, max_new_tokens=12, generate={"no_repeat_ngram_size": 1})
+    assert blocked == expected.text
+
+
+def test_options_of_the_pipeline_hold_for_its_calls(tiny_folder, sentences):
+    made = transformers.pipeline(
+        "recnmt-translation", model=str(tiny_folder), device="cpu", num_beams=2, max_new_tokens=4, batch_size=2
+    )
+    assert made(sentences[:3]) == made(sentences[:3], beams=2, max_length_factor=0, max_length_extra=4)
+    assert len(made(sentences[0], num_return_sequences=2)) == 2
+    sampling = transformers.pipeline("recnmt-translation", model=str(tiny_folder), device="cpu", do_sample=True)
+    assert sampling(sentences[0], seed=1, num_beams=1) == sampling(sentences[0], seed=1, num_beams=1)
+
+
+def test_settings_of_a_call_join_those_of_the_pipeline(tiny_folder, translator, sentences):
+    made = transformers.pipeline(
+        *("recnmt-translation", str(tiny_folder)), device="cpu", no_repeat_ngram_size=1, num_beams=1, max_new_tokens=12
+    )
+    (free,) = translator([sentences[0]], beams=1, max_new_tokens=12)
+    settings = {"no_repeat_ngram_size": 1}, {"suppress_tokens": free.hypotheses[0].tokens[:1]}
+    found = made(sentences[0], generate=settings[1])[0]["translation_text"]
+    texts_of = [
+        translator([sentences[0]], beams=1, max_new_tokens=12, generate=each)[0].text
+        for each in (*settings, settings[0] | settings[1])
+    ]
+    assert found == texts_of[2] and len(set(texts_of)) == 3, "either alone would have been another translation"
+
+
+def test_long_sentences_are_split_or_cut_off(pipe, translator, sentences):
+    text = " ".join(sentences[:3])
+    options = {"beams": 1, "max_source_length": 12, "max_length_factor": 0, "max_length_extra": 5}
+    options["split_sentences"] = "never"
+    found = {}
+    for choice in ("split", "truncate"):
+        found[choice] = pipe(text, on_long=choice, **options)[0]["translation_text"]
+        assert found[choice] == translator([text], on_long=choice, **options)[0].text
+    assert len(found["split"]) > len(found["truncate"]) > 0
+
+
+def test_the_task_is_registered_with_its_classes(monkeypatch):
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    known = {name: task for name, task in PIPELINE_REGISTRY.supported_tasks.items() if name != TASK}
+    monkeypatch.setattr(PIPELINE_REGISTRY, "supported_tasks", known)
+    register_pipeline()
+    task = PIPELINE_REGISTRY.supported_tasks[TASK]
+    assert (task["impl"], task["pt"], task["type"]) == (TranslationPipeline, (WholeModelForSeq2SeqLM,), "text")
+    register_pipeline()
+    assert PIPELINE_REGISTRY.supported_tasks[TASK] is task, "a second time changes nothing"
+
+
+def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "recnmt_hf.inference.pipeline.load_target_tokenizer",
+        lambda path, **settings: asked.append((path, settings)) or translator.tokenizer,
+    )
+    config = translator.model.config
+    monkeypatch.setattr(translator.model, "name_or_path", "someone/pair")
+    monkeypatch.setattr(config, "share_encoder_decoder_embeddings", False)
+    for commit, settings in (("a" * 40, {"revision": "a" * 40}), (None, {})):
+        monkeypatch.setattr(config, "_commit_hash", commit, raising=False)
+        made = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+        assert asked.pop() == ("someone/pair", settings) and made.translator.target_tokenizer is translator.tokenizer
+    monkeypatch.setattr(config, "share_encoder_decoder_embeddings", True)
+    TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
+    config = transformers.T5Config(
+        vocab_size=len(translator.tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, eos_token_id=2
+    )
+    other = transformers.T5ForConditionalGeneration(config)  # does not say, and has one
+    other.name_or_path = "someone/other"
+    TranslationPipeline(other, translator.tokenizer, device="cpu")
+    assert not asked
+
+
+def test_unknown_tokens_are_reported(pipe, monkeypatch):
+    said = []
+    monkeypatch.setattr(forced_decoding.logger, "warning_once", said.append)
+    pipe("Ж Ж", num_beams=1, max_new_tokens=1)
+    assert [message.partition("% ")[2][:43] for message in said] == ["of the source tokens are unknown to the tok"]
+
+
+def test_prefixes(pipe, sentences):
+    found = pipe([{"text": sentences[0], "prefix": "Der Hund"}, sentences[1], {"text": sentences[2]}], beams=2)
+    assert found[0][0]["translation_text"].startswith("Der Hund")
+    assert found[1:] == pipe(sentences[1:3], beams=2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ("a", {"num_beam": 2}, "no option 'num_beam' of decoding; did you mean num_beams"),
+        ("a", {"num_beams": 2, "beams": 3}, "num_beams and beams state the same"),
+        ("a", {"max_new_tokens": 2, "max_length_extra": 3}, "max_new_tokens and max_length_extra state the same"),
+        ("a", {"num_beams": 0}, "beams=0 is not allowed"),
+        ("a", {"top_k": 3}, "generate={'top_k': 3} is not allowed"),
+        (5, {}, "The sentence is no text but 5"),
+        ({"source": "a"}, {}, "A sentence with source cannot be translated"),
+        ({"prefix": "a"}, {}, "A sentence with prefix cannot be translated"),
+        ({"text": "a", "lang": "en"}, {}, "A sentence with text, lang cannot be translated"),
+        ({}, {}, "A sentence with nothing cannot be translated"),
+        ("a " * 500, {}, r"The sentence has \d+ tokens, the model takes 128"),
+        ("a b c", {"max_source_length": 2}, r"The sentence has \d+ tokens, the model takes 2"),
+    ],
+)
+def test_what_is_wrong_is_named(pipe, inputs, options, message):
+    with pytest.raises(UserError, match=message):
+        pipe(inputs, **options)

@@ -1,0 +1,124 @@
+"""Searching without finished sentences: what transformers' own search finds, for every family."""
+
+import pytest
+import torch
+
+import recnmt_hf
+from recnmt_hf._registration import FAMILIES
+from recnmt_hf.inference import translator as translator_module
+from recnmt_hf.inference.search import Rows
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def translator(request, tokenizer):
+    """A random model that ends its sentences at various lengths."""
+    torch.manual_seed(11)
+    prefix = FAMILIES[request.param][0]
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
+    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.25)
+    with torch.no_grad():  # sentences end now and then
+        model.lm_head.weight[tokenizer.eos_token_id] *= 2.5
+    return recnmt_hf.Translator(model, tokenizer, check=False)
+
+
+def with_and_without(translator, monkeypatch, sentences, *prefixes, **options):
+    """What is found with and without transformers' own search, and how many rows each step of ours had."""
+    rows = []
+    own = Rows.logits
+
+    def counted(self, tokens):
+        rows.append(tokens.shape[0])
+        return own(self, tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "logits", counted)
+        found = translator(sentences, *prefixes, **options)
+    assert rows
+    with monkeypatch.context() as patch:
+        patch.setattr(translator_module, "leaves_finished", lambda *_: False)
+        patch.setattr(Rows, "logits", None)
+        return found, translator(sentences, *prefixes, **options), rows
+
+
+SETTINGS = {
+    "greedy": {"beams": 1},
+    "beams": {"beams": 4, "num_hypotheses": 4},
+    "hf": {"beams": 3, "length_penalty_type": "hf", "length_penalty": 1.0, "num_hypotheses": 2},
+    "negative": {"beams": 3, "length_penalty_type": "hf", "length_penalty": -1.0},
+    "early": {"beams": 3, "early_stopping": True, "num_hypotheses": 3},
+    "never": {"beams": 3, "early_stopping": "never", "length_penalty_type": "hf", "num_hypotheses": 3},
+    "ngrams": {"beams": 2, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+    "least": {"beams": 2, "min_new_tokens": 6, "num_hypotheses": 2},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_finished_sentences_leave_and_nothing_changes(translator, corpus, monkeypatch, name):
+    sentences = [pair.en for pair in corpus["test"][:14]] + ["A.", "The dog sleeps."]
+    options = {"max_length_factor": 0.6, "max_length_extra": 6, "max_tokens": 100_000, **SETTINGS[name]}
+    found, expected, rows = with_and_without(translator, monkeypatch, sentences, **options)
+    for one, other in zip(found, expected, strict=True):
+        assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
+        scores = [[each.score for each in every.hypotheses] for every in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert rows[0] == 16 * options["beams"] and rows[-1] < rows[0]
+
+
+def test_plain_paths_lose_sentences_too(translator, corpus, monkeypatch):
+    """Where encoder memories are not projected once, what is kept of them shrinks with the batch."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    sentences = [pair.en for pair in corpus["test"][:6]]
+    options = {"beams": 2, "max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 100_000}
+    found, expected, rows = with_and_without(translator, monkeypatch, sentences, **options)
+    assert [each.text for each in found] == [each.text for each in expected] and rows[-1] < rows[0]
+
+
+def test_prefixes_and_batches(translator, corpus, monkeypatch):
+    sentences = [pair.en for pair in corpus["test"][:9]]
+    prefixes = ["Der Hund", "", "Die", "", "", "Wir", "", "Das alte Haus", ""]
+    options = {"beams": 2, "max_length_extra": 4, "max_tokens": 300}
+    found, expected, _ = with_and_without(translator, monkeypatch, sentences, prefixes, **options)
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert all(each.text.startswith(prefix) for each, prefix in zip(found, prefixes, strict=True))
+    unscored = list(translator.translate(sentences, None, prefixes, scores=False, **options))
+    assert [each.text for each in unscored] == [each.text for each in expected]
+    assert all(each.score != each.score for each in unscored)  # NaN
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True, "beams": 1}, {"beams": 2, "cache_implementation": "static"},
+                                     {"beams": 2, "logits_processor": [lambda ids, scores: scores]}])  # fmt: skip
+def test_what_else_generate_can_do_is_left_to_it(translator, monkeypatch, options):
+    monkeypatch.setattr(Rows, "logits", None)
+    assert translator("The dog sleeps.", max_length_extra=3, **options)[0].hypotheses
+
+
+def test_whole_numbers_for_weights(tiny_folder, corpus, translator):
+    """Nearly the same log-probabilities, for every family; the model itself stays."""
+    from recnmt_hf.inference.quantization import quantized
+
+    sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
+    before = [each.log_prob for each in translator.score(sources, targets)]
+    other = recnmt_hf.Translator(translator.model, translator.tokenizer, check=False)
+    other.model = quantized(translator.model)
+    assert type(other.model.lm_head) is not torch.nn.Linear and type(translator.model.lm_head) is torch.nn.Linear
+    after = [each.log_prob for each in other.score(sources, targets)]
+    assert after == pytest.approx(before, rel=0.15) and after != before
+    assert [each.log_prob for each in translator.score(sources, targets)] == before
+    assert len(other(list(sources), beams=2, max_length_extra=2)) == 4
+    loaded = recnmt_hf.Translator.from_pretrained(tiny_folder, quantization="int8")
+    assert type(loaded.model.lm_head) is not torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization": "int4"}, "no quantization 'int4'"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, "int8 and bfloat16 exclude each other"),
+        ({"quantization": "int8", "device": "cuda"}, "int8 is for the CPU"),
+    ],
+)
+def test_quantizations_that_are_refused(tiny_folder, settings, message):
+    with pytest.raises(ValueError, match=message):
+        recnmt_hf.Translator.from_pretrained(tiny_folder, **settings)

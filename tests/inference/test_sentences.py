@@ -1,0 +1,316 @@
+"""Texts of several sentences: when they are split, how their translations are joined, and the report of short ones."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from recnmt_hf import EnsembleTranslator, UserError
+from recnmt_hf.commands.main import main
+from recnmt_hf.data.text import SentencePair, read_parallel
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, short_translations
+from recnmt_hf.inference.origin import EVIDENCE, Origin, read_origin
+from recnmt_hf.inference.short_translations import count_letters, is_far_too_short
+from recnmt_hf.training.testing import test_model as score_test_set
+
+
+OPTIONS = {"beams": 2, "max_length_extra": 4, "max_length_factor": 0}
+
+
+@pytest.fixture
+def translator(tiny_folder):
+    translator = Translator.from_pretrained(tiny_folder, device="cpu")
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in translator.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
+        translator.model.lm_head.weight[2] *= 3  # sentences end sooner or later
+    translator.model.double()
+    return translator
+
+
+@pytest.fixture
+def sentences(corpus):
+    return [pair.en for pair in corpus["test"]][:3]
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    found = []
+    monkeypatch.setattr(short_translations.logger, "warning", found.append)
+    return found
+
+
+# -- splitting and joining ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spaces", [(" ", " "), ("  ", "\t"), ("\n", "\n\n  ")])
+def test_a_text_is_translated_sentence_by_sentence(translator, sentences, spaces):
+    text = f"{sentences[0]}{spaces[0]}{sentences[1]}{spaces[1]}{sentences[2]}"
+    (found,) = translator(text, **OPTIONS)
+    alone = [each.hypotheses[0] for each in translator(sentences, **OPTIONS)]
+    assert found.source == text
+    assert found.text == f"{alone[0].text}{spaces[0]}{alone[1].text}{spaces[1]}{alone[2].text}"
+    assert found.hypotheses[0].log_prob == pytest.approx(sum(each.log_prob for each in alone), abs=1e-9)
+    assert found.hypotheses[0].tokens == [token for each in alone for token in each.tokens]
+
+
+def test_forty_sentences_give_forty_translations(translator, corpus):
+    """More tokens than the model has positions."""
+    sentences = [pair.en for pair in corpus["test"]][:40]
+    (found,) = translator(" ".join(sentences), **OPTIONS)
+    assert found.text == " ".join(each.text for each in translator(sentences, **OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix", "summarizes", "is_split"),
+    [
+        ({}, "", False, True),
+        ({"split_sentences": "never"}, "", False, False),
+        ({"num_hypotheses": 2}, "", False, True),
+        ({}, "Der", False, False),
+        ({}, "", True, False),
+        ({"on_long": "truncate"}, "", False, False),
+        ({"split_sentences": "always"}, "Der", True, True),
+        ({"split_sentences": "always", "on_long": "truncate"}, "", False, True),
+    ],
+)
+def test_when_a_text_is_split(translator, sentences, options, prefix, summarizes, is_split):
+    translator.origin = Origin(summarizes=summarizes)
+    prepared = translator.prepare(" ".join(sentences), DecodingOptions(beams=2, **options), prefix)
+    assert len(prepared.pieces) == (3 if is_split else 1)
+    assert translator.prepare(sentences[0], DecodingOptions(beams=2, **options)).glues == [""]
+
+
+def test_a_prefix_begins_the_first_sentence(translator, sentences):
+    (found,) = translator(" ".join(sentences), "Der Hund", split_sentences="always", **OPTIONS)
+    first, *others = [
+        translator(each, p, **OPTIONS)[0].text for each, p in zip(sentences, ["Der Hund", "", ""], strict=True)
+    ]
+    assert first.startswith("Der Hund") and found.text == " ".join([first, *others])
+
+
+def test_hypotheses_are_joined_by_rank(translator, sentences):
+    options = {**OPTIONS, "num_hypotheses": 2}
+    (found,) = translator(" ".join(sentences), **options)
+    alone = translator(sentences, **options)
+    expected = {" ".join(each.hypotheses[rank].text for each in alone) for rank in (0, 1)}
+    assert {each.text for each in found.hypotheses} == expected
+    assert found.hypotheses[0].score >= found.hypotheses[1].score
+
+
+def test_alignments_count_through_the_text(translator, sentences):
+    text = " ".join(sentences)
+    (found,) = translator(text, alignments=True, **OPTIONS)
+    expected, tokens, source = [], [], []
+    for each in translator(sentences, alignments=True, **OPTIONS):
+        best = each.hypotheses[0]
+        expected += [(i + len(source), j + len(tokens)) for i, j in best.alignment]
+        source += translator.encode_source(each.source)[:-1]
+        tokens += best.tokens
+    assert found.hypotheses[0].tokens == tokens and source == translator.encode_source(text)[:-1]
+    assert found.hypotheses[0].alignment == expected and len(expected) > 3
+
+
+def test_with_alignments_only_texts_are_split_whose_tokens_stay(translator, monkeypatch):
+    """Else positions would be those of no text that the reader has."""
+    encode = translator.encode_source
+    monkeypatch.setattr(translator, "encode_source", lambda text: encode(text.replace(". ", "_")))
+    options = DecodingOptions(alignments=True), DecodingOptions()
+    assert [len(translator.prepare("We sleep. We sleep.", each).pieces) for each in options] == [1, 2]
+
+
+def test_a_long_sentence_of_a_text_is_named_or_split(translator, sentences):
+    text = f"We sleep. {' '.join(each.rstrip('.') for each in sentences)}"
+    with pytest.raises(UserError, match=r"^Sentence 1, part 2, has \d+ tokens, the model takes 12"):
+        translator(text, max_source_length=12)
+    prepared = translator.prepare(text, DecodingOptions(max_source_length=12, on_long="split"))
+    assert len(prepared.pieces) > 2 and prepared.glues[:2] == ["", " "]
+    assert prepared.pieces[0] == translator.encode_source("We sleep.")
+
+
+def test_parts_without_a_token_leave_their_line_breaks(translator, sentences, monkeypatch):
+    text = f"{sentences[0]}\n\u200b\n{sentences[1]}"
+    encode = translator.encode_source
+    monkeypatch.setattr(translator, "encode_source", lambda text: [2] if text == "\u200b" else encode(text))
+    prepared = translator.prepare(text, DecodingOptions())
+    assert prepared.glues == ["", "\n\n"] and len(prepared.pieces) == 2
+
+
+def test_pipeline_and_ensemble_split_too(translator, sentences):
+    text = " ".join(sentences)
+    pipe = transformers.pipeline("recnmt-translation", translator.model, tokenizer=translator.tokenizer, device="cpu")
+    ensemble = EnsembleTranslator([translator, translator])
+    for choice in ("auto", "never"):
+        (expected,) = translator(text, split_sentences=choice, **OPTIONS)
+        assert pipe(text, split_sentences=choice, **OPTIONS)[0]["translation_text"] == expected.text
+        assert ensemble(text, split_sentences=choice, **OPTIONS)[0].text == expected.text
+
+
+# -- languages ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_language_of_the_source(translator, monkeypatch):
+    """The option before what the model's folder says before what its tokenizer says."""
+    text = "Am 3. Mai schlief er."  # by the rules of another language, two sentences
+
+    def parts(**options):
+        return len(translator.prepare(text, DecodingOptions(**options)).pieces)
+
+    assert parts() == parts(source_lang="fr") == 2 and parts(source_lang="de") == parts(source_lang="de-AT") == 1
+    monkeypatch.setattr(translator.tokenizer, "source_lang", "de", raising=False)
+    assert parts() == 1
+    translator.origin = Origin("en")
+    assert parts() == 2 and parts(source_lang="de") == 1
+    with pytest.raises(UserError, match=r"^source_lang='d e' is not allowed; it must be a language code of letters"):
+        DecodingOptions(source_lang="d e")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "origin"),
+    [
+        ({"languages": ["de", "en"]}, Origin("de")),
+        ({"languages": ["zh", "zh"]}, Origin("zh", True)),
+        ({"languages": ["zh", "en"], "recipe": {"training": {"text_metric": "rouge"}}}, Origin("zh", True)),
+        ({"languages": [], "recipe": {"training": {"text_metric": "bleu"}}}, Origin()),
+        ({"languages": [1, None]}, Origin()),
+        ([], Origin()),
+    ],
+)
+def test_what_a_folder_says(tmp_path, evidence, origin):
+    (tmp_path / EVIDENCE).write_text(json.dumps(evidence))
+    assert read_origin(tmp_path) == origin
+
+
+def test_a_folder_without_usable_evidence_says_nothing(tmp_path):
+    assert read_origin(tmp_path) == read_origin("someone/unknown", local_files_only=True) == Origin()
+    (tmp_path / EVIDENCE).write_text('{"languages": [')
+    assert read_origin(tmp_path) == Origin()
+
+
+def test_loading_reads_what_the_folder_says(tiny_folder, translator, tmp_path):
+    translator.model.save_pretrained(tmp_path)
+    translator.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / EVIDENCE).write_text('{"languages": ["de", "de"]}')
+    loaded = Translator.from_pretrained(tmp_path, device="cpu")
+    pipe = transformers.pipeline("recnmt-translation", str(tmp_path), device="cpu")
+    assert loaded.origin == pipe.translator.origin == Origin("de", True)
+    assert EnsembleTranslator([loaded, loaded]).origin == Origin("de", True) != translator.origin
+
+
+# -- where a line is a segment -----------------------------------------------------------------------------------------
+
+
+def test_scores_and_test_sets_take_lines_as_they_are(translator, sentences, tmp_path, monkeypatch):
+    text = " ".join(sentences)
+    whole = translator.encode_source(text)
+    seen = []
+    generate = translator._generate
+    monkeypatch.setattr(
+        translator, "_generate", lambda sources, *rest: seen.extend(sources) or generate(sources, *rest)
+    )
+    pairs = [SentencePair(text, "Ja.")]
+    score, found, _ = score_test_set(translator, "set", pairs, "de", DecodingOptions(**OPTIONS), {})
+    assert seen == [whole]
+    assert "split_sentences" not in score.decoding and found == [
+        translator(text, split_sentences="never", **OPTIONS)[0].text
+    ]
+    assert translator.score([text], ["Ja."])[0].log_prob == pytest.approx(
+        sum(translator.score_tokens([whole], [translator.encode_target("Ja.")])[0]), abs=1e-9
+    )
+
+
+def test_tokens_of_a_split_text_are_not_scored_as_one(tiny_folder, tmp_path, capsys):
+    (tmp_path / "a.en").write_text("We sleep.\nWe sleep. We sleep.\n")
+    words = ["translate", str(tiny_folder), "-i", str(tmp_path / "a.en"), "--format", "jsonl", "--beams", "1"]
+    for choice, code in (("auto", 2), ("never", 0)):
+        records = tmp_path / f"{choice}.jsonl"
+        # A random model ends no sentence by itself.
+        assert (
+            main([*words, "-o", str(records), "--split-sentences", choice, "--generate", "forced_eos_token_id=2"]) == 0
+        )
+        assert main(["score", str(tiny_folder), "--jsonl", str(records)]) == code
+    assert "auto.jsonl, line 2: the tokens are those of several sentences or parts" in capsys.readouterr().err
+
+
+# -- translations that are far too short -------------------------------------------------------------------------------
+
+LONG = "The old farmer sees that the small dog follows the girl who loves the green bird."
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "is_short"),
+    [
+        (LONG, "Der alte Bauer.", True),
+        (LONG, "Der alte Bauer sieht den kleinen Hund.", False),
+        (LONG, "", True),
+        ("The dog sees the cat and the bird.", "Ja.", False),  # a short source proves nothing
+        (LONG, "老农夫看见小狗跟着女孩", False),
+        (LONG, "老农夫看", True),
+        ("老农夫看见小狗跟着爱绿鸟的女孩，他很高兴，因为女孩也爱小狗。", "The farmer.", True),
+        ("老农夫看见小狗跟着爱绿鸟的女孩，他很高兴，因为女孩也爱小狗。", "The old farmer sees a small dog.", False),
+    ],
+)
+def test_which_translations_are_far_too_short(source, text, is_short):
+    assert is_far_too_short(Translation(source, [Hypothesis(text, -1.0, -1.0)])) is is_short
+    cut = Hypothesis(text, -1.0, -1.0, finished=False)  # by a limit that somebody set
+    assert not is_far_too_short(Translation(source, [cut]))
+
+
+def test_letters_are_weighted_by_script():
+    assert count_letters("Ab 1.ß!") == 4 and count_letters("看见。") == 6 and count_letters("かな한") == 6
+
+
+@pytest.fixture
+def silent(translator, monkeypatch):
+    """Says two words, whatever the source."""
+    answer = Hypothesis("Wir sehen.", -1.0, -1.0, [5, 2])
+    monkeypatch.setattr(translator, "_generate", lambda sources, *rest: [[answer] for _ in sources])
+    return translator
+
+
+def test_a_call_warns_once(silent, warnings):
+    list(silent.translate([LONG, "We sleep."] * 7, buffer=3))
+    assert len(warnings) == 1
+    expected = (
+        "7 of 14 translations have less than a quarter of their source's letters (sentence numbers: 1, 3, 5, 7, 9, ...)"
+    )
+    assert warnings[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "summarizes"), [({"on_long": "truncate"}, False), ({}, True), ({"warn_short": False}, False)]
+)
+def test_summaries_are_short(silent, warnings, options, summarizes):
+    silent.origin = Origin("en", summarizes)
+    list(silent.translate([LONG], **options))
+    pipe_options = {name: value for name, value in options.items() if name != "warn_short"}
+    assert silent.takes_whole_texts(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})
+    assert not warnings
+
+
+def test_a_whole_text_with_the_translation_of_a_sentence_is_reported(silent, warnings):
+    text = " ".join(["We see the old dog."] * 6)
+    silent(text)
+    assert not warnings
+    silent(text, split_sentences="never")
+    assert len(warnings) == 1
+
+
+def test_the_pipeline_numbers_its_sentences(silent, warnings):
+    pipe = transformers.pipeline("recnmt-translation", silent.model, tokenizer=silent.tokenizer, device="cpu")
+    pipe.translator = silent
+    for _ in range(2):
+        pipe(["We sleep.", LONG, LONG], batch_size=2)
+    assert [each.split("(")[1].split(")")[0] for each in warnings] == ["sentence numbers: 2", "sentence numbers: 3"] * 2
+    warnings.clear()
+    pipe([LONG], on_long="truncate")
+    assert not warnings
+
+
+def test_captions_are_never_reported(real_data):
+    names = [real_data / "multi30k" / f"test_2016_flickr.{language}.gz" for language in ("en", "de")]
+    for sources, targets in (names, names[::-1]):
+        for pair in read_parallel(sources, targets):
+            assert not is_far_too_short(Translation(pair.source, [Hypothesis(pair.target, -1.0, -1.0)]))

@@ -1,0 +1,80 @@
+"""Where texts and long sentences are cut, and how the translations of their parts are joined."""
+
+import pytest
+
+from recnmt_hf.inference import Hypothesis
+from recnmt_hf.inference.joining import join_texts
+from recnmt_hf.inference.splitting import join_pieces, split_sentences, split_text
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "parts"),
+    [
+        ("ab cd", 5, [("", "ab cd")]),
+        ("a, b c d e.f", 9, [("", "a,"), (" ", "b c d e.f")]),
+        ("aa bb. cc. dd ee", 9, [("", "aa bb."), (" ", "cc. dd ee")]),
+        ("aa bb cc dd", 5, [("", "aa bb"), (" ", "cc dd")]),
+        ("abcdef", 3, [("", "abc"), ("", "def")]),
+        ("abcdef", 0, [("", letter) for letter in "abcdef"]),
+        ("今天好明天好。", 4, [("", "今天好"), (" ", "明天好。")]),
+        ("今天好。明天好", 4, [("", "今天好。"), (" ", "明天好")]),
+    ],
+)
+def test_sentences_are_cut_near_the_middle(text, limit, parts):
+    """After punctuation before between words before between characters."""
+    assert split_text(text, limit, len) == parts
+    assert split_text(text, limit, len, "-")[0] == ("-", parts[0][1])
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "parts"),
+    [
+        ("en", "Dr. Smith paid 3.50 dollars. He left.", [("", "Dr. Smith paid 3.50 dollars."), (" ", "He left.")]),
+        ("de", "Am 3. Mai kam z. B. er. Was nun?", [("", "Am 3. Mai kam z. B. er."), (" ", "Was nun?")]),
+        ("zh-CN", "今天好。明天好！后天？", [("", "今天好。"), (" ", "明天好！"), (" ", "后天？")]),
+        ("ja", "今日は。\u3000明日は。", [("", "今日は。"), (" ", "明日は。")]),
+        (None, "One. Deux! ¿Tres? 四。", [("", "One."), (" ", "Deux!"), (" ", "¿Tres?"), (" ", "四。")]),
+        ("xx", "One. Two.", [("", "One."), (" ", "Two.")]),
+        ("en", " One.  Two.\tThree. ", [("", "One."), ("  ", "Two."), ("\t", "Three.")]),
+        ("en", "A title\n\n  One.\r\nTwo.\n", [("", "A title"), ("\n\n  ", "One."), ("\r\n", "Two.")]),
+        ("ja", "題。\n\u3000一。", [("", "題。"), ("\n\u3000", "一。")]),
+        ("en", "A dog, a cat and a bird", [("", "A dog, a cat and a bird")]),
+        ("en", "Z\xa0. One.", [("", "Z\xa0."), (" ", "One.")]),  # white space of two bytes
+        ("en", " \n ", []),
+        ("en", "", []),
+    ],
+)
+def test_sentences_of_a_text(language, text, parts):
+    assert split_sentences(text, language) == parts
+    assert join_texts([part for _, part in parts], [glue for glue, _ in parts]).split() == text.split() or "。" in text
+
+
+def test_hypotheses_of_parts_are_joined_rank_by_rank():
+    parts = [
+        [Hypothesis("a b", -1.0, -2.0, [5, 6, 2]), Hypothesis("a", -3.0, -4.0, [5])],
+        [Hypothesis("c", -1.0, -0.5, [7], finished=False), Hypothesis("", 0.0, 0.0, [])],
+    ]
+    first, second = join_pieces(parts, 0.5, ["", " "])
+    assert first == Hypothesis("a b c", -2.5 / 2.0, -2.5, [5, 6, 2, 7], False)
+    assert second == Hypothesis("a", -4.0, -4.0, [5], True)
+    assert join_pieces([[Hypothesis("", 0.0, -1.0)]], 0.5, [""])[0].score == -1.0
+
+
+def test_joined_hypotheses_are_ordered_by_their_own_scores():
+    parts = [
+        [Hypothesis("a", -1.0, -1.0, [5]), Hypothesis("b", -1.5, -6.0, [5] * 4)],
+        [Hypothesis("c", -2.0, -8.0, [5] * 4), Hypothesis("d", -3.0, -3.0, [5])],
+    ]
+    assert [(each.text, each.score) for each in join_pieces(parts, 1.0, ["", " "])] == [("a c", -1.8), ("b d", -1.8)]
+    assert [each.text for each in join_pieces(parts, 0.0, ["", " "])] == ["a c", "b d"]
+    assert [each.text for each in join_pieces([parts[1], parts[1]], 0.0, ["", " "])] == ["d d", "c c"]
+
+
+def test_links_of_parts_are_moved_behind_those_before():
+    parts = [
+        [Hypothesis("a", -1.0, -1.0, [5, 2], alignment=[(1, 0)])],
+        [Hypothesis("", -1.0, -1.0, [2], alignment=[])],
+        [Hypothesis("b c", -1.0, -1.0, [6, 7, 2], alignment=[(0, 0), (0, 1)])],
+    ]
+    (joined,) = join_pieces(parts, 0.5, ["", " ", " "], [2, 1, 1])
+    assert joined.alignment == [(1, 0), (3, 3), (3, 4)] and joined.tokens == [5, 2, 2, 6, 7, 2]

@@ -1,0 +1,716 @@
+"""Translating: penalties, order, n-best, lengths, empty and long input; scoring says what translating said."""
+
+import copy
+import itertools
+import json
+import math
+import shutil
+
+import pytest
+import torch
+import transformers
+
+import recnmt_hf
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, forced_decoding
+from recnmt_hf.inference.forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
+from recnmt_hf.inference.translator import leaves_finished
+
+
+@pytest.fixture(scope="module")
+def translator(tiny_folder):
+    """A random model with large parameters, so that hypotheses differ."""
+    translator = Translator.from_pretrained(tiny_folder, device="cpu")
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in translator.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
+        translator.model.lm_head.weight[2] *= 3  # sentences end sooner or later
+    translator.model.double()
+    return translator
+
+
+@pytest.fixture(scope="module")
+def sentences(corpus):
+    return [pair.en for pair in corpus["test"]][:12]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "batches"),
+    [
+        ([3, 9, 1, 3, 4], 9, [[1], [4, 0], [3, 2]]),
+        ([1, 1], 2, [[0, 1]]),
+        ([0, 0], 1, [[0], [1]]),
+        ([], 5, []),
+        ([7, 2], 5, [[0], [1]]),  # a sentence that is too long is a batch of its own
+    ],
+)
+def test_batches_hold_similar_lengths_within_their_tokens(lengths, most, batches):
+    assert list(itertools.islice(batches_by_tokens(lengths, most), 9)) == batches, "and come to an end"
+
+
+def test_unknown_tokens_are_counted(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(forced_decoding.logger, "warning_once", warnings.append)
+    tokenizer = type("Tokenizer", (), {"unk_token_id": 3})()
+    few, many = UnknownTokens(tokenizer), UnknownTokens(tokenizer)
+    for ids in ([3] + [4] * 49, [5] * 50):
+        few.count(ids)
+    few.warn()
+    UnknownTokens(tokenizer).warn()
+    assert not warnings
+    for ids in ([3, 3, 4], [3, 5, 6, 7, 8]):
+        many.count(ids)
+    many.warn()
+    message = "37.5% of the source tokens are unknown to the tokenizer, and the model cannot tell them apart. Remedy: "
+    assert len(warnings) == 1 and warnings[0].startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["vaswani", "hf"])
+def test_penalty_orders_the_hypotheses(translator, sentences, kind):
+    """Scores are log-probability over the penalty, hypotheses ordered by them; the two kinds differ."""
+    options = DecodingOptions(beams=5, num_hypotheses=5, length_penalty_type=kind, length_penalty=1.0)
+    for translation in translator.translate(sentences[:4], options):
+        scores = [each.score for each in translation.hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        for each in translation.hypotheses:
+            length = len(each.tokens)
+            divisor = (5 + length) / 6 if kind == "vaswani" else length
+            assert each.score == pytest.approx(each.log_prob / divisor, rel=1e-12)
+
+
+def test_penalty_is_applied_within_the_search(translator, sentences):
+    """generate's own sequence scores are those of the Translator under both penalties."""
+    source = torch.tensor([translator.encode_source(sentences[0])])
+    for kind, alpha in (("vaswani", 0.9), ("hf", 0.9)):
+        options = DecodingOptions(beams=4, length_penalty_type=kind, length_penalty=alpha, max_length_extra=5)
+        best = next(translator.translate([sentences[0]], options)).hypotheses[0]
+        found = translator.model.generate(
+            source,
+            num_beams=4,
+            length_penalty=options.penalty(),
+            max_new_tokens=source.shape[1] + 5,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        assert translator.strip(found.sequences[0, 1:].tolist()) == best.tokens
+        assert found.sequences_scores[0].item() == pytest.approx(best.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_scores_equal_translations(translator, sentences, beams):
+    options = DecodingOptions(beams=beams, num_hypotheses=min(beams, 3))
+    translations = list(translator.translate(sentences, options))
+    hypotheses = [(t.source, h) for t in translations for h in t.hypotheses]
+    scored = translator.score([s for s, _ in hypotheses], [h.tokens for _, h in hypotheses], options)
+    for (_, hypothesis), score in zip(hypotheses, scored, strict=True):
+        assert score.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-5)
+        assert score.score == pytest.approx(hypothesis.score, abs=1e-5)
+        assert len(score.token_log_probs) == len(hypothesis.tokens)
+
+
+def test_scores_by_one_sentence_at_a_time(translator, corpus):
+    """Scores of text do not depend on the batch, and are the sum of the model's own log-softmax."""
+    pairs = corpus["test"][:8]
+    together = translator.score([p.en for p in pairs], [p.de for p in pairs])
+    for pair, score in zip(pairs, together, strict=True):
+        assert translator.score([pair.en], [pair.de])[0].log_prob == pytest.approx(score.log_prob, abs=1e-9)
+        labels = torch.tensor([translator.encode_target(pair.de)])
+        loss = translator.model(torch.tensor([translator.encode_source(pair.en)]), labels=labels).loss
+        assert score.log_prob == pytest.approx(-loss.item() * labels.shape[1], rel=1e-9)
+    with pytest.raises(ValueError, match="2 sources and 1 translations"):
+        translator.score(["a", "b"], ["c"])
+    with pytest.raises(ValueError, match="Source 2 is empty"):
+        translator.score(["a", " "], ["c", "d"])
+
+
+def test_scores_follow_their_options(translator, sentences):
+    """Given as a whole or by name; a translation of one token or none is divided by one."""
+    targets = [[7, 8, 9, 2], [7], []]
+    options = DecodingOptions(length_penalty_type="hf", length_penalty=1.0)
+    for found in (
+        translator.score(sentences[:3], targets, options),
+        translator.score(sentences[:3], targets, length_penalty_type="hf", length_penalty=1.0),
+    ):
+        assert [each.score for each in found] == [found[0].log_prob / 4, found[1].log_prob, 0.0]
+
+
+def test_batches_of_scores_and_alignments_are_bounded(translator, sentences):
+    read = []
+    hook = translator.model.get_encoder().register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        scored = translator.score(sentences, [[7, 2]] * len(sentences), max_tokens=40)
+        sources = [translator.encode_source(sentence) for sentence in sentences]
+        links = translator.align_tokens(sources, [[7, 2]] * len(sentences), max_tokens=40)
+    finally:
+        hook.remove()
+    assert len(read) > 4 and max(read) <= 40
+    together = translator.score(sentences, [[7, 2]] * len(sentences))
+    assert [each.log_prob for each in scored] == pytest.approx([each.log_prob for each in together], abs=1e-9)
+    assert links == translator.align_tokens(sources, [[7, 2]] * len(sentences))
+
+
+@pytest.mark.parametrize("start", [None, 7])
+def test_scoring_starts_as_generation_does(translator, sentences, monkeypatch, start):
+    monkeypatch.setattr(translator.model.generation_config, "decoder_start_token_id", start)
+    source, target = torch.tensor([translator.encode_source(sentences[0])]), [8, 9, 2]
+    first = translator.model.config.decoder_start_token_id if start is None else start
+    logits = translator.model(source, decoder_input_ids=torch.tensor([[first, 8, 9]])).logits
+    expected = logits.log_softmax(-1)[0, range(3), target].sum().item()
+    assert translator.score([sentences[0]], [target])[0].log_prob == pytest.approx(expected, abs=1e-9)
+
+
+def test_ids_are_padded_on_the_models_device(tokenizer):
+    with torch.device("meta"):
+        model = recnmt_hf.NMTTransformerForConditionalGeneration(
+            recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+        )
+    ids, mask = ForcedDecoder(model, tokenizer, check=False).pad([[5, 2], [2]], 0)
+    assert (ids.device.type, mask.device.type) == ("meta", "meta") and ids.shape == mask.shape == (2, 2)
+
+
+def test_order_and_batches_do_not_matter(translator, sentences):
+    whole = translator(sentences, beams=3)
+    assert [t.source for t in whole] == sentences
+    small = translator(sentences, beams=3, max_tokens=1, buffer=5)
+    for a, b in zip(whole, small, strict=True):
+        assert a.text == b.text and a.score == pytest.approx(b.score, abs=1e-9)
+
+
+def test_iterators_are_read_a_buffer_at_a_time(translator, sentences):
+    stream = itertools.cycle(sentences)
+    first = list(itertools.islice(translator.translate(stream, beams=1, buffer=3), 4))
+    assert [t.source for t in first] == sentences[:4]
+
+
+def test_empty_gives_empty(translator, sentences):
+    found = translator(["", sentences[0], "   "])
+    assert [bool(t.text) for t in found] == [False, True, False]
+    assert found[0].score == 0.0 and found[1].text == translator(sentences[0])[0].text
+    assert translator([]) == []
+
+
+def test_long_sentences_are_refused_or_split(translator, sentences):
+    long = " ".join(sentences)
+    limit = max(len(translator.encode_source(s)) for s in sentences)
+    with pytest.raises(ValueError, match=r"Sentence 2 has \d+ tokens, the model takes \d+.*on_long"):
+        translator([sentences[0], long], max_source_length=limit, split_sentences="never")
+    whole = {"split_sentences": "never", "beams": 2}
+    split = translator([long, sentences[0]], max_source_length=limit, on_long="split", **whole)
+    assert split[1].text == translator([sentences[0]], beams=2)[0].text
+    pieces = translator.split_source(long, limit)
+    assert all(len(piece) <= limit for piece in pieces)
+    joined = " ".join(translator.tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces)
+    assert joined == long, "nothing is cut"
+    assert len(translator.split_source("x" * 400, 20)) > 1
+    numbers = " ".join(["It cost 1,000,000.50 at 12:30, see http://a.b/c."] * 4)
+    pieces = translator.split_source(numbers, len(translator.encode_source(numbers)) // 3)
+    texts = [translator.tokenizer.decode(piece, skip_special_tokens=False) for piece in pieces]
+    assert len(texts) > 2 and all(text.count("http") == text.count("see") for text in texts if "http" in text)
+    beyond = " ".join(sentences * 20)
+    with pytest.raises(ValueError, match="the model takes 128"):
+        translator([beyond], split_sentences="never")
+
+
+def test_length_limit_holds_for_each_sentence(translator, sentences):
+    options = DecodingOptions(beams=2, max_length_factor=0.5, max_length_extra=1)
+    for translation in translator.translate(sentences, options):
+        limit = int(0.5 * len(translator.encode_source(translation.source))) + 1
+        assert len(translation.hypotheses[0].tokens) <= limit
+
+
+def test_alignments_point_into_the_source(translator, sentences):
+    for translation in translator(sentences[:3], alignments=True, beams=2):
+        best = translation.hypotheses[0]
+        ended = best.tokens[-1] == 2
+        linked = [target for _, target in best.alignment]
+        assert linked == sorted(set(linked)) and set(linked) <= set(range(len(best.tokens) - ended))
+        length = len(translator.encode_source(translation.source)) - 1
+        assert all(0 <= source < length for source, _ in best.alignment)
+
+
+@pytest.mark.parametrize("literal", ["</s>", "<pad>", "the <s> dog", "a</s>b <unk>"])
+def test_control_tokens_in_a_text_are_text(translator, literal):
+    """Also with a tokenizer that would take them for itself, as those of other models do."""
+    taking = type(translator.tokenizer)(
+        tokenizer_object=translator.tokenizer.backend_tokenizer,
+        **{f"{name}_token": getattr(translator.tokenizer, f"{name}_token") for name in ("pad", "bos", "eos", "unk")},
+    )
+    assert {0, 1, 2, 3} & set(taking(literal)["input_ids"][:-1])
+    other = Translator(translator.model, taking)
+    for encode in (other.encode_source, other.encode_target):
+        assert encode(literal)[-1] == 2 and {0, 1, 2}.isdisjoint(encode(literal)[:-1])
+    assert other.score([literal], [literal])[0].log_prob == translator.score([literal], [literal])[0].log_prob
+
+
+NOTHING = ["\u200b", "\ufeff", "\u00ad", "\x00\x07", "\u2028", "\u200e \u2060", "\ufe0f\u3164"]
+
+
+def test_what_shows_nothing_translates_to_nothing(translator, sentences):
+    found = translator([*NOTHING, sentences[0]])
+    assert [each.text for each in found[:-1]] == [""] * len(NOTHING) and found[-1].text
+    assert all(each.hypotheses[0].tokens == [] and each.score == 0.0 for each in found[:-1])
+    assert translator([NOTHING[0]], alignments=True)[0].hypotheses[0].alignment == []
+    for text in NOTHING:
+        with pytest.raises(ValueError, match="Source 2 is empty"):
+            translator.score([sentences[0], text], ["a", "b"])
+
+
+def test_a_source_of_which_the_tokenizer_leaves_nothing(translator, monkeypatch):
+    """
+    Whatever the characters are: nothing was read, so nothing is said. Also where the source has a control token of its
+    own, as one for the language.
+    """
+    assert not translator.says_nothing("x") and translator.says_nothing("\u200b")
+    monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
+    for nothing in ([2], [9, 2]):
+        monkeypatch.setattr(translator, "encode_source", lambda sentence, nothing=nothing: nothing)
+        assert translator(["x"])[0].text == "" and translator.says_nothing("x")
+        with pytest.raises(ValueError, match="Source 1 is empty"):
+            translator.score(["x"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "joined"),
+    [
+        ("One. Two.", ["Eins.", "Zwei."], "Eins. Zwei."),
+        ("One. Two.", ["一。", "二。"], "一。二。"),
+        ("One. Two.", ["一个", "二个"], "一个二个"),
+        ("One. Two.", ["在2020", "年"], "在2020年"),
+        ("One. Two.", ["他说：“好”", "二"], "他说：“好”二"),
+        ("One. Two.", ["今日。", "Apple"], "今日。Apple"),
+        ("One. Two.", ["หนึ่ง", "สอง"], "หนึ่งสอง"),
+        ("One. Two.", ["하나.", "둘."], "하나. 둘."),
+        ("One. Two.", ["", "Zwei."], "Zwei."),
+        ("一。二。", ["One.", "Two."], "One. Two."),
+        ("一二", ["One", "two"], "One two"),
+        ("一。二。", ["一。", "二。"], "一。二。"),
+        ("하나. 둘.", ["One.", "Two."], "One. Two."),
+        ("xxxxxx", ["yyy", "zzz"], "yyyzzz"),
+    ],
+)
+def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
+    """Text as the model might give it for the two halves of a source."""
+    answers = iter(parts)
+    monkeypatch.setattr(translator, "encode_source", lambda text: [5] * (len(text) + 1) + [2])
+    monkeypatch.setattr(
+        translator,
+        "_generate",
+        lambda sources, *_: [[Hypothesis(next(answers), -1.0, -1.0, [5, 2])] for _ in sources],
+    )
+    limit = len(source) // 2 + 2
+    assert len(translator.split_source(source, limit)) == 2
+    monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda lengths, most: [[0], [1]])
+    (found,) = translator([source], max_source_length=limit, on_long="split", beams=1)
+    assert found.text == joined and found.hypotheses[0].tokens == [5, 2, 5, 2]
+
+
+def test_a_single_character_beyond_the_limit_is_named(translator):
+    with pytest.raises(ValueError, match="Sentence 2 cannot be split into parts of 1 tokens"):
+        translator(["", "xyz"], max_source_length=1, on_long="split")
+
+
+def test_unknown_tokens_are_told_once(translator, sentences, caplog):
+    list(translator.translate(iter([*sentences[:2], "Ж Ж"]), beams=1, max_length_extra=1, buffer=1))
+    assert caplog.text.count("of the source tokens are unknown to the tokenizer") == 1
+    caplog.clear()
+    translator(sentences[:2], beams=1, max_length_extra=1)
+    assert "unknown" not in caplog.text
+    translator.score(["Ж Ж Ж"], ["a"])
+    assert "of the source tokens are unknown to the tokenizer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        (["a", 5], "Sentence 2 is no text but 5"),
+        (["a", None], "Sentence 2 is no text but None"),
+        (["a", "b \ud800"], r"Sentence 2 holds half a character \('\\ud800'\)"),
+    ],
+)
+def test_what_is_no_sentence_is_named(translator, sentences, message):
+    with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+        translator(sentences)
+    with pytest.raises(ValueError, match=message.replace("Sentence", "Source")):
+        translator.score(sentences, ["a", "b"])
+    with pytest.raises(ValueError, match="not one text"):
+        list(translator.translate("a text"))
+
+
+def test_what_cannot_be_scored_is_named(translator, sentences):
+    long = " ".join(sentences * 20)
+    with pytest.raises(ValueError, match=r"Pair 2 has \d+ source tokens, the model takes 128"):
+        translator.score(["a", long], ["a", "b"])
+    with pytest.raises(ValueError, match=r"Pair 2 has \d+ target tokens, the model takes 128"):
+        translator.score(["a", "b"], ["a", long])
+    assert len(translator.score(["a"], [[7] * 128])[0].token_log_probs) == 128
+    for wrong in (-1, 400, 1.5):
+        with pytest.raises(ValueError, match=f"Translation 1: {wrong} is no token id of 0 to 399"):
+            translator.score(["a"], [[5, wrong]])
+
+
+@pytest.mark.parametrize(
+    ("pair", "places", "message"),
+    [
+        ((" ", "b"), None, "Source 2 is empty and has no probability"),
+        (("b", [400]), None, "Translation 2: 400 is no token id of 0 to 399"),
+        (("b", ["5"]), None, "Translation 2: '5' is no token id of 0 to 399"),
+        (("b", 1.5), None, "Translation 2: 1.5 is no token id of 0 to 399"),
+        (("b", [7] * 200), None, "Pair 2 has 200 target tokens, the model takes 128"),
+        ((" ", "b"), ["one", "two"], "two: the source is empty and has no probability"),
+        (("b", "\ud800"), ["one", "two"], r"two: the translation holds half a character \('\\ud800'\)"),
+        (("b", [7] * 200), ["one", "two"], "two: the pair has 200 target tokens, the model takes 128"),
+    ],
+)
+def test_messages_name_the_place_of_a_pair(translator, pair, places, message):
+    with pytest.raises(ValueError, match=f"^{message}.*Remedy"):
+        translator.score(["a", pair[0]], [[0, 399], pair[1]], places=places)
+
+
+def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeypatch):
+    end, padding = translator.model.config.eos_token_id, translator.pad_id()
+    assert translator.strip([7, 8, end, padding, 9]) == [7, 8, end] and translator.strip([end, 7]) == [end]
+    assert translator.strip([7, padding, 8, padding, padding, padding]) == [7, padding, 8]
+    assert translator.strip([padding]) == []
+    monkeypatch.setattr(translator.model.generation_config, "eos_token_id", [8, 9])
+    assert translator.strip([7, end, 9, 8]) == [7, end, 9]
+    monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
+    assert translator.strip([7, 8, end, 9]) == [7, 8, end], "as the configuration says"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length_penalty": float("nan")}, "length_penalty=nan is not allowed; it must be a number"),
+        ({"length_penalty": float("inf"), "length_penalty_type": "hf"}, "length_penalty=inf"),
+        ({"length_penalty": "0.6"}, "length_penalty='0.6'"),
+        ({"length_penalty": True}, "length_penalty=True"),
+        ({"beams": True}, "beams=True is not allowed"),
+        ({"beams": "4"}, "beams='4' is not allowed"),
+        ({"beams": 2.5}, "beams=2.5 is not allowed"),
+        ({"max_source_length": 0}, "max_source_length=0 is not allowed"),
+        ({"max_source_length": -5}, "max_source_length=-5"),
+        ({"max_length_factor": float("nan")}, "max_length_factor=nan"),
+        ({"max_length_factor": float("inf")}, "max_length_factor=inf"),
+        ({"max_length_factor": -1.0}, "max_length_factor=-1.0"),
+        ({"max_length_extra": 1.5}, "max_length_extra=1.5"),
+        ({"alignments": "yes"}, "alignments='yes' is not allowed; it must be true or false"),
+        ({"alignment_layer": -1}, "alignment_layer=-1"),
+        ({"alignment_layer": "all"}, "alignment_layer='all' is not allowed; it must be a whole number"),
+        ({"buffer": 0}, "buffer=0"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"on_long": None}, "on_long=None"),
+        ({"length_penalty_type": 3}, "length_penalty_type=3"),
+        ({"beam": 3}, "There is no option 'beam' of decoding; did you mean beams"),
+    ],
+)
+def test_options_of_a_wrong_type_or_range(translator, options, message):
+    with pytest.raises(ValueError, match=message):
+        translator(["a"], **options)
+    with pytest.raises(ValueError, match=message):
+        translator.score(["a"], ["b"], **options)
+
+
+def test_a_penalty_may_be_negative():
+    from recnmt_hf.inference import length_penalty
+
+    assert DecodingOptions(length_penalty=-1.0, length_penalty_type="hf").penalty() == -1.0
+    with pytest.raises(ValueError, match="length_penalty=nan is not allowed"):
+        length_penalty("hf", float("nan"))
+
+
+def test_wrong_options():
+    with pytest.raises(ValueError, match="num_hypotheses=5 is more than beams=4"):
+        DecodingOptions(num_hypotheses=5)
+    with pytest.raises(ValueError, match="beams=0"):
+        DecodingOptions(beams=0)
+    with pytest.raises(ValueError, match="length_penalty_type='gnmt' is not allowed; it must be one of vaswani, hf"):
+        DecodingOptions(length_penalty_type="gnmt")
+    with pytest.raises(ValueError, match="exclude each other"):
+        DecodingOptions(alignments=True, on_long="split")
+    with pytest.raises(ValueError, match="max_length_extra=-10"):
+        DecodingOptions(max_length_extra=-10)
+    with pytest.raises(ValueError, match="on_long='cut'"):
+        DecodingOptions(on_long="cut")
+
+
+@pytest.mark.parametrize("name", ["Marian", "T5"])
+def test_works_for_other_models_of_transformers(tokenizer, sentences, name):
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    if name == "T5":  # has no table of positions
+        config = transformers.T5Config(
+            vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, **tokens
+        )
+        model = transformers.T5ForConditionalGeneration(config)
+    else:
+        config = transformers.MarianConfig(
+            vocab_size=len(tokenizer),
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=128,
+            **tokens,
+        )
+        model = transformers.MarianMTModel(config)
+    translator = Translator(model.eval(), tokenizer)
+    assert len(translator(sentences[:2], beams=2, max_length_extra=3)) == 2
+    assert len(translator.score(["a"], [[5, len(tokenizer) - 1]])[0].token_log_probs) == 2
+    with pytest.raises(ValueError, match=f"{len(tokenizer)} is no token id of 0 to {len(tokenizer) - 1}"):
+        translator.score(["a"], [[5, len(tokenizer)]])
+
+
+# -- what can be wrong with a model's folder ---
+
+
+def test_wrong_path(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no model \(config\.json is missing\)"):
+        Translator.from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no model"):
+        Translator.from_pretrained(tmp_path / "nowhere")
+
+
+def test_truncated_weights(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"weights in .* cannot be read.*cut short.*Remedy"):
+        Translator.from_pretrained(folder)
+
+
+def test_pickled_weights_are_not_read(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.shared.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises((ValueError, OSError), match="safetensors"):
+        Translator.from_pretrained(folder)
+
+
+def test_vocabulary_that_does_not_fit(tiny_folder, tokenizer, tmp_path):
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=50)
+    with pytest.raises(ValueError, match=r"source tokenizer has \d+ symbols, .* only 50 rows.*Remedy"):
+        Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
+
+
+@pytest.fixture
+def two_vocabularies(corpus, tmp_path):
+    """A model with word tokens on one side and sub-words on the other, and both tokenizers."""
+    source = recnmt_hf.train_tokenizer((p.en for p in corpus["train"]), "word", 500)
+    target = recnmt_hf.train_tokenizer((p.de for p in corpus["train"]), "bpe", 300)
+    config = recnmt_hf.NMTTransformerConfig.from_preset(
+        "tiny", vocab_size=len(source), decoder_vocab_size=len(target), share_encoder_decoder_embeddings=False
+    )
+    folder = tmp_path / "two-vocabularies"
+    recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(folder)
+    source.save_pretrained(folder)
+    target.save_pretrained(folder / "target_tokenizer")
+    return folder, source, target
+
+
+def test_target_tokenizer_of_its_own(two_vocabularies, sentences):
+    folder, source, target = two_vocabularies
+    translator = Translator.from_pretrained(folder, device="cpu")
+    assert len(translator.tokenizer) == len(source) and len(translator.target_tokenizer) == len(target)
+    expected = [each.text for each in translator(sentences[:2], beams=2, max_length_extra=2)]
+    most = len(target) - 1
+    assert most != len(source) - 1 and len(translator.score(["a"], [[5, most]])[0].token_log_probs) == 2
+    with pytest.raises(ValueError, match=f"{most + 1} is no token id of 0 to {most}"):
+        translator.score(["a"], [[5, most + 1]])
+    assert json.loads((folder / "config.json").read_text())["decoder_vocab_size"] == len(target)
+    for given in ({}, {"target_tokenizer": target}):
+        pipe = transformers.pipeline("recnmt-translation", model=str(folder), device="cpu", **given)
+        found = pipe(sentences[:2], beams=2, max_length_extra=2)
+        assert [hypotheses[0]["translation_text"] for hypotheses in found] == expected
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, separate):
+    """Files of the Hub as its cache keeps them; a model without a target tokenizer uses its only one."""
+    folder = two_vocabularies[0] if separate else tiny_folder
+    cached = tmp_path / "cache" / "models--someone--pair"
+    shutil.copytree(folder, cached / "snapshots" / ("a" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    place = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True}
+    translator = Translator.from_pretrained("someone/pair", device="cpu", **place)
+    assert (translator.target_tokenizer is not translator.tokenizer) == separate
+    if separate:
+        # One that is there and cannot be read is not passed over.
+        (cached / "snapshots" / ("a" * 40) / "target_tokenizer" / "tokenizer.json").write_text("{")
+        with pytest.raises(ValueError, match=r"target tokenizer of someone/pair cannot be loaded .* Remedy"):
+            Translator.from_pretrained("someone/pair", device="cpu", **place)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "limits"),
+    [
+        ("RNMT", {}, (None, None)),
+        ("NMTTransformer", {}, (8, 7)),
+        ("NMTTransformer", {"self_attention_type": "relative"}, (None, None)),
+        ("NMTTransformer", {"decoder_position_embeddings": False}, (8, None)),
+    ],
+    ids=str,
+)
+def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limits):
+    config = getattr(recnmt_hf, f"{name}Config").from_preset(
+        "tiny", vocab_size=len(tokenizer), share_encoder_decoder_embeddings=True, max_position_embeddings=8, **fields
+    )
+    model = getattr(recnmt_hf, f"{name}ForConditionalGeneration")(config)
+    translator = recnmt_hf.Translator(model, tokenizer, check=False)
+    assert (translator.longest_source(), translator.longest_target()) == limits
+    if limits[0] is None:
+        assert translator(["a b c d e f g h i j k"], max_new_tokens=1)
+
+
+# -- what is passed on -------------------------------------------------------------------------------------------------
+
+
+def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypatch):
+    """Device, type, trust, checks and everything else reach the model; what concerns tokenizers reaches them."""
+    from recnmt_hf.data.tokenizer_pair import TokenizerPair
+    from recnmt_hf.inference import translator as module
+
+    seen = []
+    load = TokenizerPair.load
+    monkeypatch.setattr(module, "load_model", lambda *args, **kwargs: seen.append((args, kwargs)) or translator.model)
+    monkeypatch.setattr(TokenizerPair, "load", lambda *args, **kwargs: seen.append((args, kwargs)) or load(tiny_folder))
+    Translator.from_pretrained(tiny_folder, "cpu", torch.bfloat16, trust_remote_code=True, revision="v1")
+    path = str(tiny_folder)
+    assert seen == [
+        ((path, "cpu", torch.bfloat16, True, True), {"revision": "v1"}),
+        ((path,), {"trust_remote_code": True, "revision": "v1"}),
+    ]
+    seen.clear()
+    Translator.from_pretrained(path, check=False)
+    assert seen == [((path, None, None, False, False), {}), ((path,), {"trust_remote_code": False})]
+    seen.clear()
+    whole = Translator.from_pretrained(path, quantization="int8")
+    assert seen[0] == ((path, "cpu", None, False, True), {}), "whole numbers are multiplied on the CPU"
+    assert type(whole.model.lm_head) is not type(translator.model.lm_head)
+    on_cuda = {"quantization": "int8", "device": "cuda"}
+    for given, message in (({"quantization": "int4"}, "int4.*Remedy"), (on_cuda, "cuda")):
+        seen.clear()
+        with pytest.raises(ValueError, match=message):
+            Translator.from_pretrained(path, **given)
+        assert not seen
+
+
+def test_exported_folders_are_taken_by_their_engine(tiny_folder, translator, monkeypatch):
+    from recnmt_hf.inference import engine, onnx_model
+
+    seen = []
+    monkeypatch.setattr(onnx_model, "OnnxModel", lambda *args: seen.append(args) or translator.model)
+    monkeypatch.setattr(engine, "EngineTranslator", lambda *args: args)
+    monkeypatch.setattr(engine, "engine_of", lambda path: "onnx")
+    made = Translator.from_pretrained(tiny_folder, "cpu")
+    assert seen == [(str(tiny_folder), "cpu")] and made.model is translator.model
+    assert len(made.tokenizer) == len(made.target_tokenizer) == len(translator.tokenizer)
+    damaged = copy.deepcopy(translator.model)
+    damaged.lm_head.weight.data[7, 0] = float("nan")
+    monkeypatch.setattr(onnx_model, "OnnxModel", lambda *args: damaged)
+    with pytest.raises(ValueError, match="not finite"):
+        Translator.from_pretrained(tiny_folder, "cpu")
+    Translator.from_pretrained(tiny_folder, "cpu", check=False)
+    monkeypatch.setattr(engine, "engine_of", lambda path: "ctranslate2")
+    assert Translator.from_pretrained(tiny_folder, "cpu", check=False) == (str(tiny_folder), "cpu", False)
+    assert Translator.from_pretrained(tiny_folder)[1:] == (None, True)
+    for given in ({"dtype": "float16"}, {"quantization": "int8"}):
+        with pytest.raises(ValueError, match="was exported to an engine"):
+            Translator.from_pretrained(tiny_folder, **given)
+
+
+def test_one_text_may_have_one_prefix(translator, sentences):
+    (found,) = translator(sentences[0], "Der", beams=1)
+    assert found == translator([sentences[0]], ["Der"], beams=1)[0] and found.text.startswith("Der")
+
+
+def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
+    """Special tokens are no text; without a search there are no scores, and the order is that of the tokens."""
+    end, (first, second) = 2, translator.encode_target("a b")[:2]
+    sources, options = [[5, 2], [6, 2]], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
+    tokens = [[first, second], [first, end], [], [end]]
+    found = translator.hypotheses_of(sources, tokens, options, scores=False)
+    assert [[each.finished for each in row] for row in found] == [[False, True], [False, True]]
+    assert [[each.tokens for each in row] for row in found] == [tokens[:2], tokens[2:]]
+    assert all(each.score != each.score and each.alignment is None for row in found for each in row)
+    assert found[0][1].text == translator.tokenizer.decode([first]).strip() and found[1][1].text == ""
+    searched = translator.hypotheses_of(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
+    assert [each.log_prob for row in searched for each in row] == [-1.0, -4.0, -2.0, -3.0], "the best first"
+    short = translator.hypotheses_of(sources[:1], [[end]], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0])
+    assert short[0][0].score == -3.0, "one token is one token"
+    seen = []
+    monkeypatch.setattr(
+        translator, "score_tokens", lambda rows, tokens, most: seen.append((rows, most)) or [[-1.0]] * len(rows)
+    )
+    monkeypatch.setattr(
+        translator, "align_tokens", lambda rows, tokens, *settings: seen.append(settings) or [[(0, 0)]] * len(rows)
+    )
+    options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77, alignments=True, alignment_layer=1)
+    found = translator.hypotheses_of(sources, tokens, options, scores=True)
+    assert seen == [([[5, 2], [5, 2], [6, 2], [6, 2]], 77), (1, 77)]
+    assert found[1][0].alignment == [(0, 0)] and found[1][0].log_prob == -1.0
+
+
+def test_limits_of_lengths(translator):
+    """By the source's length, at least one, never shorter than the prefix and its end, never beyond the model."""
+    options = DecodingOptions(max_length_factor=1.5, max_length_extra=2)
+    assert translator.limits([[5] * 3, [5]], [[], []], options) == [6, 3]
+    none = DecodingOptions(max_length_factor=0.1, max_length_extra=0)
+    assert translator.limits([[5] * 3], [[]], none) == [1]
+    assert translator.limits([[5] * 3], [[7] * 4], none) == [5]
+    assert translator.limits([[5] * 500], [[]], options) == [translator.longest_target()]
+
+
+def test_what_is_too_long_may_be_cut_off(translator, sentences):
+    """With the end of the sentence kept, and the prefix."""
+    options = DecodingOptions(max_source_length=6, on_long="truncate")
+    whole = translator.encode_source(sentences[0])
+    prepared = translator.prepare(sentences[0], options, "Der Hund")
+    assert prepared.pieces == [[*whole[:5], whole[-1]]] and prepared.glues == [""] and len(whole) > 6
+    assert prepared.prefix == translator.encode_target("Der Hund")[:-1]
+    assert translator.prefix_ids(" ", "The sentence") == []
+    at_limit = translator.prepare(sentences[0], DecodingOptions(max_source_length=len(whole)))
+    assert at_limit.pieces == [whole] and at_limit.glues == [""]
+
+
+def test_prefixes_of_several_split_sentences(translator, sentences):
+    """Each begins the first part of its own sentence, and no other part."""
+    texts = [" ".join(sentences[:3]), " ".join(sentences[3:6])]
+    options = {"beams": 1, "max_source_length": 12, "on_long": "split", "max_length_factor": 0, "max_length_extra": 6}
+    options["split_sentences"] = "never"
+    assert all(len(translator.prepare(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
+    prefixes = ["Der Hund", "Die Katze"]
+    both = translator(texts, prefixes, **options)
+    assert both == [translator(text, prefix, **options)[0] for text, prefix in zip(texts, prefixes, strict=True)]
+    assert [each.text.count(prefix) for each, prefix in zip(both, prefixes, strict=True)] == [1, 1]
+
+
+def test_scores_are_left_out_on_request(translator, sentences):
+    (bare,) = translator.translate(sentences[:1], beams=1, scores=False)
+    assert math.isnan(bare.score) and bare.text == translator(sentences[0], beams=1)[0].text
+    for wanted, expected in ((True, []), (False, None)):
+        assert translator("", alignments=wanted)[0].hypotheses[0].alignment == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "leaves"),
+    [
+        ({}, {}, True),
+        ({"generate": {"no_repeat_ngram_size": 2}}, {}, True),
+        ({"generate": {"do_sample": True}}, {}, False),
+        ({"generate": {"diversity_penalty": 0.5}}, {}, False),
+        ({"generate": {"prefix_allowed_tokens_fn": print}}, {}, False),
+        ({}, {"cache_implementation": "static"}, False),
+        ({}, {"guidance_scale": 2.0}, False),
+        ({}, {"use_cache": True}, True),
+        ({}, {"use_cache": False}, False),
+    ],
+)
+def test_finished_sentences_leave_where_each_row_stands_alone(options, own, leaves):
+    options = DecodingOptions(**options)
+    settings = {"do_sample": False, **options.generate}
+    assert leaves_finished(settings, options, transformers.GenerationConfig(**own)) is leaves

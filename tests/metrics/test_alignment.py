@@ -1,0 +1,345 @@
+"""Word alignments: formats, error rate, sub-words to words, and the way from a saved model to links and a picture."""
+
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from recnmt_hf import AlignmentErrorRate, RNMTConfig, RNMTForConditionalGeneration, Translator, train_tokenizer
+from recnmt_hf.commands.main import main
+from recnmt_hf.data.text import read_lines
+from recnmt_hf.inference.word_alignment import align_pairs, words_of_tokens
+from recnmt_hf.metrics.alignment import alignment_error_rate, format_links, parse_links
+
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+PAIRS = [("The dog sleeps .", "Der Hund schläft ."), ("The old teacher sees the cat , and sings .", "Er singt .")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    """A saved RNMT, untrained."""
+    torch.manual_seed(3)
+    config = RNMTConfig.from_preset("tiny", vocab_size=len(tokenizer), d_model=32, init_uniform=None)
+    path = tmp_path_factory.mktemp("rnmt")
+    RNMTForConditionalGeneration(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+# -- formats and error rate --
+
+
+def test_links_in_and_out():
+    gold = parse_links("0-0 2p1 1?3")
+    assert gold.sure == {(0, 0)} and gold.possible == {(0, 0), (2, 1), (1, 3)}
+    assert parse_links("1-1 2p2", one_based=True).possible == {(0, 0), (1, 1)}
+    assert format_links({(2, 1), (0, 5)}) == "0-5 2-1"
+    assert parse_links("").possible == set() and format_links([]) == ""
+    with pytest.raises(ValueError, match="gold, line 3: '1:2' is no link"):
+        parse_links("0-0 1:2", "gold, line 3")
+    with pytest.raises(ValueError, match=r"^the alignment: '0-1' has a position below 1"):
+        parse_links("0-1", one_based=True)
+
+
+def test_error_rate_by_hand():
+    """Two sentences counted together: A = 4, S = 3, A & S = 2, A & P = 3."""
+    gold = [parse_links("0-0 1-1 2p2"), parse_links("0-1")]
+    found = [{(0, 0), (2, 2), (1, 0)}, {(0, 1)}]
+    score = alignment_error_rate(found, gold)
+    assert score.aer == pytest.approx(1 - (2 + 3) / (4 + 3))
+    assert (score.precision, score.recall) == pytest.approx((3 / 4, 2 / 3))
+    assert (score.links, score.sure, score.possible) == (4, 3, 4)
+    assert str(score) == "AER 28.57 (precision 75.00, recall 66.67; 4 links, 3 sure, 4 possible)"
+    with pytest.raises(ValueError, match="1 alignments and 2 gold alignments"):
+        alignment_error_rate(found[:1], gold)
+    none_found, none_sure = (
+        alignment_error_rate([a], [parse_links(b)]) for a, b in ((set(), "0-0"), ({(0, 0)}, "0p0"))
+    )
+    assert (none_found.aer, none_found.precision, none_found.recall) == (1, 0, 0)
+    assert (none_sure.aer, none_sure.precision, none_sure.recall) == (0, 1, 0)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        alignment_error_rate([set()], [parse_links("0p0")])
+
+
+def test_metric_of_evaluate():
+    metric = AlignmentErrorRate()
+    assert isinstance(metric, evaluate.Metric) and metric.citation == "Och and Ney, 2003"
+    assert metric.description.startswith("Alignment error rate")
+    result = metric.compute(predictions=["0-0 2-2 1-0", "0-1"], references=["0-0 1-1 2p2", "0-1"])
+    assert result["aer"] == pytest.approx(2 / 7)
+    metric.add_batch(predictions=["1-1"], references=["1-1"])
+    assert metric.compute(one_based=True)["aer"] == 0
+    assert (result["precision"], result["recall"]) == pytest.approx((3 / 4, 2 / 3))
+    with pytest.raises(ValueError, match="reference 2: '0-1' has a position below 1"):
+        metric.compute(predictions=["1-1", "1-1"], references=["1-1", "0-1"], one_based=True)
+    with pytest.raises(ValueError, match="prediction 1: '1:1' is no link"):
+        metric.compute(predictions=["1:1"], references=["1-1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sure", "possible"),
+    [
+        ("alignment_zhen/dev450", 10769, 194),
+        ("alignment_enfr/hansards447", 4038, 13400),
+        ("alignment_roen/wpt03_248", 6198, 0),
+    ],
+)
+def test_gold_sets(name, sure, possible):
+    """Hand-made alignments: links lie within the sentences; saying all sure links is right, one more word is not."""
+    path = DATA / f"{name}.align.gz"
+    if not path.is_file():
+        pytest.skip("the gold alignments are not on this machine")
+    gold = [parse_links(line) for line in read_lines(path)]
+    source, target = {
+        "alignment_zhen/dev450": ("zh", "en"),
+        "alignment_enfr/hansards447": ("en", "fr"),
+        "alignment_roen/wpt03_248": ("ro", "en"),
+    }[name]
+    sides = [[line.split() for line in read_lines(DATA / f"{name}.{side}.gz")] for side in (source, target)]
+    for links, words, translated in zip(gold, *sides, strict=True):
+        assert all(i < len(words) and j < len(translated) for i, j in links.possible)
+    score = alignment_error_rate([each.sure for each in gold], gold)
+    assert score.aer == 0 and score.sure == sure and score.possible - score.sure == possible
+    diagonal = [{(i, i) for i in range(min(len(a), len(b)))} for a, b in zip(*sides, strict=True)]
+    assert 0.3 < alignment_error_rate(diagonal, gold).aer < 0.9
+
+
+# -- tokens and words --
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "character"])
+def test_tokens_belong_to_the_words_they_are_parts_of(kind):
+    texts = ["Unhappily, the 12 dogs' owners  sleep !", "ein schöner Tag"]
+    tokenizer = train_tokenizer(texts * 3, kind, 60 if kind != "word" else 40)
+    for text in texts:
+        ids, words = words_of_tokens(tokenizer, text)
+        assert ids == tokenizer(text)["input_ids"] and words[-1] is None and None not in words[:-1]
+        parts = {}
+        for token, word in zip(ids, words, strict=True):
+            if word is not None:
+                parts[word] = parts.get(word, "") + tokenizer.convert_ids_to_tokens(token).replace("▁", "").strip()
+        assert [parts[word] for word in sorted(parts)] == text.split()
+        assert words_of_tokens(tokenizer, text, is_target=True) == (ids, words)
+    ids, words = words_of_tokens(tokenizer, "Ж the")  # unknown characters are words all the same
+    assert words[0] == 0 and words[-2] == 1
+
+
+def test_bytes_belong_to_the_word_of_their_character():
+    tokenizer = train_tokenizer(["the dog"] * 3, "bpe", 300, byte_fallback=True)
+    ids, words = words_of_tokens(tokenizer, "the Ж世 dog 🙂")
+    assert len(ids) > 12 and words[-1] is None
+    known = [word for word in words if word is not None]
+    assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
+
+
+class TokenizerOfTwoSides(PreTrainedTokenizerFast):
+    """Each character is a token, spaces too; a translation begins with a token for its language."""
+
+    def _switch_to_input_mode(self):
+        self._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+
+    def _switch_to_target_mode(self):
+        special = [("<de>", 1), ("</s>", 2)]
+        self._tokenizer.post_processor = TemplateProcessing(single="<de> $A </s>", special_tokens=special)
+
+
+def test_spaces_and_control_tokens_anywhere():
+    """A space belongs to the word behind it, or to the last one."""
+    symbols = ["<pad>", "<de>", "</s>", "<unk>", " ", "a", "b"]
+    backend = Tokenizer(WordLevel({symbol: id for id, symbol in enumerate(symbols)}, "<unk>"))
+    backend.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer = TokenizerOfTwoSides(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<de>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer._switch_to_input_mode()
+    words = [0, 0, 0, 1, 1, 1, None]
+    assert words_of_tokens(tokenizer, " ab b ") == ([4, 5, 6, 4, 6, 4, 2], words)
+    assert words_of_tokens(tokenizer, " ab b ", is_target=True) == ([1, 4, 5, 6, 4, 6, 4, 2], [None, *words])
+
+
+def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    source, target = "The dog", "Der Hund"
+    ids, words = words_of_tokens(translator.tokenizer, source)
+    answer, spoken = words_of_tokens(translator.target_tokenizer, target, True)
+    attention = torch.zeros(1, 1, len(answer), len(ids))
+    attention[0, 0, :, len(ids) - 1] = 1.0
+    for place, word in enumerate(spoken):
+        if word == 1:
+            attention[0, 0, place] = torch.tensor([0.6 if other == 0 else 0.0 for other in words])
+    monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
+    (found,) = align_pairs(translator, [source], [target])
+    assert found.links == [(0, 1)] and found.to_pharaoh() == "0-1"
+
+
+@pytest.mark.parametrize("model", ["folder", "tiny_folder"])
+def test_translate_and_align_link_alike(model, corpus, request):
+    """One rule: where each word is a token, the links of a hypothesis are those of aligning its text, end token too."""
+    source = Translator.from_pretrained(request.getfixturevalue(model), device="cpu")
+    words = train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "space", 400)
+    translator = Translator(source.model, words)
+    with torch.no_grad():
+        for parameter in translator.model.parameters():
+            parameter.mul_(3.0)  # attention that differs between words
+    known = set(words.get_vocab())
+    sentences = [pair.en for pair in corpus["train"] if all(f"▁{word}" in known for word in pair.en.split())][:6]
+    assert len(sentences) > 2
+    options = {"beams": 1, "alignments": True, "max_length_extra": 2}
+    dropped = linked = 0
+    for layer in (None, 0, "mean"):
+        for translation in translator(sentences, **options, alignment_layer=layer):
+            hypothesis = translation.hypotheses[0]
+            if not hypothesis.text:
+                continue
+            tokens = [token for token in hypothesis.tokens if token != 2]
+            assert words(hypothesis.text)["input_ids"][:-1] == tokens
+            (found,) = align_pairs(translator, [translation.source], [hypothesis.text], layer)
+            assert found.links == [tuple(link) for link in hypothesis.alignment]
+            dropped, linked = dropped + len(tokens) - len(found.links), linked + len(found.links)
+    assert linked
+
+
+def test_translate_drops_links_to_the_end_token(folder, monkeypatch):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    source, target = translator.encode_source("The dog"), [5, 6, 2]
+    attention = torch.zeros(1, 1, 3, len(source))
+    attention[0, 0, 0, -1] = 0.6
+    attention[0, 0, 0, 0] = 0.4
+    attention[0, 0, 1:, 1] = 1.0
+    monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
+    assert translator.align_tokens([source], [target]) == [[(1, 1)]]
+
+
+def test_control_tokens_in_a_text_are_words(folder):
+    translator = Translator.from_pretrained(folder, device="cpu")
+    ids, words = words_of_tokens(translator.tokenizer, "a </s> b")
+    assert words[-1] is None and set(words[:-1]) == {0, 1, 2} and 2 not in ids[:-1]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "message"),
+    [
+        (["a", "\u200b"], ["a", "b"], "Pair 2 has an empty side"),
+        (["a", 5], ["a", "b"], "Source 2 is no text but 5"),
+        (["a", "b"], ["a", None], "Translation 2 is no text but None"),
+        (["a", "b " * 3000], ["a", "b"], r"Pair 2 has \d+ source tokens, the model takes 128"),
+    ],
+)
+def test_pairs_that_cannot_be_aligned(tiny_folder, sources, targets, message):
+    with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+        list(align_pairs(Translator.from_pretrained(tiny_folder, device="cpu"), sources, targets))
+
+
+def test_wrong_gold_links():
+    from recnmt_hf.metrics import GoldAlignment
+
+    with pytest.raises(ValueError, match="The sure links 1-1 are not among the possible ones"):
+        GoldAlignment({(0, 0), (1, 1)}, {(0, 0)})
+
+
+def test_words_of_which_nothing_is_left_get_no_link(folder):
+    """The tokenizer drops a zero-width space that stands alone, which is a word to whoever counts spaces."""
+    translator = Translator.from_pretrained(folder, device="cpu")
+    (found,) = align_pairs(translator, ["The dog"], ["Der \u200b Hund \u200b"])
+    assert found.weights.shape == (4, 3) and len(found.target) == 4
+    assert {j for _, j in found.links} <= {0, 1, 2} and not found.weights[3].any()
+
+
+def test_attention_is_the_models_own(folder):
+    """A batch of pairs as each alone; weights add up; they are the additive attention of forced decoding."""
+    translator = Translator.from_pretrained(folder, device="cpu")
+    together = list(align_pairs(translator, *zip(*PAIRS, strict=True)))
+    for (source, target), found in zip(PAIRS, together, strict=True):
+        (alone,) = align_pairs(translator, [source], [target])
+        np.testing.assert_allclose(found.weights, alone.weights, atol=1e-6)
+        np.testing.assert_allclose(found.weights.sum(1), 1.0, atol=1e-5)
+        assert found.source == source.split() and found.target == target.split()
+        assert found.weights.shape == (len(found.target), len(found.source) + 1)
+        assert len({j for _, j in found.links}) == len(found.links)
+        labels = translator.target_tokenizer(target, return_tensors="pt")["input_ids"]
+        inputs = translator.tokenizer(source, return_tensors="pt")
+        attention = translator.model(**inputs, labels=labels, output_attentions=True).cross_attentions[0][0, 0]
+        _, words = words_of_tokens(translator.tokenizer, source)
+        first = [
+            row for row, word in enumerate(words_of_tokens(translator.target_tokenizer, target, True)[1]) if word == 0
+        ]
+        own = attention[first].mean(0)[[place for place, word in enumerate(words) if word == 1]].sum()
+        assert found.weights[0, 1] == pytest.approx(own.item(), abs=1e-5)
+    with pytest.raises(ValueError, match="1 sources and 2 translations"):
+        list(align_pairs(translator, ["a"], ["a", "b"]))
+    with pytest.raises(ValueError, match="Pair 2 has an empty side"):
+        list(align_pairs(translator, ["a", " "], ["a", "b"]))
+
+
+# -- the command --
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, side in (("source", 0), ("target", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+    (tmp_path / "gold").write_text("0-0 1-1 2-2 3p3\n9-1\n")
+    return tmp_path
+
+
+def test_command(folder, files, capsys):
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    pairs = ["--source", str(files / "source"), "--target", str(files / "target"), "--device", "cpu"]
+    assert main(["align", str(folder), *pairs]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    translator = Translator.from_pretrained(folder, device="cpu")
+    assert lines == [found.to_pharaoh() for found in align_pairs(translator, *zip(*PAIRS, strict=True))]
+    assert main(["align", str(folder), "--text", *PAIRS[0], "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines[:1]
+    output, gold = ["-o", str(files / "links")], ["--gold", str(files / "gold")]
+    for picture in ("pair.png", "pair.svg"):
+        shown = ["--plot", str(files / picture), "--pair", "2"]
+        assert main(["align", str(folder), *pairs, *output, *gold, *shown]) == 0
+        assert (files / picture).stat().st_size > 5000
+    measured = capsys.readouterr().out.splitlines()[-1]
+    assert measured.startswith("AER ") and "5 possible" in measured
+    assert (files / "links").read_text().splitlines() == lines
+    assert main(["align", "--links", str(files / "links"), *gold]) == 0
+    assert capsys.readouterr().out.strip() == measured
+
+
+def test_command_for_a_transformer(tiny_folder, files, capsys):
+    pairs = ["--source", str(files / "source"), "--target", str(files / "target"), "--device", "cpu"]
+    outputs = []
+    for choice in ([], ["--layer", "0"], ["--layer", "1"], ["--layer", "mean"], ["--layer", "1", "--head", "2"]):
+        assert main(["align", str(tiny_folder), *pairs, *choice]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] and all(len(output.splitlines()) == 2 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"Give a model with --source and --target (or --text), or --links with --gold"),
+        (["MODEL"], "Give --source and --target, the files to align line by line, or --text"),
+        (["MODEL", "-s", "source", "--text", "a", "b"], "or --text with a sentence and its translation"),
+        (["--links", "gold"], "or --links with --gold"),
+        (["MODEL", "-s", "source", "-t", "target", "--gold", "short"], "short has 1 lines for 2 pairs"),
+        (["MODEL", "-s", "source", "-t", "target", "--gold", "beyond"], "beyond, line 1: a link beyond the 4 source"),
+        (["--links", "gold", "--gold", "gold", "--plot", "x.png"], "--output and --plot need a model"),
+        (["MODEL", "-s", "source", "-t", "target", "--pair", "3"], "no pair 3; the files have 1 to 2"),
+        (["MODEL", "-s", "source", "-t", "target", "--plot", "x.txt"], "x.txt names no picture"),
+        (["MODEL", "-s", "source", "-t", "target", "--head", "7"], "no head 7"),
+        (["--links", "broken", "--gold", "gold"], "broken, line 2: '0:0' is no link"),
+    ],
+)
+def test_mistakes_are_named(folder, files, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(files)
+    (files / "short").write_text("0-0\n")
+    (files / "beyond").write_text("1-1 4p4\n0-0\n")
+    (files / "broken").write_text("0-0\n0:0\n")
+    assert main(["align", *(str(folder) if word == "MODEL" else word for word in words)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,206 @@
+"""Metrics against independent counts, and their evaluate.Metric form."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from recnmt_hf.metrics import (
+    Bleu,
+    ChrF,
+    Ter,
+    TokenizedBleu,
+    compare_systems,
+    sacrebleu_score,
+    scores_by_length,
+    tokenized_bleu_score,
+)
+
+
+HYPOTHESES = ["the cat sat on the mat", "a dog barks at the old man", "he sees it", "rain falls in the night"]
+REFERENCES = ["the cat sat on a mat", "a dog barked at the old man", "he sees it now", "rain fell in the night"]
+SECOND = ["the cat is on the mat", "a dog barks at an old man", "he can see it", "it rains in the night"]
+
+
+def multi_bleu(hypotheses, streams):
+    """Corpus BLEU by its definition (Papineni et al., 2002): clipped n-gram counts, closest reference length."""
+    matches, totals, length, reference_length = [0] * 4, [0] * 4, 0, 0
+    for i, hypothesis in enumerate(hypotheses):
+        words = hypothesis.split()
+        references = [stream[i].split() for stream in streams]
+        length += len(words)
+        reference_length += min((abs(len(r) - len(words)), len(r)) for r in references)[1]
+        for n in range(1, 5):
+            grams = Counter(tuple(words[j : j + n]) for j in range(len(words) - n + 1))
+            most = Counter()
+            for reference in references:
+                most |= Counter(tuple(reference[j : j + n]) for j in range(len(reference) - n + 1))
+            matches[n - 1] += sum((grams & most).values())
+            totals[n - 1] += sum(grams.values())
+    if 0 in matches:
+        return 0.0
+    mean = math.exp(sum(math.log(m / t) for m, t in zip(matches, totals, strict=True)) / 4)
+    return 100 * min(1.0, math.exp(1 - reference_length / length)) * mean
+
+
+@pytest.mark.parametrize("streams", [[REFERENCES], [REFERENCES, SECOND]], ids=["one", "two"])
+def test_tokenised_bleu_is_multi_bleu(streams):
+    assert tokenized_bleu_score(HYPOTHESES, streams).score == pytest.approx(multi_bleu(HYPOTHESES, streams), abs=1e-9)
+    upper = [line.title() for line in HYPOTHESES]
+    assert tokenized_bleu_score(upper, streams).score < tokenized_bleu_score(upper, streams, lowercase=True).score
+    assert tokenized_bleu_score(upper, streams, lowercase=True).score == pytest.approx(multi_bleu(HYPOTHESES, streams))
+    assert tokenized_bleu_score(["x y z"], [["a b c"]]).score == 0.0
+
+
+def test_signatures():
+    score = sacrebleu_score(HYPOTHESES, REFERENCES)
+    assert score.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert "case:lc" in sacrebleu_score(HYPOTHESES, REFERENCES, lowercase=True).signature
+    tokenised = tokenized_bleu_score(HYPOTHESES, REFERENCES, language="en")
+    assert "tok:none|smooth:none" in tokenised.signature and tokenised.signature.endswith("pretok:moses-en")
+    assert str(score).startswith(f"BLEU {score.score:.2f} (nrefs:1")
+
+
+def test_tokenised_bleu_separates_words_as_moses_does():
+    """French elides, English does not; an ampersand stays one, so that both sides may be counted by hand."""
+    french, apart = ["l'homme & l'enfant voient l'arbre ."], ["l' homme & l' enfant voient l' arbre ."]
+    references = ["l'homme & l'enfant voit l'arbre ."]
+    found = tokenized_bleu_score(french, references, language="fr")
+    assert found.score == pytest.approx(multi_bleu(apart, [["l' homme & l' enfant voit l' arbre ."]]))
+    assert (found.name, found.signature.rpartition("|")[2]) == ("tokenised BLEU", "pretok:moses-fr")
+    plain = tokenized_bleu_score(french, references, lowercase=True)
+    assert (plain.name, plain.signature.rpartition("|")[2]) == ("tokenised BLEU (case-insensitive)", "pretok:none")
+    assert tokenized_bleu_score(["a & b c"], ["a &amp; b c"], language="en").score == 0
+
+
+@pytest.mark.parametrize("metric", [Bleu, ChrF, Ter, TokenizedBleu])
+def test_metric_classes(metric):
+    single = metric().compute(predictions=HYPOTHESES, references=REFERENCES)
+    several = metric().compute(predictions=HYPOTHESES, references=[[r] for r in REFERENCES])
+    assert single["score"] == several["score"] and single["signature"]
+    both = metric().compute(predictions=HYPOTHESES, references=[list(r) for r in zip(REFERENCES, SECOND, strict=True)])
+    assert "nrefs:2" in both["signature"]
+
+
+def test_wrong_lengths():
+    with pytest.raises(ValueError, match="4 translations and 3 sentences in reference 1"):
+        sacrebleu_score(HYPOTHESES, REFERENCES[:3])
+    with pytest.raises(ValueError, match="nothing to score"):
+        sacrebleu_score([], [[]])
+
+
+def test_bins_by_length():
+    sources = ["w " * n for n in (3, 15, 16, 60)]
+    bins = scores_by_length(sources, HYPOTHESES, REFERENCES, [15, 30, 45])
+    assert [(name, count) for name, count, _ in bins] == [("(0, 15]", 2), ("(15, 30]", 1), ("(45, inf]", 1)]
+    assert bins[0][2].score == pytest.approx(sacrebleu_score(HYPOTHESES[:2], REFERENCES[:2]).score)
+    by_letters = scores_by_length(["a b", "abcd e"] * 2, HYPOTHESES, REFERENCES, [3], length=len)
+    assert [(name, count) for name, count, _ in by_letters] == [("(0, 3]", 2), ("(3, inf]", 2)]
+    with pytest.raises(ValueError, match=r"\[30, 15\] must rise"):
+        scores_by_length(sources, HYPOTHESES, REFERENCES, [30, 15])
+
+
+@pytest.mark.parametrize("method", ["bootstrap", "randomization"])
+def test_significance(method):
+    """A clearly better system differs significantly, an almost equal one does not; the same seed gives the same p."""
+    references = [f"sentence number {i} tells about thing {i % 7} and place {i % 11}" for i in range(200)]
+    baseline = [r.replace("tells about", "says of") if i % 2 else r for i, r in enumerate(references)]
+    better = [r.replace("tells about", "says of") if i % 10 == 1 else r for i, r in enumerate(references)]
+    same = [r if i % 2 else r.replace("tells about", "says of") for i, r in enumerate(references)]
+    systems = {"baseline": baseline, "better": better, "same": same}
+    found = compare_systems(systems, references, method, samples=300)
+    assert [each.system for each in found] == ["baseline", "better", "same"] or [
+        each.system.split(": ")[-1] for each in found
+    ] == ["baseline", "better", "same"]
+    assert found[0].p_value is None and found[0].difference == 0
+    assert found[1].difference > 5 and found[1].p_value < 0.01
+    assert found[2].p_value > 0.05
+    assert [c.p_value for c in compare_systems(systems, references, method, samples=300)] == [c.p_value for c in found]
+
+
+def test_tokenizer_of_bins_and_significance():
+    """What is asked for the score holds for the bins and the tests: characters of a language without spaces."""
+    references = ["我们 看见 一只 猫 。", "他 来 了 。", "你 好 吗 ？", "是 的 。"]
+    hypotheses = ["我们 看见 两只 猫 。", "他 来 了 。", "你 好 ？", "是 的 。"]
+    score = sacrebleu_score(hypotheses, references, tokenize="zh").score
+    (everything,) = scores_by_length(["one two"] * 4, hypotheses, references, [15], tokenize="zh")
+    first, _ = compare_systems({"a": hypotheses, "b": references}, references, samples=10, tokenize="zh")
+    assert everything[2].score == first.score == score != sacrebleu_score(hypotheses, references).score
+    assert "tok:zh" in everything[2].signature and "tok:zh" in first.signature
+
+
+def test_significance_needs_two_systems():
+    with pytest.raises(ValueError, match="baseline and at least one other"):
+        compare_systems({"a": HYPOTHESES}, REFERENCES)
+    with pytest.raises(ValueError, match="no test 'sign'; choose one of bootstrap, randomization"):
+        compare_systems({"a": HYPOTHESES, "b": HYPOTHESES}, REFERENCES, "sign")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": 0}, "samples=0 is not allowed"),
+        ({"samples": -5}, "samples=-5 is not allowed"),
+        ({"samples": 10.5}, "samples=10.5 is not allowed"),
+        ({"seed": -1}, "seed=-1 is not allowed"),
+        ({"seed": "x"}, "seed='x' is not allowed"),
+        ({"tokenize": "klingon"}, "There is no tokenizer 'klingon' of sacrebleu; choose one of 13a, char"),
+        ({"references": []}, "There are no references"),
+        ({"systems": [("a", HYPOTHESES), ("a", SECOND)]}, "There is more than one system named a. Remedy"),
+        ({"systems": {"a": HYPOTHESES, "b": [None] * 4}}, "Sentence 1 of the translations is no text but None"),
+    ],
+)
+def test_wrong_comparisons_are_named(arguments, message):
+    settings = {"systems": {"a": HYPOTHESES, "b": SECOND}, "references": REFERENCES, **arguments}
+    with pytest.raises(ValueError, match=message):
+        compare_systems(**settings)
+
+
+def test_comparison_of_pairs_and_of_few_samples():
+    pairs = [("a", HYPOTHESES), ("b", SECOND)]
+    for method in ("bootstrap", "randomization"):
+        found = compare_systems(pairs, REFERENCES, method, samples=1)
+        assert [each.system.split(": ")[-1] for each in found] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        ("one text", "One text was given as the references"),
+        ([None] * 4, "Sentence 1 of reference 1 is no text but None"),
+        ([["a"] * 4, "b"], "One text was given as reference 2"),
+        ([], "There are no references"),
+    ],
+)
+def test_references_that_are_none(references, message):
+    with pytest.raises(ValueError, match=message):
+        sacrebleu_score(HYPOTHESES, references)
+
+
+def test_tokenizers_that_cannot_be_used(monkeypatch):
+    import sacrebleu
+
+    with pytest.raises(ValueError, match="There is no tokenizer 'mecab' of sacrebleu; choose one of"):
+        sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="mecab")
+    with pytest.raises(ValueError, match="There is no tokenizer 'klingon'"):
+        Bleu().compute(predictions=HYPOTHESES, references=REFERENCES, tokenize="klingon")
+
+    def lacks(name):
+        raise RuntimeError("Please install mecab-python3.")
+
+    monkeypatch.setattr(sacrebleu.metrics.bleu, "_get_tokenizer", lacks)
+    message = r"tokenizer 'ja-mecab' cannot be used here \(Please install mecab-python3\)\. Remedy: install"
+    with pytest.raises(ValueError, match=message):
+        sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
+
+
+@pytest.mark.parametrize("edges", [[], [0, 5], [15, 15], [1.5], ["15"], [True]])
+def test_edges_that_are_none(edges):
+    with pytest.raises(ValueError, match="edges"):
+        scores_by_length(["a"] * 4, HYPOTHESES, REFERENCES, edges)
+
+
+@pytest.mark.parametrize("language", ["german", "DE", "", 5])
+def test_languages_are_codes(language):
+    with pytest.raises(ValueError, match=f"language={language!r} is not allowed"):
+        tokenized_bleu_score(HYPOTHESES, REFERENCES, language=language)
