@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from recnmt_hf._registration import FAMILIES
 from recnmt_hf.commands.main import build_parser, main, parse
+from recnmt_hf.families import FAMILIES
 
 
 # Options that make the commands of the README fast enough for a test.
@@ -108,7 +108,7 @@ def test_no_placeholder_is_left(repository):
         assert not re.search(r"@[A-Z]+@|TODO|FIXME", document.read_text()), document.name
 
 
-@pytest.mark.parametrize("module", [name for family in FAMILIES.values() for name in family[1:]])
+@pytest.mark.parametrize("module", [f"{kind}_{name}" for name in FAMILIES for kind in ("configuration", "modeling")])
 def test_docstring_examples(module):
     import doctest
     import importlib

@@ -13,20 +13,21 @@ import pytest
 import recnmt_hf
 from recnmt_hf._interrupts import WORDS
 from recnmt_hf._lazy import names_for_type_checkers
-from recnmt_hf._registration import FAMILIES, FURTHER, public_names
+from recnmt_hf.families import FAMILIES
 
 
 # The packages that each package may import.
 DEPENDENCIES = {
     "models": set(),
     "data": {"models"},
+    "families": {"models"},
     "metrics": {"models", "data"},
     "inference": {"models", "data", "metrics"},
-    "training": {"models", "data", "metrics", "inference"},
-    "analysis": {"models", "data", "metrics", "inference", "training"},
-    "experiments": {"models", "data", "metrics", "inference", "training", "analysis"},
-    "hub": {"models", "data", "metrics", "inference", "training"},
-    "commands": {"models", "data", "metrics", "inference", "training", "analysis", "experiments", "hub"},
+    "training": {"models", "families", "data", "metrics", "inference"},
+    "analysis": {"models", "families", "data", "metrics", "inference", "training"},
+    "experiments": {"models", "families", "data", "metrics", "inference", "training", "analysis"},
+    "hub": {"models", "families", "data", "metrics", "inference", "training"},
+    "commands": {"models", "families", "data", "metrics", "inference", "training", "analysis", "experiments", "hub"},
 }
 
 
@@ -46,19 +47,15 @@ def test_every_public_name_resolves():
         getattr(recnmt_hf, "Nothing")  # noqa: B009
 
 
-def test_a_row_of_the_table_names_four_classes():
-    """What a model's public names are follows from its rows; type checkers see the same names."""
-    expected = set()
-    for model_type, (prefix, _, _) in FAMILIES.items():
-        ends = ("Config", "PreTrainedModel", "Model", "ForConditionalGeneration", *FURTHER.get(model_type, ()))
-        classes = [f"{prefix}{end}" for end in ends]
-        assert all(getattr(recnmt_hf, name).__name__ == name for name in classes)
-        expected.update(classes)
+def test_the_classes_of_a_family_are_public():
+    """Type checkers see the same names."""
     for_type_checkers = names_for_type_checkers("recnmt_hf")
-    missing = {name: module for name, module in public_names().items() if for_type_checkers.get(name) != module}
-    lines = "\n".join(f"    from {module} import {name} as {name}" for name, module in missing.items())
-    assert not missing, f"the block `if TYPE_CHECKING` of recnmt_hf/__init__.py lacks\n{lines}"
-    assert expected == set(public_names()) and expected <= set(recnmt_hf.__all__)
+    for family in FAMILIES.values():
+        assert len(family.class_modules) == 4 + len(family.further_classes)
+        for name, module in family.class_modules.items():
+            assert name in recnmt_hf.__all__ and getattr(recnmt_hf, name).__name__ == name
+            line = f"from {module} import {name} as {name}"
+            assert for_type_checkers.get(name) == module, f"if TYPE_CHECKING in recnmt_hf/__init__.py lacks {line}"
 
 
 @pytest.mark.parametrize("package", ["recnmt_hf", "recnmt_hf.data", "recnmt_hf.inference"])
@@ -242,7 +239,7 @@ def test_dependencies_point_one_way(repository):
                     assert name.split(".")[0] in allowed, (path, name)
     for module in shared:
         # The models and a pipeline are registered with transformers.
-        allowed = shared | {"models"} | ({"inference"} if module == "_registration" else set())
+        allowed = shared | {"models"} | ({"families", "inference"} if module == "_registration" else set())
         for level, name in imported(source / f"{module}.py"):
             assert level != 1 or name.split(".")[0] in allowed, (module, name)
 

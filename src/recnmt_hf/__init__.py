@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ._interrupts import handle_from_now_on
 from ._lazy import lazy_names, names_for_type_checkers
-from ._registration import MODEL_TYPES, is_command, public_names, register
+from ._registration import is_command, register
+from .families import FAMILIES, MODEL_TYPES
 
 
 __version__ = "0.2.0"
@@ -86,8 +87,9 @@ if TYPE_CHECKING:
     from .training.trainer import TranslationTrainer as TranslationTrainer
     from .training.trainer import TranslationTrainingArguments as TranslationTrainingArguments
 
-# A model's names follow from its row in `_registration.FAMILIES`.
-_LAZY = {**names_for_type_checkers(__name__), **public_names()}
+_LAZY = names_for_type_checkers(__name__)
+for _family in FAMILIES.values():
+    _LAZY |= _family.class_modules
 
 __all__ = ["MODEL_TYPES", "__version__", *sorted(_LAZY)]
 

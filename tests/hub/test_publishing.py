@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig
 
 import recnmt_hf
-from recnmt_hf._registration import FAMILIES
 from recnmt_hf.commands.main import main
+from recnmt_hf.families import FAMILIES
 from recnmt_hf.hub import card as card_module
 from recnmt_hf.hub.card import card_of, paper_section, run_isolated, write_card
 from recnmt_hf.hub.publishing import (
@@ -142,7 +142,7 @@ TRANSLATES = """
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, tmp_path, stranger):
     """In shards and half precision too; the same tokens as here."""
-    prefix = FAMILIES[model_type][0]
+    prefix = FAMILIES[model_type].prefix
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
     torch.manual_seed(3)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
@@ -179,7 +179,7 @@ TUNED = """
 def test_a_stranger_tunes_and_saves_again(model_type, tokenizer, tmp_path, stranger):
     """Placed by accelerate, trained, saved with its code, and loaded from there."""
     pytest.importorskip("accelerate", reason="accelerate places models")
-    prefix = FAMILIES[model_type][0]
+    prefix = FAMILIES[model_type].prefix
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
     getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

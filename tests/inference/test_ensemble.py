@@ -7,9 +7,9 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 import recnmt_hf
-from recnmt_hf._registration import FAMILIES
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.families import FAMILIES
 
 
 def model_of(prefix, size, seed=0, **fields):
@@ -24,7 +24,7 @@ def model_of(prefix, size, seed=0, **fields):
 @pytest.fixture(scope="module")
 def members(tokenizer):
     """One of each family, and one of transformers' own."""
-    models = [model_of(prefix, len(tokenizer), seed) for seed, (prefix, _, _) in enumerate(FAMILIES.values())]
+    models = [model_of(family.prefix, len(tokenizer), seed) for seed, family in enumerate(FAMILIES.values())]
     controls = {
         name: getattr(models[0].config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
     }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import recnmt_hf
-from recnmt_hf._registration import FAMILIES
+from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import translator as translator_module
 from recnmt_hf.inference.search import Rows
 
@@ -13,7 +13,7 @@ from recnmt_hf.inference.search import Rows
 def translator(request, tokenizer):
     """A random model that ends its sentences at various lengths."""
     torch.manual_seed(11)
-    prefix = FAMILIES[request.param][0]
+    prefix = FAMILIES[request.param].prefix
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
     for parameter in model.parameters():

@@ -9,7 +9,7 @@ from model_contract import TINY, VOCABULARY, ragged_batch, scatter_parameters
 from torch.func import functional_call, grad, vmap
 
 import recnmt_hf
-from recnmt_hf._registration import FAMILIES
+from recnmt_hf.families import FAMILIES
 
 
 TIES = [(True, True), (True, False), (False, True), (False, False)]
@@ -21,7 +21,7 @@ FIELDS = {
 
 def tiny_model(model_type, **fields):
     """A tiny model in float64 with large random parameters."""
-    prefix = FAMILIES[model_type][0]
+    prefix = FAMILIES[model_type].prefix
     config = getattr(recnmt_hf, f"{prefix}Config")(**TINY | FIELDS.get(model_type, {}) | fields)
     return scatter_parameters(getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).double().eval())
 

@@ -11,7 +11,7 @@ from model_contract import TINY
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, cache_utils
 
 import recnmt_hf
-from recnmt_hf._registration import FAMILIES
+from recnmt_hf.families import FAMILIES
 
 
 SIZES = {**TINY, "decoder_layers": 1}
@@ -43,7 +43,7 @@ class PlainOwn(OwnForConditionalGeneration):
 @pytest.fixture(params=FAMILIES)
 def own_file(request, tmp_path, monkeypatch):
     """A module with a subclass of a family, and the family's prefix."""
-    prefix, name = FAMILIES[request.param][0], f"own_{request.param}"
+    prefix, name = FAMILIES[request.param].prefix, f"own_{request.param}"
     (tmp_path / f"{name}.py").write_text(FILE.format(prefix=prefix, model_type=request.param))
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module(name), prefix

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 import recnmt_hf
-from recnmt_hf._registration import FAMILIES
 from recnmt_hf.data.corpora import prepare_dataset
+from recnmt_hf.families import FAMILIES
 
 
 def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", fields=None, **settings):
@@ -92,7 +92,7 @@ def test_evaluation_by_generation(tmp_path, tokenizer):
     assert metrics["eval_loss"] > 0 and metrics["eval_tokens"] > 0
 
 
-@pytest.mark.parametrize("prefix", [family[0] for family in FAMILIES.values()])
+@pytest.mark.parametrize("prefix", [family.prefix for family in FAMILIES.values()])
 def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, prefix):
     """What `compute_metrics` sees, and a run that was cut in two, which ends in the weights of one."""
     settings = {
@@ -118,7 +118,7 @@ def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, pr
         assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize("prefix", [family[0] for family in FAMILIES.values()])
+@pytest.mark.parametrize("prefix", [family.prefix for family in FAMILIES.values()])
 def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
     """
     LoRA on every linear layer but the output matrix, which may be the embeddings' too: it alone learns, loads again,

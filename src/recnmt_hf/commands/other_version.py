@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._registration import FAMILIES
+from ..families import FAMILIES
 from ..models.user_errors import UserError
 
 
@@ -29,7 +29,8 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
     """
     if model_type not in FAMILIES:
         raise UserError(f"{model_type!r} is no model of the zoo. Remedy: --against takes model types of the zoo alone.")
-    prefix, configuration, modeling = FAMILIES[model_type]
+    family = FAMILIES[model_type]
+    prefix, configuration, modeling = family.prefix, f"configuration_{model_type}", f"modeling_{model_type}"
     if not (Path(folder) / f"{modeling}.py").is_file():
         raise UserError(f"{folder} holds no {modeling}.py. Remedy: name the src/recnmt_hf/models of another version.")
     package = f"recnmt_other_{abs(hash(str(Path(folder).resolve())))}"

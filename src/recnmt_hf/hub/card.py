@@ -15,15 +15,14 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
-from .._registration import FAMILIES
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
+from ..families import FAMILIES
 from ..models.seq2seq_card import CARD, usage
 from ..models.user_errors import UserError
 from ..training.evidence import Evidence, TestScore
 from ..training.metrics import VALIDATION_METRICS
 from .checked_copy import model_folder, write_checked_copy
-from .paper_figures import PAPERS
 
 
 SOURCE = "https://github.com/recnmt-hf/recnmt_hf"
@@ -182,7 +181,8 @@ def language_name(code: str) -> str:
 
 
 def introduction(config: Any, evidence: Evidence) -> str:
-    prefix = FAMILIES.get(config.model_type, (config.model_type,))[0]
+    family = FAMILIES.get(config.model_type)
+    prefix = family.prefix if family else config.model_type
     names = [language_name(code) for code in evidence.languages]
     if task_of(evidence) == "summarization":
         does = f"Summarizes texts in {names[0]}"
@@ -248,9 +248,9 @@ def decoding_in_words(test: TestScore) -> str:
 
 def paper_section(model_type: str, evidence: Evidence) -> list[str]:
     """The paper's figures, for these languages where it has some."""
-    if model_type not in PAPERS:
+    if model_type not in FAMILIES:
         return []
-    paper, figures = PAPERS[model_type]
+    paper, figures = FAMILIES[model_type].paper, FAMILIES[model_type].figures
     same = [figure for figure in figures if list(figure.languages) == evidence.languages] or list(figures)
     rows = [["task", "size", "metric", "baseline", "the paper's", "this model"]]
     for figure in same:
@@ -336,9 +336,9 @@ def limits_section(config: Any, evidence: Evidence) -> list[str]:
 
 
 def citation_section(model_type: str) -> list[str]:
-    if model_type not in PAPERS:
+    if model_type not in FAMILIES:
         return []
-    return ["## Citation", f"- {PAPERS[model_type][0]}."]
+    return ["## Citation", f"- {FAMILIES[model_type].paper}."]
 
 
 def card_data(config: Any, evidence: Evidence, title: str, license: str | None) -> ModelCardData:

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .._loading_errors import without_remedy
-from .._registration import MODEL_TYPES
 from .._values import check_value
+from ..families import MODEL_TYPES
 from ..inference.origin import EVIDENCE
 from ..models.seq2seq_card import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError

@@ -15,8 +15,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
-from .._registration import MODEL_TYPES
 from .._values import shown
+from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
 from ..models.user_errors import UserError

@@ -11,11 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-from .._registration import MODEL_TYPES
 from .._values import LANGUAGE, Range, check_value, documented, is_plain, option, options_of, shown
 from ..data.corpora import ON_LONG, Corpus
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
+from ..families import MODEL_TYPES
 from ..inference.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .metrics import TEXT_METRICS, VALIDATION_METRICS, higher_is_better, without_prefix

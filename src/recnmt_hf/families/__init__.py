@@ -1,0 +1,24 @@
+"""
+The families of models, one module each.
+
+A module of this folder holds `FAMILY`, all that the package knows of a family besides the equations: its classes, its
+paper, the paper's figures, and small variants for tests. Registration, cards, commands and tests read it from
+[`FAMILIES`].
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from .family import Family, PaperFigure
+
+
+__all__ = ["FAMILIES", "MODEL_TYPES", "Family", "PaperFigure"]
+
+FAMILIES: dict[str, Family] = {}
+for _module in pkgutil.iter_modules(__path__):
+    _family = getattr(importlib.import_module(f".{_module.name}", __name__), "FAMILY", None)
+    if _family is not None:
+        FAMILIES[_family.model_type] = _family
+MODEL_TYPES = tuple(FAMILIES)
