@@ -1,4 +1,4 @@
-"""The recipes of the papers' own settings run as they stand, on a slice in the column format of their data."""
+"""Recipes of the papers' own settings run unchanged on a slice of data in their columns; one or two of each kind."""
 
 import itertools
 
@@ -69,8 +69,7 @@ def hub_sets(tmp_path_factory, corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["base", "big"])
-@pytest.mark.parametrize("task", ["wmt14_en_de", "wmt17_zh_en"])
+@pytest.mark.parametrize(("task", "size"), [("wmt14_en_de", "base"), ("wmt17_zh_en", "big")])
 def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, task, size):
     """Two runs under their default output folders, the second from the first, with its vocabulary; and both in one."""
     monkeypatch.chdir(hub_sets)
@@ -94,13 +93,7 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "test"),
-    [
-        ("wmt14_en_de_base", "newstest2014"),
-        ("wmt14_en_de_big", "newstest2014"),
-        ("wmt14_de_en_base", "newstest2014"),
-        ("wmt17_zh_en_base", "newstest2017"),
-        ("wmt16_ro_en_base", "newstest2016"),
-    ],
+    [("wmt14_en_de_big", "newstest2014"), ("wmt16_ro_en_base", "newstest2016")],
 )
 def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, capsys, task, test):
     monkeypatch.chdir(hub_sets)
@@ -116,11 +109,7 @@ def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "tests"),
-    [
-        ("wmt14_en_de_base", ["newstest2014"]),
-        ("wmt14_en_de_big", ["newstest2014"]),
-        ("nist_zh_en_base", ["nist02", "nist03", "nist04"]),
-    ],
+    [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_base", ["nist02", "nist03", "nist04"])],
 )
 def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
     """With the paper's share of the channels: half of them."""
@@ -135,33 +124,32 @@ def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["base", "big"])
-def test_hybrid_encoders(hub_sets, repository, monkeypatch, size):
+def test_hybrid_encoders(hub_sets, repository, monkeypatch):
     """Of three and three layers with the short-cut, at a width that a test can afford."""
     monkeypatch.chdir(hub_sets)
     small = [setting for setting in SMALL if "encoder_layers" not in setting]
-    assert main(["train", str(repository / f"scripts/recipes/wmt14_en_de_{size}_onlstm.yaml"), *small]) == 0
-    weights = load_file(hub_sets / "outputs" / f"wmt14_en_de_{size}_onlstm" / "model/model.safetensors")
+    assert main(["train", str(repository / "scripts/recipes/wmt14_en_de_base_onlstm.yaml"), *small]) == 0
+    weights = load_file(hub_sets / "outputs/wmt14_en_de_base_onlstm/model/model.safetensors")
     recurrent = {name.split(".")[3] for name in weights if "forward_rnn" in name}
     attention = {name.split(".")[3] for name in weights if "encoder" in name and "self_attn.q_proj" in name}
     assert (recurrent, attention) == ({"0", "1", "2"}, {"3", "4", "5"})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["nist_zh_en", "wmt17_zh_en", "wmt17_en_de", "wmt16_en_de"])
+@pytest.mark.parametrize("task", ["nist_zh_en", "wmt16_en_de"])
 def test_recurrent_models(hub_sets, repository, monkeypatch, capsys, task):
     """RNMT in the paper's own settings, and its baseline by one field."""
     monkeypatch.chdir(hub_sets)
     small = [setting for setting in SMALL if "layers" not in setting and "vocab_size" not in setting]
     small += ["tokenizer.vocab_size=200", "training.num_train_epochs=1"]
-    if task in ("wmt17_en_de", "wmt16_en_de"):
+    if task == "wmt16_en_de":
         small.append("tokenizer.target_vocab_size=200")
     recipe = str(repository / "scripts/recipes" / f"{task}_rnmt.yaml")
     for fields in ([], ["model.fields.relation_layers=0"]):
         output = f"outputs/{task}-{len(fields)}"
         assert main(["train", recipe, *small, *fields, "-o", output]) == 0
         said = capsys.readouterr().err
-        assert ("newstest2016" in said) == (task in ("wmt17_en_de", "wmt16_en_de"))
+        assert ("newstest2016" in said) == (task == "wmt16_en_de")
         state = torch.load(next((hub_sets / output).glob("checkpoint-2")) / "optimizer.pt", weights_only=True)
         assert set(state["state"][0]) == {"step", "square_avg", "acc_delta"}
         group = state["param_groups"][0]
