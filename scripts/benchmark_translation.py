@@ -13,7 +13,7 @@ import time
 import torch
 
 from recnmt_hf.data.text import read_lines
-from recnmt_hf.inference import translator as translator_module
+from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.translator import DecodingOptions, Translator
 
 
@@ -40,12 +40,12 @@ def main() -> None:
     if not args.no_int8:
         systems["search, int8"] = (Translator.from_pretrained(args.model, quantization="int8"), True, False)
     systems.update({folder: (Translator.from_pretrained(folder, device="cpu"), True, False) for folder in args.engine})
-    own = translator_module.leaves_finished
+    own = torch_model.can_drop_finished
     times: dict[str, list[float]] = {name: [] for name in systems}
     texts: dict[str, list[str]] = {}
     for turn in range(args.rounds + 1):  # the first one warms up
         for name, (translator, leaves, scores) in systems.items():
-            translator_module.leaves_finished = own if leaves else lambda *_: False
+            torch_model.can_drop_finished = own if leaves else lambda *_: False
             begin = time.process_time()
             texts[name] = [each.text for each in translator.translate(sentences, options, scores=scores)]
             if turn:

@@ -64,7 +64,7 @@ LISTED_TRUST = {
     "models/seq2seq_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
-    "inference/origin.py: read_origin: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
+    "inference/model_task.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
     "hub/publishing.py: upload: huggingface_hub.HfApi": "uploads after check_contents",
     "hub/publishing.py: upload: huggingface_hub.CommitOperationAdd": "files of the checked folder",
     "hub/publishing.py: upload: huggingface_hub.CommitOperationDelete": "names of files that an earlier upload left",

@@ -1,7 +1,9 @@
 """The package: public names, cheap import, registration, dependencies between packages."""
 
 import ast
+import graphlib
 import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -233,8 +235,9 @@ def test_dependencies_point_one_way(repository):
     shared = {path.stem for path in source.glob("_*.py")} - {"__init__"}  # import nothing but models
     for package, dependencies in DEPENDENCIES.items():
         for path in (source / package).rglob("*.py"):
+            package_level = len(path.relative_to(source).parts)  # 2 in a package's own files, 3 in its subfolders
             for level, name in imported(path):
-                if level == 2 and name:
+                if level == package_level and name:
                     allowed = dependencies | (shared if package != "models" else set())
                     assert name.split(".")[0] in allowed, (path, name)
     for module in shared:
@@ -242,6 +245,35 @@ def test_dependencies_point_one_way(repository):
         allowed = shared | {"models"} | ({"families", "inference"} if module == "_registration" else set())
         for level, name in imported(source / f"{module}.py"):
             assert level != 1 or name.split(".")[0] in allowed, (module, name)
+
+
+def statements(node):
+    """Yield all nodes of a syntax tree but those under `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and getattr(child.test, "id", None) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from statements(child)
+
+
+def test_modules_import_each_other_without_cycles(repository):
+    """Imports within functions count too."""
+    source = repository / "src"
+    files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    graph = {}
+    for name, path in files.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        graph[name] = set()
+        for node in statements(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                names = [f"{module}.{alias.name}" for alias in node.names]
+                graph[name].update(one if one in files else module for one in names)
+            elif isinstance(node, ast.Import):
+                graph[name].update(alias.name for alias in node.names)
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # an error names a cycle
+    assert order.index("recnmt_hf.inference.backends.protocol") < order.index("recnmt_hf.inference.translator")
 
 
 def test_old_names_of_evaluation_work_with_a_warning():

@@ -220,7 +220,7 @@ def test_foreign_code_runs_only_when_trusted(world, tmp_path, monkeypatch, capfd
     """Nobody is asked: a text that begins with "y" is no answer."""
     import recnmt_hf
     from recnmt_hf.data.tokenization import load_tokenizer
-    from recnmt_hf.inference.translator import load_target_tokenizer
+    from recnmt_hf.data.tokenizer_pair import load_target_tokenizer
 
     monkeypatch.chdir(world)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))

@@ -9,7 +9,7 @@ import torch
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
-from recnmt_hf.inference.engine import EngineTranslator
+from recnmt_hf.inference.backends.ctranslate2_model import CTranslate2Backend
 
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the package ctranslate2 is not installed")
@@ -53,7 +53,7 @@ def test_same_probabilities_and_beams(variant, corpus, tokenizer, tmp_path):
     folder = saved(tmp_path / "model", corpus, tokenizer, **VARIANTS[variant])
     assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
     own, engine = (recnmt_hf.Translator.from_pretrained(tmp_path / name) for name in ("model", "engine"))
-    assert isinstance(engine, EngineTranslator) and not isinstance(own, EngineTranslator)
+    assert type(engine.backend) is CTranslate2Backend and engine.model.config.model_type == own.model.config.model_type
     pairs = corpus["test"][:12]
     sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
     for one, other in zip(own.score(sources, targets), engine.score(sources, targets), strict=True):

@@ -90,7 +90,7 @@ def test_same_translations_and_scores(prefix, exported, corpus):
 def test_plain_generate_and_an_ensemble(exported, corpus):
     """The graphs' model under transformers' own search, and beside another family."""
     own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported("RPETransformer"))
-    source, mask = own.pad([own.encode_source(pair.en) for pair in corpus["test"][:4]], own.pad_id())
+    source, mask = own.backend.pad_sources([own.encode_source(pair.en) for pair in corpus["test"][:4]])
     for settings in ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"use_cache": False}):
         expected, found = (
             each.model.generate(source, attention_mask=mask, max_new_tokens=9, **settings) for each in (own, graphs)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import recnmt_hf.analysis
+import recnmt_hf.experiments
 import recnmt_hf.inference
 from recnmt_hf import EnsembleTranslator, Translator
 from recnmt_hf.analysis.global_state import global_state
@@ -24,6 +25,9 @@ from recnmt_hf.experiments.probe_options import ProbeOptions
 from recnmt_hf.experiments.probing import Task, cached_vectors, probe, sentence_vectors
 from recnmt_hf.experiments.probing_options import ClassifierOptions
 from recnmt_hf.experiments.sentence_states import sentence_states, vectors_by_name
+from recnmt_hf.inference.backends.ensemble import EnsembleBackend
+from recnmt_hf.inference.backends.onnx_model import OnnxBackend
+from recnmt_hf.inference.backends.torch_model import TorchBackend
 from recnmt_hf.inference.eval_mode import eval_mode
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
@@ -53,9 +57,13 @@ ENTRIES = {
         "gret",
         lambda t: t.search([t.prepare(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
     ),
-    "Translator.hypotheses_of": (
+    "Translator.search_batch": (
+        "gret",
+        lambda t: t.search_batch(ids(t)[0], [[], []], DecodingOptions(beams=2, max_length_extra=2)),
+    ),
+    "Translator.make_hypotheses": (
         "nmt_transformer",
-        lambda t: t.hypotheses_of(ids(t)[0], ids(t)[1], DecodingOptions(), scores=True),
+        lambda t: t.make_hypotheses(ids(t)[0], ids(t)[1], DecodingOptions(), scores=True),
     ),
     "Translator.score": ("onlstm_transformer", lambda t: t.score(SOURCES, TARGETS)),
     "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
@@ -67,7 +75,7 @@ ENTRIES = {
         "nmt_transformer",
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
     ),
-    "alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
+    "word_alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
     "bag_of_words.probe_words": (
         "nmt_transformer",
         lambda t: probe_words(t, PAIRS, PAIRS, PAIRS, tops=[5], options=ProbeOptions(epochs=1)),
@@ -92,23 +100,19 @@ ENTRIES = {
 # What takes a model and does not run it.
 NOT_RUN = {
     *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
-    *("ensemble.signature_of", "quantization.quantized"),
+    "quantization.quantize_model",
+    *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.without_values"),
 }
 METHODS_NOT_RUN = {
-    *(
-        "check_lengths",
-        "check_text",
-        "encode_source",
-        "encode_target",
-        "encoded_sentences",
-        "end_ids",
-        "inspected_model",
-    ),
-    "is_empty",
-    *("limits", "longest_source", "longest_target", "pad", "pad_id", "parts_within", "positions", "prefix_ids"),
-    *("prepare", "says_nothing", "seeded", "shift", "split_source", "splits_sentences", "strip"),
-    *("takes_whole_texts", "target_ids", "within_limit", "without_control"),
+    *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
+    *("is_empty_source", "max_lengths", "pad_id", "parts_within", "prefix_ids", "prepare", "split_source"),
+    *("splits_sentences", "strip", "takes_whole_texts", "target_ids", "within_limit", "without_control"),
+}
+# Methods of backends in PyTorch that run a model; the entries above call all of them.
+BACKEND_METHODS = {"attention", "encode", "run_encoder", "score", "search", "start_rows"}
+BACKEND_METHODS_NOT_RUN = {
+    *("as_ensemble_member", "inspected_model", "new_cache", "pad_sources", "pad_targets", "processors", "seeded"),
 }
 
 
@@ -163,19 +167,22 @@ def test_a_model_in_training_is_run_without_dropout(in_training, translators, na
 def test_every_entry_is_tested():
     """A new function or method that takes a model joins one of the lists above."""
     found = set()
-    for package in (recnmt_hf.inference, recnmt_hf.analysis):
-        for each in pkgutil.iter_modules(package.__path__):
-            module = importlib.import_module(f"{package.__name__}.{each.name}")
+    for package in (recnmt_hf.inference, recnmt_hf.analysis, recnmt_hf.experiments):
+        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            module = importlib.import_module(each.name)
             for name, function in inspect.getmembers(module, inspect.isfunction):
                 taken = " ".join(str(one.annotation) for one in inspect.signature(function).parameters.values())
-                takes_model = any(kind in taken for kind in ("Translator", "ForcedDecoder", "PreTrainedModel"))
+                takes_model = any(kind in taken for kind in ("Translator", "Backend", "PreTrainedModel"))
                 if function.__module__ == module.__name__ and takes_model:
-                    found.add(f"{each.name}.{name}")
+                    found.add(f"{each.name.rpartition('.')[2]}.{name}")
     methods = {name for name, _ in inspect.getmembers(Translator, inspect.isfunction) if not name.startswith("_")}
     found |= {f"Translator.{name}" for name in methods - METHODS_NOT_RUN}
     classes = {"Translator.__call__", "EnsembleTranslator.__call__", "EnsembleTranslator.score"}
     assert found | classes | {"TranslationPipeline.__call__"} == set(ENTRIES) | NOT_RUN
     assert methods >= METHODS_NOT_RUN
+    for backend in (TorchBackend, OnnxBackend, EnsembleBackend):
+        methods = {name for name, _ in inspect.getmembers(backend, inspect.isfunction) if not name.startswith("_")}
+        assert methods <= BACKEND_METHODS | BACKEND_METHODS_NOT_RUN and {"score", "search"} <= methods
 
 
 def test_modes_return_after_an_error(in_training, monkeypatch):

@@ -11,16 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import recnmt_hf
+from recnmt_hf.data.tokenizer_checks import check_tokenizers, stamp, stamp_tokenizers
 from recnmt_hf.inference import Translator
-from recnmt_hf.inference.model_checks import (
-    check_loading,
-    check_tokenizers,
-    check_weights,
-    named,
-    stamp,
-    stamp_tokenizers,
-    without_values,
-)
+from recnmt_hf.inference.model_checks import check_loading, check_weights, named, without_values
 from recnmt_hf.models.user_errors import UserError
 
 

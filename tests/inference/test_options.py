@@ -259,7 +259,7 @@ def test_whole_numbers_of_generate_may_be_written_as_floats():
 
 @pytest.mark.parametrize("options", [{"bad_words_ids": [[10**6]]}, {"encoder_no_repeat_ngram_size": "x"}])
 def test_what_generate_finds_wrong_later(translator, options):
-    with pytest.raises(UserError, match=r"generate=.* cannot be done .* Remedy"):
+    with pytest.raises(UserError, match=r"generate=.* was rejected by transformers .* Remedy"):
         translator(["a b c"], generate=options)
 
 

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from recnmt_hf import UserError
-from recnmt_hf.inference import Translator, forced_decoding
+from recnmt_hf.inference import Translator, translation_warnings
 from recnmt_hf.inference.pipeline import TASK, TranslationPipeline, WholeModelForSeq2SeqLM, register_pipeline
 
 
@@ -146,7 +146,7 @@ def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypa
 
 def test_unknown_tokens_are_reported(pipe, monkeypatch):
     said = []
-    monkeypatch.setattr(forced_decoding.logger, "warning_once", said.append)
+    monkeypatch.setattr(translation_warnings.logger, "warning_once", said.append)
     pipe("Ж Ж", num_beams=1, max_new_tokens=1)
     assert [message.partition("% ")[2][:43] for message in said] == ["of the source tokens are unknown to the tok"]
 

@@ -5,8 +5,8 @@ import torch
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.inference import translator as translator_module
-from recnmt_hf.inference.search import Rows
+from recnmt_hf.inference.backends import torch_model
+from recnmt_hf.inference.search import ModelRows
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -26,19 +26,19 @@ def translator(request, tokenizer):
 def with_and_without(translator, monkeypatch, sentences, *prefixes, **options):
     """What is found with and without transformers' own search, and how many rows each step of ours had."""
     rows = []
-    own = Rows.logits
+    own = ModelRows.next_logits
 
     def counted(self, tokens):
         rows.append(tokens.shape[0])
         return own(self, tokens)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "logits", counted)
+        patch.setattr(ModelRows, "next_logits", counted)
         found = translator(sentences, *prefixes, **options)
     assert rows
     with monkeypatch.context() as patch:
-        patch.setattr(translator_module, "leaves_finished", lambda *_: False)
-        patch.setattr(Rows, "logits", None)
+        patch.setattr(torch_model, "can_drop_finished", lambda *_: False)
+        patch.setattr(ModelRows, "next_logits", None)
         return found, translator(sentences, *prefixes, **options), rows
 
 
@@ -90,18 +90,18 @@ def test_prefixes_and_batches(translator, corpus, monkeypatch):
 @pytest.mark.parametrize("options", [{"do_sample": True, "beams": 1}, {"beams": 2, "cache_implementation": "static"},
                                      {"beams": 2, "logits_processor": [lambda ids, scores: scores]}])  # fmt: skip
 def test_what_else_generate_can_do_is_left_to_it(translator, monkeypatch, options):
-    monkeypatch.setattr(Rows, "logits", None)
+    monkeypatch.setattr(ModelRows, "next_logits", None)
     assert translator("The dog sleeps.", max_length_extra=3, **options)[0].hypotheses
 
 
 def test_whole_numbers_for_weights(tiny_folder, corpus, translator):
     """Nearly the same log-probabilities, for every family; the model itself stays."""
-    from recnmt_hf.inference.quantization import quantized
+    from recnmt_hf.inference.quantization import quantize_model
 
     sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
     before = [each.log_prob for each in translator.score(sources, targets)]
     other = recnmt_hf.Translator(translator.model, translator.tokenizer, check=False)
-    other.model = quantized(translator.model)
+    other.model = quantize_model(translator.model)
     assert type(other.model.lm_head) is not torch.nn.Linear and type(translator.model.lm_head) is torch.nn.Linear
     after = [each.log_prob for each in other.score(sources, targets)]
     assert after == pytest.approx(before, rel=0.15) and after != before

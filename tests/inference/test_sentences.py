@@ -9,9 +9,9 @@ import transformers
 from recnmt_hf import EnsembleTranslator, UserError
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.text import SentencePair, read_parallel
-from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, short_translations
-from recnmt_hf.inference.origin import EVIDENCE, Origin, read_origin
-from recnmt_hf.inference.short_translations import count_letters, is_far_too_short
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
+from recnmt_hf.inference.model_task import EVIDENCE, ModelTask, read_model_task
+from recnmt_hf.inference.translation_warnings import count_letters, is_far_too_short
 from recnmt_hf.training.testing import test_model as score_test_set
 
 
@@ -38,7 +38,7 @@ def sentences(corpus):
 @pytest.fixture
 def warnings(monkeypatch):
     found = []
-    monkeypatch.setattr(short_translations.logger, "warning", found.append)
+    monkeypatch.setattr(translation_warnings.logger, "warning", found.append)
     return found
 
 
@@ -77,7 +77,7 @@ def test_forty_sentences_give_forty_translations(translator, corpus):
     ],
 )
 def test_when_a_text_is_split(translator, sentences, options, prefix, summarizes, is_split):
-    translator.origin = Origin(summarizes=summarizes)
+    translator.task = ModelTask(summarizes=summarizes)
     prepared = translator.prepare(" ".join(sentences), DecodingOptions(beams=2, **options), prefix)
     assert len(prepared.pieces) == (3 if is_split else 1)
     assert translator.prepare(sentences[0], DecodingOptions(beams=2, **options)).glues == [""]
@@ -161,32 +161,32 @@ def test_the_language_of_the_source(translator, monkeypatch):
     assert parts() == parts(source_lang="fr") == 2 and parts(source_lang="de") == parts(source_lang="de-AT") == 1
     monkeypatch.setattr(translator.tokenizer, "source_lang", "de", raising=False)
     assert parts() == 1
-    translator.origin = Origin("en")
+    translator.task = ModelTask("en")
     assert parts() == 2 and parts(source_lang="de") == 1
     with pytest.raises(UserError, match=r"^source_lang='d e' is not allowed; it must be a language code of letters"):
         DecodingOptions(source_lang="d e")
 
 
 @pytest.mark.parametrize(
-    ("evidence", "origin"),
+    ("evidence", "task"),
     [
-        ({"languages": ["de", "en"]}, Origin("de")),
-        ({"languages": ["zh", "zh"]}, Origin("zh", True)),
-        ({"languages": ["zh", "en"], "recipe": {"training": {"text_metric": "rouge"}}}, Origin("zh", True)),
-        ({"languages": [], "recipe": {"training": {"text_metric": "bleu"}}}, Origin()),
-        ({"languages": [1, None]}, Origin()),
-        ([], Origin()),
+        ({"languages": ["de", "en"]}, ModelTask("de")),
+        ({"languages": ["zh", "zh"]}, ModelTask("zh", True)),
+        ({"languages": ["zh", "en"], "recipe": {"training": {"text_metric": "rouge"}}}, ModelTask("zh", True)),
+        ({"languages": [], "recipe": {"training": {"text_metric": "bleu"}}}, ModelTask()),
+        ({"languages": [1, None]}, ModelTask()),
+        ([], ModelTask()),
     ],
 )
-def test_what_a_folder_says(tmp_path, evidence, origin):
+def test_what_a_folder_says(tmp_path, evidence, task):
     (tmp_path / EVIDENCE).write_text(json.dumps(evidence))
-    assert read_origin(tmp_path) == origin
+    assert read_model_task(tmp_path) == task
 
 
 def test_a_folder_without_usable_evidence_says_nothing(tmp_path):
-    assert read_origin(tmp_path) == read_origin("someone/unknown", local_files_only=True) == Origin()
+    assert read_model_task(tmp_path) == read_model_task("someone/unknown", local_files_only=True) == ModelTask()
     (tmp_path / EVIDENCE).write_text('{"languages": [')
-    assert read_origin(tmp_path) == Origin()
+    assert read_model_task(tmp_path) == ModelTask()
 
 
 def test_loading_reads_what_the_folder_says(tiny_folder, translator, tmp_path):
@@ -195,8 +195,8 @@ def test_loading_reads_what_the_folder_says(tiny_folder, translator, tmp_path):
     (tmp_path / EVIDENCE).write_text('{"languages": ["de", "de"]}')
     loaded = Translator.from_pretrained(tmp_path, device="cpu")
     pipe = transformers.pipeline("recnmt-translation", str(tmp_path), device="cpu")
-    assert loaded.origin == pipe.translator.origin == Origin("de", True)
-    assert EnsembleTranslator([loaded, loaded]).origin == Origin("de", True) != translator.origin
+    assert loaded.task == pipe.translator.task == ModelTask("de", True)
+    assert EnsembleTranslator([loaded, loaded]).task == ModelTask("de", True) != translator.task
 
 
 # -- where a line is a segment -----------------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def test_scores_and_test_sets_take_lines_as_they_are(translator, sentences, tmp_
     text = " ".join(sentences)
     whole = translator.encode_source(text)
     seen = []
-    generate = translator._generate
+    search = translator.search_batch
     monkeypatch.setattr(
-        translator, "_generate", lambda sources, *rest: seen.extend(sources) or generate(sources, *rest)
+        translator, "search_batch", lambda sources, *rest: seen.extend(sources) or search(sources, *rest)
     )
     pairs = [SentencePair(text, "Ja.")]
     score, found, _ = score_test_set(translator, "set", pairs, "de", DecodingOptions(**OPTIONS), {})
@@ -266,7 +266,7 @@ def test_letters_are_weighted_by_script():
 def silent(translator, monkeypatch):
     """Says two words, whatever the source."""
     answer = Hypothesis("Wir sehen.", -1.0, -1.0, [5, 2])
-    monkeypatch.setattr(translator, "_generate", lambda sources, *rest: [[answer] for _ in sources])
+    monkeypatch.setattr(translator, "search_batch", lambda sources, *rest: [[answer] for _ in sources])
     return translator
 
 
@@ -283,7 +283,7 @@ def test_a_call_warns_once(silent, warnings):
     ("options", "summarizes"), [({"on_long": "truncate"}, False), ({}, True), ({"warn_short": False}, False)]
 )
 def test_summaries_are_short(silent, warnings, options, summarizes):
-    silent.origin = Origin("en", summarizes)
+    silent.task = ModelTask("en", summarizes)
     list(silent.translate([LONG], **options))
     pipe_options = {name: value for name, value in options.items() if name != "warn_short"}
     assert silent.takes_whole_texts(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})

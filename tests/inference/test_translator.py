@@ -5,15 +5,18 @@ import itertools
 import json
 import math
 import shutil
+import types
 
 import pytest
 import torch
 import transformers
 
 import recnmt_hf
-from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, forced_decoding
-from recnmt_hf.inference.forced_decoding import ForcedDecoder, UnknownTokens, batches_by_tokens
-from recnmt_hf.inference.translator import leaves_finished
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, loading, translation_warnings
+from recnmt_hf.inference.backends.ensemble import EnsembleBackend
+from recnmt_hf.inference.backends.torch_model import can_drop_finished
+from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
+from recnmt_hf.inference.translation_warnings import UnknownTokens
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def test_batches_hold_similar_lengths_within_their_tokens(lengths, most, batches
 
 def test_unknown_tokens_are_counted(monkeypatch):
     warnings = []
-    monkeypatch.setattr(forced_decoding.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(translation_warnings.logger, "warning_once", warnings.append)
     tokenizer = type("Tokenizer", (), {"unk_token_id": 3})()
     few, many = UnknownTokens(tokenizer), UnknownTokens(tokenizer)
     for ids in ([3] + [4] * 49, [5] * 50):
@@ -166,8 +169,10 @@ def test_ids_are_padded_on_the_models_device(tokenizer):
         model = recnmt_hf.NMTTransformerForConditionalGeneration(
             recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
         )
-    ids, mask = ForcedDecoder(model, tokenizer, check=False).pad([[5, 2], [2]], 0)
+    ids, mask = Translator(model, tokenizer, check=False).backend.pad_sources([[5, 2], [2]])
     assert (ids.device.type, mask.device.type) == ("meta", "meta") and ids.shape == mask.shape == (2, 2)
+    ids, mask = pad_rows([[5, 2], [7]], 9, "cpu")
+    assert ids.tolist() == [[5, 2], [7, 9]] and mask.tolist() == [[1, 1], [1, 0]]
 
 
 def test_order_and_batches_do_not_matter(translator, sentences):
@@ -262,11 +267,11 @@ def test_a_source_of_which_the_tokenizer_leaves_nothing(translator, monkeypatch)
     Whatever the characters are: nothing was read, so nothing is said. Also where the source has a control token of its
     own, as one for the language.
     """
-    assert not translator.says_nothing("x") and translator.says_nothing("\u200b")
+    assert not translator.is_empty_source("x") and translator.is_empty_source("\u200b")
     monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
     for nothing in ([2], [9, 2]):
         monkeypatch.setattr(translator, "encode_source", lambda sentence, nothing=nothing: nothing)
-        assert translator(["x"])[0].text == "" and translator.says_nothing("x")
+        assert translator(["x"])[0].text == "" and translator.is_empty_source("x")
         with pytest.raises(ValueError, match="Source 1 is empty"):
             translator.score(["x"], ["a"])
 
@@ -296,7 +301,7 @@ def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, sour
     monkeypatch.setattr(translator, "encode_source", lambda text: [5] * (len(text) + 1) + [2])
     monkeypatch.setattr(
         translator,
-        "_generate",
+        "search_batch",
         lambda sources, *_: [[Hypothesis(next(answers), -1.0, -1.0, [5, 2])] for _ in sources],
     )
     limit = len(source) // 2 + 2
@@ -561,7 +566,7 @@ def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limi
     )
     model = getattr(recnmt_hf, f"{name}ForConditionalGeneration")(config)
     translator = recnmt_hf.Translator(model, tokenizer, check=False)
-    assert (translator.longest_source(), translator.longest_target()) == limits
+    assert (translator.backend.limits.source, translator.backend.limits.target) == limits
     if limits[0] is None:
         assert translator(["a b c d e f g h i j k"], max_new_tokens=1)
 
@@ -572,11 +577,10 @@ def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limi
 def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypatch):
     """Device, type, trust, checks and everything else reach the model; what concerns tokenizers reaches them."""
     from recnmt_hf.data.tokenizer_pair import TokenizerPair
-    from recnmt_hf.inference import translator as module
 
     seen = []
     load = TokenizerPair.load
-    monkeypatch.setattr(module, "load_model", lambda *args, **kwargs: seen.append((args, kwargs)) or translator.model)
+    monkeypatch.setattr(loading, "load_model", lambda *args, **kwargs: seen.append((args, kwargs)) or translator.model)
     monkeypatch.setattr(TokenizerPair, "load", lambda *args, **kwargs: seen.append((args, kwargs)) or load(tiny_folder))
     Translator.from_pretrained(tiny_folder, "cpu", torch.bfloat16, trust_remote_code=True, revision="v1")
     path = str(tiny_folder)
@@ -600,27 +604,43 @@ def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypat
 
 
 def test_exported_folders_are_taken_by_their_engine(tiny_folder, translator, monkeypatch):
-    from recnmt_hf.inference import engine, onnx_model
-
     seen = []
-    monkeypatch.setattr(onnx_model, "OnnxModel", lambda *args: seen.append(args) or translator.model)
-    monkeypatch.setattr(engine, "EngineTranslator", lambda *args: args)
-    monkeypatch.setattr(engine, "engine_of", lambda path: "onnx")
-    made = Translator.from_pretrained(tiny_folder, "cpu")
-    assert seen == [(str(tiny_folder), "cpu")] and made.model is translator.model
-    assert len(made.tokenizer) == len(made.target_tokenizer) == len(translator.tokenizer)
+    made = types.SimpleNamespace(format="onnx")
+    monkeypatch.setattr(loading, "is_export", lambda path: True)
+    monkeypatch.setattr(loading, "read_export_settings", lambda path: made)
+    monkeypatch.setattr(loading, "OnnxModel", lambda *args: seen.append(args) or translator.model)
+    loaded = Translator.from_pretrained(tiny_folder, "cpu")
+    assert seen == [(str(tiny_folder), "cpu")] and loaded.model is translator.model
+    assert len(loaded.tokenizer) == len(loaded.target_tokenizer) == len(translator.tokenizer)
     damaged = copy.deepcopy(translator.model)
     damaged.lm_head.weight.data[7, 0] = float("nan")
-    monkeypatch.setattr(onnx_model, "OnnxModel", lambda *args: damaged)
+    monkeypatch.setattr(loading, "OnnxModel", lambda *args: damaged)
     with pytest.raises(ValueError, match="not finite"):
         Translator.from_pretrained(tiny_folder, "cpu")
     Translator.from_pretrained(tiny_folder, "cpu", check=False)
-    monkeypatch.setattr(engine, "engine_of", lambda path: "ctranslate2")
-    assert Translator.from_pretrained(tiny_folder, "cpu", check=False) == (str(tiny_folder), "cpu", False)
-    assert Translator.from_pretrained(tiny_folder)[1:] == (None, True)
+    made.format = "ctranslate2"
+    monkeypatch.setattr(loading, "CTranslate2Backend", lambda *args: seen.append(args) or translator.backend)
+    assert Translator.from_pretrained(tiny_folder, "cpu", check=False).backend is translator.backend
+    assert (seen[-1][0], *seen[-1][2:]) == (str(tiny_folder), "cpu", False)
+    Translator.from_pretrained(tiny_folder)
+    assert seen[-1][2:] == (None, True)
     for given in ({"dtype": "float16"}, {"quantization": "int8"}):
         with pytest.raises(ValueError, match="was exported to an engine"):
             Translator.from_pretrained(tiny_folder, **given)
+
+
+def test_a_list_of_folders_is_an_ensemble(tiny_folder, sentences):
+    one, two = Translator.from_pretrained(tiny_folder), Translator.from_pretrained([tiny_folder, tiny_folder])
+    assert type(two) is Translator and type(two.backend) is EnsembleBackend and two.task == one.task
+    expected, found = (each(sentences[:2], beams=2, max_length_extra=2) for each in (one, two))
+    assert [each.text for each in found] == [each.text for each in expected]
+    with pytest.raises(ValueError, match="no alignments, attentions or states"):
+        two.inspected_model()
+    with pytest.raises(ValueError, match="cannot be part of another"):
+        recnmt_hf.EnsembleTranslator([one, two])
+    for few in ([tiny_folder], []):
+        with pytest.raises(ValueError, match="at least two models"):
+            Translator.from_pretrained(few)
 
 
 def test_one_text_may_have_one_prefix(translator, sentences):
@@ -633,14 +653,16 @@ def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
     end, (first, second) = 2, translator.encode_target("a b")[:2]
     sources, options = [[5, 2], [6, 2]], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
     tokens = [[first, second], [first, end], [], [end]]
-    found = translator.hypotheses_of(sources, tokens, options, scores=False)
+    found = translator.make_hypotheses(sources, tokens, options, scores=False)
     assert [[each.finished for each in row] for row in found] == [[False, True], [False, True]]
     assert [[each.tokens for each in row] for row in found] == [tokens[:2], tokens[2:]]
     assert all(each.score != each.score and each.alignment is None for row in found for each in row)
     assert found[0][1].text == translator.tokenizer.decode([first]).strip() and found[1][1].text == ""
-    searched = translator.hypotheses_of(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
+    searched = translator.make_hypotheses(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
     assert [each.log_prob for row in searched for each in row] == [-1.0, -4.0, -2.0, -3.0], "the best first"
-    short = translator.hypotheses_of(sources[:1], [[end]], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0])
+    short = translator.make_hypotheses(
+        sources[:1], [[end]], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0]
+    )
     assert short[0][0].score == -3.0, "one token is one token"
     seen = []
     monkeypatch.setattr(
@@ -650,7 +672,7 @@ def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
         translator, "align_tokens", lambda rows, tokens, *settings: seen.append(settings) or [[(0, 0)]] * len(rows)
     )
     options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77, alignments=True, alignment_layer=1)
-    found = translator.hypotheses_of(sources, tokens, options, scores=True)
+    found = translator.make_hypotheses(sources, tokens, options, scores=True)
     assert seen == [([[5, 2], [5, 2], [6, 2], [6, 2]], 77), (1, 77)]
     assert found[1][0].alignment == [(0, 0)] and found[1][0].log_prob == -1.0
 
@@ -658,11 +680,11 @@ def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
 def test_limits_of_lengths(translator):
     """By the source's length, at least one, never shorter than the prefix and its end, never beyond the model."""
     options = DecodingOptions(max_length_factor=1.5, max_length_extra=2)
-    assert translator.limits([[5] * 3, [5]], [[], []], options) == [6, 3]
+    assert translator.max_lengths([[5] * 3, [5]], [[], []], options) == [6, 3]
     none = DecodingOptions(max_length_factor=0.1, max_length_extra=0)
-    assert translator.limits([[5] * 3], [[]], none) == [1]
-    assert translator.limits([[5] * 3], [[7] * 4], none) == [5]
-    assert translator.limits([[5] * 500], [[]], options) == [translator.longest_target()]
+    assert translator.max_lengths([[5] * 3], [[]], none) == [1]
+    assert translator.max_lengths([[5] * 3], [[7] * 4], none) == [5]
+    assert translator.max_lengths([[5] * 500], [[]], options) == [translator.backend.limits.target]
 
 
 def test_what_is_too_long_may_be_cut_off(translator, sentences):
@@ -713,4 +735,4 @@ def test_scores_are_left_out_on_request(translator, sentences):
 def test_finished_sentences_leave_where_each_row_stands_alone(options, own, leaves):
     options = DecodingOptions(**options)
     settings = {"do_sample": False, **options.generate}
-    assert leaves_finished(settings, options, transformers.GenerationConfig(**own)) is leaves
+    assert can_drop_finished(settings, options, transformers.GenerationConfig(**own)) is leaves

@@ -342,7 +342,7 @@ BEFORE = {
     "backend for one process": ({"training": {"ddp_backend": "gloo"}}, "training.ddp_backend='gloo': Default process"),
     "word beyond the vocabulary": (
         {"decoding": {"generate": {"forced_bos_token_id": 10**6}}},
-        "decoding.generate={'forced_bos_token_id': 1000000} cannot be done",
+        "decoding.generate={'forced_bos_token_id': 1000000} was rejected by transformers",
     ),
     "guidance": (
         {"decoding": {"generate": {"guidance_scale": 1.5}}},

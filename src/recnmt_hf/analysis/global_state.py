@@ -10,6 +10,7 @@ import torch
 
 from .._plain_text import is_blank
 from .._values import check_value
+from ..inference.backends.torch_model import shift_right
 from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
 from ..models.user_errors import UserError
@@ -91,7 +92,7 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
     with eval_mode(model):
         found = model(
             input_ids=rows[0],
-            decoder_input_ids=translator.shift(rows[1]),
+            decoder_input_ids=shift_right(model, rows[1]),
             output_attentions=True,
             use_cache=False,
         )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .._plain_text import is_blank
+from ..inference.backends.torch_model import shift_right
 from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
 from ..models.user_errors import UserError
@@ -98,7 +99,7 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
     source = translator.encode_source(sentence)
     target = translator.target_ids(translation, "The translation")
     rows = [torch.tensor([each], device=model.device) for each in (source, target)]
-    shifted = translator.shift(rows[1])
+    shifted = shift_right(model, rows[1])
     with eval_mode(model):
         found = model(input_ids=rows[0], decoder_input_ids=shifted, output_attentions=True, use_cache=False)
     sides: list[tuple[str, list[str], Any, Any]] = [

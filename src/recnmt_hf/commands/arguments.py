@@ -199,16 +199,13 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_translator(args: argparse.Namespace) -> Translator:
-    """The model, or several as an ensemble, on the device and in the data type that the arguments name."""
-    from ..inference.ensemble import EnsembleTranslator
+    """Load the model, or several as an ensemble, on the device and in the data type that the arguments name."""
     from ..inference.translator import Translator
 
     settings = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
     models = [args.model] if isinstance(args.model, str) else args.model
     settings["trust_remote_code"] = args.trust_remote_code
-    if len(models) == 1:
-        return Translator.from_pretrained(models[0], **settings)
-    return EnsembleTranslator.from_pretrained(models, **settings)
+    return Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
 
 
 def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:

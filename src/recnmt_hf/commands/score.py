@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         file = args.jsonl if by_record else args.source
         for chunk in chunks(enumerate(pairs, start=1)):
             # The empty translation of an empty line has no tokens to ask the model for, and the scores it was given.
-            asked = [(number, pair) for number, pair in chunk if pair[1] or not translator.says_nothing(pair[0])]
+            asked = [(number, pair) for number, pair in chunk if pair[1] or not translator.is_empty_source(pair[0])]
             places = [f"{file}, line {number}" for number, _ in asked]
             sources, targets = [source for _, (source, _) in asked], [target for _, (_, target) in asked]
             scores = translator.score(sources, targets, options, places) if asked else []

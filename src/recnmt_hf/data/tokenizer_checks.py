@@ -1,4 +1,4 @@
-"""Whether tokenizers are the ones that a model was trained with: padding, sizes, end token, and checksums."""
+"""Check that tokenizers are those that a model was trained with: padding, sizes, end token, and checksums."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .._plain_text import encode_plain
 from ..models.user_errors import UserError
 
 
-# Field of a configuration that names the tokenizers of the model.
+# Field of a configuration with the stamps of the model's tokenizers.
 STAMPS = "tokenizer_stamps"
 # Embeddings have more rows than the tokenizer symbols where they were rounded up for speed, or by a few made-up words.
 MULTIPLES = (8, 16, 32, 64, 128, 256)
@@ -31,13 +31,22 @@ PROBES = (
 OWN_PROBES = 64
 
 
+class ConfiguredModel(Protocol):
+    """A model, or the description of an exported one."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def generation_config(self) -> Any: ...
+
+
 def stamp_tokenizers(
     config: PreTrainedConfig, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
 ) -> None:
     """
-    Writes into a model's configuration which tokenizers it is trained with, so that others are refused.
-
-    Tokens that are added later, behind the symbols of today, do not matter.
+    Write stamps of a model's tokenizers into its configuration, so that others are refused. Tokens that are added later
+    at the end of the vocabulary do not matter.
     """
     stamps = {"source": stamp(source), "target": stamp(target or source, is_target=True)}
     setattr(config, STAMPS, stamps)
@@ -45,8 +54,8 @@ def stamp_tokenizers(
 
 def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target: bool = False) -> dict[str, Any]:
     """
-    Number and checksum of a tokenizer's symbols, or of its first `size` ones, and a checksum of how it encodes
-    (`behaviour`; left out where that is not the same each time, or where some text cannot be encoded).
+    Return number and checksum of a tokenizer's symbols, or of its first `size` ones, and a checksum of its encodings of
+    test texts (`behaviour`; omitted if encoding is random or fails).
     """
     symbols = sorted((id, token) for token, id in tokenizer.get_vocab().items() if size is None or id < size)
     size = 1 + symbols[-1][0] if size is None and symbols else size
@@ -54,14 +63,14 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
     own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // OWN_PROBES)]]
     probes = [*PROBES, *own, *(token.swapcase() for token in own)]
     # Three times, since subwords may be sampled.
-    encodings = [encoded(tokenizer, probes, is_target) for _ in range(3)]
-    if encodings[0] is not None and all(each == encodings[0] for each in encodings):
+    encodings = [encode_texts(tokenizer, probes, is_target) for _ in range(3)]
+    if encodings[0] is not None and all(encoding == encodings[0] for encoding in encodings):
         found["behaviour"] = checksum(json.dumps(encodings[0]))
     return found
 
 
-def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], is_target: bool) -> list[list[int]] | None:
-    """Token ids of texts; `None` where the tokenizer cannot encode them."""
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: list[str], is_target: bool) -> list[list[int]] | None:
+    """Return token ids of texts; `None` if the tokenizer cannot encode them."""
     try:
         return [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in texts]
     except Exception:  # the `tokenizers` library raises no other kind for a vocabulary without an unknown token
@@ -73,28 +82,30 @@ def checksum(text: str) -> str:
 
 
 def check_tokenizers(
-    model: PreTrainedModel, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, strict: bool = True
+    model: ConfiguredModel, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, strict: bool = True
 ) -> None:
     """
-    Refuses tokenizers that are not the model's.
+    Check that tokenizers are the model's.
 
-    They must have a padding token, no more symbols than the embeddings have rows, and on both sides the padding id that
-    the model has. A model that names its tokenizers ([`stamp_tokenizers`], as training does)
-    takes no others. For other models the end-of-sentence ids must agree, and the embeddings may have more rows than
-    there are symbols only as far as that is usual: rounded up to a multiple of 8 to 256, or by a few rows.
+    They must have a padding token, no more symbols than the embeddings have rows, and on both sides the model's padding
+    id. If the model has stamps of its tokenizers ([`stamp_tokenizers`], as training writes them), they must match.
+    Otherwise the end-of-sentence ids must agree, and the embeddings may have more rows than there are symbols only if
+    they are rounded up to a multiple of 8 to 256, or have a few more.
 
     Args:
-        strict (`bool`, *optional*, defaults to `True`): `False` looks only for what makes translating impossible.
+        model (`PreTrainedModel`): A model, or anything with its `config` and `generation_config`.
+        source, target (`PreTrainedTokenizerBase`): Tokenizers of source and target.
+        strict (`bool`, *optional*, defaults to `True`): `False` checks only what makes translating impossible.
 
     Raises:
-        UserError: They are others.
+        UserError: They are not the model's.
     """
     config = model.config
     rows = {"source": config.vocab_size, "target": getattr(config, "decoder_vocab_size", None) or config.vocab_size}
     stamps = getattr(config, STAMPS, None)
     for side, tokenizer in (("source", source), ("target", target)):
         if tokenizer.pad_token_id is None:
-            raise without_padding(tokenizer, side)
+            raise missing_padding_error(tokenizer, side)
         check_vocabulary(tokenizer, rows[side], side)
         if not strict:
             continue
@@ -107,8 +118,8 @@ def check_tokenizers(
         check_end(model, target)
 
 
-def without_padding(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
-    """The error for a tokenizer without a padding token; most often the file that names it was lost."""
+def missing_padding_error(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
+    """Return the error for a tokenizer without a padding token; most often the file that names it was lost."""
     folder = Path(str(tokenizer.name_or_path))
     own = folder / "target_tokenizer"
     folder = own if side == "target" and own.is_dir() else folder
@@ -125,7 +136,7 @@ def without_padding(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
-    """Raises `UserError` when the tokenizer has ids that the model's embedding has not."""
+    """Raise `UserError` if the tokenizer has more symbols than the model's embedding has rows."""
     if len(tokenizer) > rows:
         raise UserError(
             f"The {side} tokenizer has {len(tokenizer)} symbols, the model's {side} embedding only {rows} rows. "
@@ -135,8 +146,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -
 
 def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
     """
-    Raises `UserError` when a tokenizer's symbols are not those that the model's configuration names, or when it splits
-    text into others (models of older releases do not say how).
+    Raise `UserError` if a tokenizer's symbols or its encodings do not match its stamp (stamps of older releases have no
+    encodings).
     """
     found = stamp(tokenizer, expected.get("symbols"), side == "target")
     if found["sha256"] != expected.get("sha256"):
@@ -153,7 +164,7 @@ def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any],
 
 
 def check_size(tokenizer: PreTrainedTokenizerBase, rows: int, side: str) -> None:
-    """Raises `UserError` when an embedding has more rows than a tokenizer of its own would leave unused."""
+    """Raise `UserError` if an embedding has more unused rows than rounding up explains."""
     size = len(tokenizer)
     padded = {-(-size // multiple) * multiple for multiple in MULTIPLES}
     if rows - size > MADE_UP and rows not in padded:
@@ -167,22 +178,22 @@ def check_padding(
     source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, pad_token_id: int | None = None
 ) -> None:
     """
-    Raises `UserError` when source and target, or tokenizers and model (where its id is given), do not pad with the same
-    id: a model has one, whose row is zero in both embeddings and is never trained.
+    Raise `UserError` if source tokenizer, target tokenizer and model (if its id is given) have different padding ids. A
+    model has one, whose row is zero in both embeddings and is never trained.
     """
     ids = {"source tokenizer": source.pad_token_id, "target tokenizer": target.pad_token_id, "model": pad_token_id}
     if len({id for id in ids.values() if id is not None}) > 1:
-        told = ", ".join(f"{name} {id}" for name, id in ids.items() if id is not None)
+        listed = ", ".join(f"{name} {id}" for name, id in ids.items() if id is not None)
         raise UserError(
-            f"The padding ids differ ({told}), but the model has one for both sides and learns nothing for it. Remedy: "
-            "use tokenizers that have their padding token at the same place; `recnmt tokenizer` puts it at 0."
+            f"The padding ids differ ({listed}), but the model has one for both sides and learns nothing for it. "
+            "Remedy: use tokenizers that have their padding token at the same place; `recnmt tokenizer` puts it at 0."
         )
 
 
-def check_end(model: PreTrainedModel, target: PreTrainedTokenizerBase) -> None:
+def check_end(model: ConfiguredModel, target: PreTrainedTokenizerBase) -> None:
     """
-    Raises `UserError` when the model ends sentences with another token than the tokenizer, or with none, or when the
-    settings of `generate` name other control tokens than those that the model was trained with.
+    Raise `UserError` if the model ends sentences with another token than the tokenizer, or with none, or if its
+    generation settings have other control tokens than its configuration.
     """
     config, generation = model.config, getattr(model, "generation_config", None)
     for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):

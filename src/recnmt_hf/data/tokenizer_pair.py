@@ -1,4 +1,4 @@
-"""Source and target tokenizer of a model as one thing: loaded, saved, and checked against the model."""
+"""Source and target tokenizer of a model: load, save, and check them against the model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from .._loading_errors import explain, explained_loading, is_about_files, looks_local, shorten
 from .._plain_text import control_ids, encode_plain
 from ..models.user_errors import UserError
 from .tokenization import require_control_tokens, without_origin
-from .tokenizer_checks import check_padding, check_tokenizers, stamp_tokenizers
+from .tokenizer_checks import ConfiguredModel, check_padding, check_tokenizers, stamp_tokenizers
 
 
 # Subfolder of a model's folder for the tokenizer of a target with a vocabulary of its own.
@@ -25,9 +25,9 @@ class TokenizerPair:
     The tokenizers of a model. Unpacks into source and target: `source, target = pair`.
 
     Args:
-        source (`PreTrainedTokenizerBase`): Of the source.
-        target (`PreTrainedTokenizerBase`, *optional*): Of the target; `None`: the same one, with one vocabulary for
-            both sides.
+        source (`PreTrainedTokenizerBase`): Tokenizer of the source.
+        target (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target; defaults to that of the source, for one
+            vocabulary on both sides.
     """
 
     def __init__(self, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None):
@@ -49,19 +49,19 @@ class TokenizerPair:
         cls, path: str | Path, *, source_subfolder: str = "", trust_remote_code: bool = False, **kwargs: Any
     ) -> TokenizerPair:
         """
-        Loads the tokenizers of a model, as [`save`] and training write them.
+        Load the tokenizers of a model, as [`save`] and training write them.
 
         Args:
-            path (`str` or `Path`): Folder or model id. The target's own tokenizer stands in the subfolder
-                `target_tokenizer`; without one, the source's serves both sides.
-            source_subfolder (`str`, *optional*): Where the source's tokenizer stands in a local folder; by default in
+            path (`str` or `Path`): Folder or model id. The target's own tokenizer is in the subfolder
+                `target_tokenizer`; without one, the source's tokenizer is used for both sides.
+            source_subfolder (`str`, *optional*): Subfolder of a local folder with the source's tokenizer; defaults to
                 the folder itself.
-            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that the files bring along may
-                run; nobody is asked.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the files may run; there is no
+                prompt.
             **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
         Raises:
-            ValueError: A tokenizer is not there, or cannot be loaded.
+            ValueError: A tokenizer is missing, or cannot be loaded.
         """
         place = str(Path(path) / source_subfolder) if source_subfolder else str(path)
         with explained_loading(place, "tokenizer of"):
@@ -71,7 +71,7 @@ class TokenizerPair:
 
     def save(self, folder: str | Path, *, source_subfolder: str = "") -> None:
         """
-        Writes the tokenizers into a folder, from where [`load`] reads them; one that serves both sides is written once.
+        Save the tokenizers in a folder for [`load`]; one for both sides is saved once.
 
         Args:
             folder (`str` or `Path`): The folder, often that of the model.
@@ -81,61 +81,61 @@ class TokenizerPair:
         self.save_target(folder)
 
     def save_target(self, folder: str | Path) -> None:
-        """Writes the target's own tokenizer, if there is one, for callers that have the source's written already."""
+        """Save the target's own tokenizer, if there is one, without that of the source."""
         if not self.is_joint:
             self.target.save_pretrained(str(Path(folder) / TARGET_TOKENIZER))
 
     # -- models ------------------------------------------------------------------------------------------------------
 
-    def check(self, model: PreTrainedModel, strict: bool = True) -> None:
+    def check(self, model: ConfiguredModel, strict: bool = True) -> None:
         """
-        Refuses a model that was trained with other tokenizers;
-        [`~recnmt_hf.data.tokenizer_checks.check_tokenizers`] says how that is found out.
+        Check that a model was trained with these tokenizers, as in
+        [`~recnmt_hf.data.tokenizer_checks.check_tokenizers`].
 
         Raises:
-            ValueError: They are others, or cannot serve any model.
+            ValueError: It was trained with others, or a tokenizer has no padding token.
         """
         check_tokenizers(model, self.source, self.target, strict)
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
-        """Raises `ValueError` when both sides, and a model where its id is given, do not pad with the same id."""
+        """Raise `ValueError` if both sides, and the model if its id is given, have different padding ids."""
         check_padding(self.source, self.target, pad_token_id)
 
     def require_control_tokens(self, place: str | Path) -> None:
-        """Raises `ValueError` when one has no padding or end-of-sentence token; `place` is where they are from."""
+        """Raise `ValueError` if one has no padding or end-of-sentence token; `place` is where they are from."""
         for tokenizer in dict.fromkeys(self):
             require_control_tokens(tokenizer, place)
 
     def stamp(self, config: PreTrainedConfig) -> None:
-        """Writes into a model's configuration that it is trained with these, so that others are refused."""
+        """Write stamps of the tokenizers into a model's configuration, so that others are refused."""
         stamp_tokenizers(config, self.source, self.target)
 
     # -- text --------------------------------------------------------------------------------------------------------
 
     def encode_source(self, sentence: str) -> list[int]:
-        """Token ids of a source sentence, in which `</s>` and the like are text."""
+        """Return the token ids of a source sentence, in which `</s>` and the like are text."""
         return encode_plain(self.source, sentence)["input_ids"]
 
     def encode_target(self, sentence: str) -> list[int]:
-        """Token ids of a target sentence, in which `</s>` and the like are text."""
+        """Return the token ids of a target sentence, in which `</s>` and the like are text."""
         return encode_plain(self.target, sentence, is_target=True)["input_ids"]
 
     def control_ids(self) -> tuple[set[int], set[int]]:
-        """For source and target the ids of tokens that stand for no text."""
+        """Return the ids of control tokens of source and target."""
         return control_ids(self.source), control_ids(self.target)
 
 
 def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:
     """
-    The target tokenizer of a model whose target has a vocabulary of its own; `None` where one serves both sides.
+    Load the target tokenizer of a model with two vocabularies. Return `None` if one tokenizer is used for both sides.
 
     Args:
         path: Folder or model id.
-        trust_remote_code: Whether code that its files bring along may run.
+        trust_remote_code: Whether code in its files may run.
         **kwargs: Those of `from_pretrained`.
 
     Raises:
-        ValueError: It is there and cannot be loaded.
+        ValueError: It exists and cannot be loaded.
     """
     try:
         if looks_local(path):

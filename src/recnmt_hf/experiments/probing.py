@@ -170,8 +170,7 @@ def sentence_vectors(
     Raises:
         ValueError: A sentence has no token, or more than the model has positions for.
     """
-    model: Any = translator.model
-    control = torch.tensor(sorted(control_ids(translator.tokenizer) | translator.end_ids()), device=model.device)
+    control = torch.tensor(sorted(control_ids(translator.tokenizer) | translator.end_ids()))
     sources = [translator.encode_source(sentence) for sentence in sentences]
     for number, source in enumerate(sources, start=1):
         if translator.is_empty(source):
@@ -179,7 +178,7 @@ def sentence_vectors(
         translator.check_lengths(len(source), 0, f"Sentence {number}")
 
     def read(output: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        return vectors_of(output, attention_mask.masked_fill(torch.isin(input_ids, control), 0))
+        return vectors_of(output, attention_mask.masked_fill(torch.isin(input_ids, control.to(input_ids.device)), 0))
 
     return vectors_by_name(translator, sources, read, max_tokens)
 

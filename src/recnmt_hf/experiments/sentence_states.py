@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..inference.eval_mode import eval_mode
-from ..inference.forced_decoding import batches_by_tokens
+from ..inference.batching import batches_by_tokens
 from ..inference.translator import Translator
 from ..models.user_errors import UserError
 
@@ -66,14 +65,11 @@ def vectors_by_name(
     """
     if not sources:
         raise UserError("There is no sentence. Remedy: give at least one.")
-    model: Any = translator.inspected_model()
-    found: dict[str, torch.Tensor] = {}
-    with eval_mode(model):
-        for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
-            input_ids, attention_mask = translator.pad([sources[i] for i in batch], translator.tokenizer.pad_token_id)
-            output = model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask)
-            for name, vectors in read(output, input_ids, attention_mask):
-                if name not in found:
-                    found[name] = torch.empty(len(sources), vectors.shape[-1])
-                found[name][batch] = vectors.float().cpu()
-    return found
+    by_name: dict[str, torch.Tensor] = {}
+    for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
+        encoded = translator.backend.encode([sources[i] for i in batch])
+        for name, vectors in read(*encoded):
+            if name not in by_name:
+                by_name[name] = torch.empty(len(sources), vectors.shape[-1])
+            by_name[name][batch] = vectors.float().cpu()
+    return by_name

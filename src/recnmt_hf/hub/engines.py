@@ -12,7 +12,8 @@ import torch
 
 from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
-from ..inference.engine import ENGINE_SETTINGS, load_engine_package
+from ..inference.backends.ctranslate2_model import load_engine_package
+from ..inference.backends.export_settings import ENGINE_SETTINGS
 from ..inference.loading import load_model
 from ..inference.model_checks import check_weights
 from ..models.configuration_nmt_transformer import NMTTransformerConfig

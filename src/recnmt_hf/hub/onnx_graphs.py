@@ -20,10 +20,19 @@ from transformers import EncoderDecoderCache
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
-from ..inference.engine import ENGINE_SETTINGS
+from ..inference.backends.export_settings import ENGINE_SETTINGS
+from ..inference.backends.onnx_model import (
+    DECODER,
+    ENCODER,
+    GRAPHS,
+    OF_SOURCE,
+    OF_WORDS,
+    STEP,
+    OnnxModel,
+    load_onnx_runtime,
+)
 from ..inference.loading import load_model
 from ..inference.model_checks import check_weights
-from ..inference.onnx_model import DECODER, ENCODER, GRAPHS, OF_SOURCE, OF_WORDS, STEP, OnnxModel, load_onnx_runtime
 from ..models.source_memory import self_attention_cache
 from ..models.user_errors import UserError
 from ..training.evidence import Evidence

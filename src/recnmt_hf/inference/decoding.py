@@ -77,7 +77,7 @@ class MaxLengthPerSentence(StoppingCriteria):
         return cast("torch.BoolTensor", reached.repeat_interleave(rows))
 
     def keep_sentences(self, sentences: torch.Tensor) -> None:
-        """The other sentences have left the batch."""
+        """Keep the sentences at these indices of the batch."""
         self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
 
 
@@ -109,5 +109,5 @@ class PrefixPerSentence(LogitsProcessor):
         return cast("torch.FloatTensor", torch.where(forced < 0, scores, kept))
 
     def keep_sentences(self, sentences: torch.Tensor) -> None:
-        """The other sentences have left the batch."""
+        """Keep the sentences at these indices of the batch."""
         self.prefixes = self.prefixes.index_select(0, sentences.to(self.prefixes.device))

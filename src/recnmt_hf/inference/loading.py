@@ -1,9 +1,9 @@
-"""Loading a trained model onto a device, with a sentence for everything that can be wrong with its files."""
+"""Load trained and exported models; the only place that knows their formats."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from logging import Logger, LogRecord
 from pathlib import Path
@@ -14,12 +14,69 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
 from .._loading_errors import explained_loading, looks_local
+from ..data.tokenizer_pair import TokenizerPair
 from ..models.user_errors import MissingFileError, UserError
+from .backends.ctranslate2_model import CTranslate2Backend
+from .backends.ensemble import EnsembleBackend
+from .backends.export_settings import is_export, read_export_settings
+from .backends.onnx_model import OnnxBackend, OnnxModel
+from .backends.protocol import Backend
+from .backends.torch_model import TorchBackend
+from .devices import resolve_device
 from .model_checks import check_loading
+from .model_task import ModelTask, read_model_task
+from .quantization import check_quantization, quantize_model
 
 
-# Files that stand in a model's folder, and are taken for the model.
+__all__ = ["load_backend", "load_model", "no_model", "quiet_loading", "resolve_device", "without_reports"]
+
+# Endings of files in a model's folder that users mistake for the model.
 MODEL_FILES = (".json", ".safetensors")
+
+
+def load_backend(
+    path: str | Path | Sequence[str | Path],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    check: bool = True,
+    trust_remote_code: bool = False,
+    quantization: str | None = None,
+    **kwargs: Any,
+) -> tuple[Backend, ModelTask]:
+    """
+    Load a model of any format with its tokenizers, and the task that it was trained for. Arguments and errors as of
+    [`~recnmt_hf.inference.translator.Translator.from_pretrained`].
+    """
+    if isinstance(path, (list, tuple)):
+        members = [load_backend(one, device, dtype, check, trust_remote_code, quantization, **kwargs) for one in path]
+        return EnsembleBackend([backend for backend, _ in members]), members[0][1]
+    path = str(path)
+    if is_export(path):
+        if quantization or dtype:
+            raise UserError(
+                f"{path} was exported to an engine, with its type of weights. Remedy: leave --dtype and "
+                "--quantization out, or export it with another --quantization."
+            )
+        return load_exported(path, device, check), read_model_task(path)
+    if quantization is not None:
+        check_quantization(quantization, device, dtype)
+        device = "cpu"
+    model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
+    tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
+    backend = TorchBackend(model, tokenizers, check)
+    if quantization is not None:
+        backend.model = quantize_model(model)
+    return backend, read_model_task(path, **kwargs)
+
+
+def load_exported(path: str, device: str | torch.device | None, check: bool) -> Backend:
+    """Load a model that was exported to ONNX or CTranslate2; arguments as of [`load_backend`]."""
+    export_format = read_export_settings(path).format
+    with explained_loading(path):
+        tokenizers = TokenizerPair.load(path)
+    if export_format == "onnx":
+        return OnnxBackend(OnnxModel(path, device), tokenizers, check)
+    return CTranslate2Backend(path, tokenizers, device, check)
 
 
 def load_model(
@@ -31,14 +88,14 @@ def load_model(
     **kwargs: Any,
 ) -> PreTrainedModel:
     """
-    An encoder-decoder in evaluation mode. Code that its files bring along is never run unasked, and nothing is asked on
-    standard input.
+    Load an encoder-decoder in evaluation mode. Code in its files runs only with `trust_remote_code`; there is no prompt
+    on standard input.
 
     Args:
         path (`str` or `Path`): Folder or model id.
         device (`str` or `torch.device`, *optional*): As in [`resolve_device`].
-        dtype (`torch.dtype`, *optional*): Weights' data type; `None`: as saved.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code of the model's own may run.
+        dtype (`torch.dtype`, *optional*): Data type of the weights; defaults to the saved one.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
         check (`bool`, *optional*, defaults to `True`): Whether missing, misshapen and foreign weights are refused.
         **kwargs: Passed on to `from_pretrained`.
 
@@ -71,35 +128,8 @@ def load_model(
     return model.to(device).eval()
 
 
-def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """
-    A device that is there.
-
-    Args:
-        device (`str` or `torch.device`, *optional*): `None`: CUDA if there is any, else the CPU.
-
-    Raises:
-        ValueError: It names no device, or one that this machine has not.
-    """
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-        if found.type == "meta":
-            raise RuntimeError("it holds no numbers")
-        torch.empty(1, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        reason = "no such kind is known" if reason.startswith("Expected one of") else reason
-        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        raise UserError(
-            f"The device {str(device)!r} cannot be used ({reason}). Remedy: this machine has {', '.join(there)}."
-        ) from error
-    return found
-
-
 def no_model(path: str) -> MissingFileError:
-    """The error for a path without a model, with the model that is near: a file's own folder, or that of a run."""
+    """Return the error for a path without a model. It names a model nearby: in the file's folder, or of the run."""
     place, near = Path(path), []
     if place.is_file():
         what, near = f"{path} is a file, and holds no model", [place.parent] if place.suffix in MODEL_FILES else []
@@ -116,8 +146,8 @@ def no_model(path: str) -> MissingFileError:
 @contextmanager
 def without_reports() -> Iterator[None]:
     """
-    Silences transformers' report on missing and foreign weights, which says that it can be ignored, where
-    [`check_loading`] refuses them.
+    Silence transformers' report on missing and foreign weights, which says that it can be ignored: [`check_loading`]
+    refuses them.
     """
     # By its type in transformers it takes no function as a filter; by that of `logging` it does.
     reporter = cast("Logger", logging.get_logger("transformers.modeling_utils"))
@@ -133,6 +163,6 @@ def without_reports() -> Iterator[None]:
 
 
 def quiet_loading() -> None:
-    """Bars of weights that are read belong on a terminal, not into a log file."""
+    """Disable progress bars of loading where standard error is no terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         logging.disable_progress_bar()

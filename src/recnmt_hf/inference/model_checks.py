@@ -9,19 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..data.tokenizer_checks import check_padding, check_tokenizers, stamp, stamp_tokenizers
 from ..models.user_errors import UserError
 
-
-__all__ = [
-    "check_loading",
-    "check_padding",
-    "check_tokenizers",
-    "check_weights",
-    "stamp",
-    "stamp_tokenizers",
-    "without_values",
-]
 
 # Tables that models compute themselves, which files of older releases may hold.
 COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_batches_tracked)$")

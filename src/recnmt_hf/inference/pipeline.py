@@ -10,13 +10,12 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from .._values import options_of
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..models.user_errors import UserError
-from .forced_decoding import UnknownTokens
 from .loading import without_reports
 from .model_checks import check_loading
+from .model_task import read_model_task
 from .options import DecodingOptions, decoding_options, own_names
-from .origin import read_origin
 from .results import Translation
-from .short_translations import ShortTranslations
+from .translation_warnings import ShortTranslations, UnknownTokens
 from .translator import Translator
 
 
@@ -88,7 +87,7 @@ class TranslationPipeline(Pipeline):
             target_tokenizer = load_target_tokenizer(path, **revision)
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
         if path:
-            self.translator.origin = read_origin(path, **revision)
+            self.translator.task = read_model_task(path, **revision)
         self.translated = 0  # sentences of the present call
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -113,19 +112,19 @@ class TranslationPipeline(Pipeline):
         return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
-        given = input_tensors["sentences"]  # one, or those of a batch
+        inputs = input_tensors["sentences"]  # one, or those of a batch
         unknown = UnknownTokens(self.tokenizer)
-        sentences = given if isinstance(given, list) else [given]
+        sentences = inputs if isinstance(inputs, list) else [inputs]
         options = decoding_options(None, kwargs)
-        found = self.translator.search(sentences, options, unknown)
+        translations = self.translator.search(sentences, options, unknown)
         unknown.warn()
         if not self.translator.takes_whole_texts(options):
             short = ShortTranslations()
-            for number, translation in enumerate(found, start=self.translated + 1):
+            for number, translation in enumerate(translations, start=self.translated + 1):
                 short.add(number, translation)
             short.warn()
-        self.translated += len(found)
-        return {"translations": found if isinstance(given, list) else found[0]}
+        self.translated += len(translations)
+        return {"translations": translations if isinstance(inputs, list) else translations[0]}
 
     # As `preprocess`.
     def postprocess(  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Models with weights of whole numbers, for processors that multiply these faster."""
+"""Quantize models to int8 for faster inference on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ KINDS = ("int8",)
 
 def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
     """
-    Raises `UserError` where a model cannot be quantized so: there is no such kind, or it is not on the CPU in float32.
+    Check that a model can be quantized.
+
+    Raises:
+        UserError: The kind does not exist, or the model would not be on the CPU in float32.
     """
     if kind not in KINDS:
         raise UserError(f"There is no quantization {kind!r}. Remedy: choose one of {', '.join(KINDS)}.")
@@ -30,13 +33,13 @@ def check_quantization(kind: str, device: str | torch.device | None, dtype: torc
         raise UserError("This build of torch has no kernels for int8. Remedy: leave --quantization out.")
 
 
-def quantized(model: PreTrainedModel) -> PreTrainedModel:
+def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
-    A copy of a model whose linear layers hold their weights in int8, with a scale for each, and turn their inputs into
-    int8 at each call (dynamic quantization). Embeddings, norms, recurrent cells and attention stay in float32.
+    Return a copy of a model with dynamic quantization: linear layers store their weights in int8, each with a scale,
+    and convert their inputs to int8 at each call. Embeddings, norms, recurrent cells and attention stay in float32.
 
     Args:
-        model (`PreTrainedModel`): On the CPU; it stays as it is.
+        model (`PreTrainedModel`): On the CPU; not changed.
     """
     own: Any = copy.deepcopy(model).float()
     # Recurrences read their weights themselves, cell by cell.

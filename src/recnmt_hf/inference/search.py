@@ -1,79 +1,111 @@
 """
-Beam search and greedy search from which finished sentences leave: the same translations as transformers' own, which
-carry every sentence on until the last one of the batch is finished.
+Greedy and beam search that drop finished sentences from the batch. The translations are those of transformers' own
+search, which keeps every sentence until the last one of the batch is finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
+
+from .decoding import MaxLengthPerSentence, PrefixPerSentence
 
 
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
 SHARE_FINISHED = 0.1
 # Stands for no score, as in transformers.
 NONE = -1.0e9
+# Inputs of a model that stay the same from step to step.
+MODEL_INPUTS = ("encoder_outputs", "attention_mask")
 
 
-class Rows:
+class SearchRows(Protocol):
+    """Decoder rows of the sentences that are still searched, as [`run_search`] steps through them."""
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences; each has the same number of consecutive rows."""
+        ...
+
+    @property
+    def returns_log_probs(self) -> bool:
+        """Whether [`next_logits`] returns log-probabilities already."""
+        ...
+
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """
+        Return the next logits `(rows, vocab_size)`, in float32.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(rows, length)`): Tokens that the cache does not contain yet.
+        """
+        ...
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Replace row `i` by row `rows[i]`; all sentences stay."""
+        ...
+
+    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
+        """Keep these rows, in this order, and the sentences that they belong to, each index once."""
+        ...
+
+
+class ModelRows:
     """
-    What a model is called with at each step, for the sentences that are still searched.
+    [`SearchRows`] of one model.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder.
-        model_kwargs (`dict`): As `generate` prepares them: the encoder's outputs, the mask, the cache.
-        rows (`int`): Of the decoder, the same number for each sentence.
-        sentences (`int`): How many.
+        inputs (`dict`): Inputs as `generate` prepares them; `encoder_outputs`, `attention_mask` and `past_key_values`
+            are used.
+        rows (`int`): Number of decoder rows, the same for each sentence.
+        sentences (`int`): Number of sentences.
     """
 
-    def __init__(self, model: Any, model_kwargs: dict[str, Any], rows: int, sentences: int):
-        self.model, self.model_kwargs = model, model_kwargs
-        self.rows, self.sentences = rows, sentences
-        self.gives_log_probs = getattr(model, "gives_log_probs", False)
+    returns_log_probs = False
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The last logits `(rows, vocab_size)`, in float32, after tokens that the cache does not have yet."""
-        given = {name: value for name, value in self.model_kwargs.items() if name in USED}
-        outputs = self.model(decoder_input_ids=tokens, use_cache=True, return_dict=True, **given)
-        self.model_kwargs["past_key_values"] = outputs.past_key_values
+    def __init__(self, model: Any, inputs: dict[str, Any], rows: int, sentences: int):
+        self.model = model
+        self.inputs = {name: value for name, value in inputs.items() if name in MODEL_INPUTS}
+        self.cache: Any = inputs.get("past_key_values")  # the first step may create it
+        self.rows, self.sentences = rows, sentences
+
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        outputs = self.model(
+            decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True, return_dict=True, **self.inputs
+        )
+        self.cache = outputs.past_key_values
         return outputs.logits[:, -1].float()
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Row `i` becomes what row `rows[i]` was; no sentence leaves."""
-        self.model_kwargs["past_key_values"].reorder_cache(rows)
+        self.cache.reorder_cache(rows)
 
-    def keep(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
-        """Of the rows these stay, in this order; `sentences` are theirs, each once."""
-        self.model_kwargs["past_key_values"].batch_select_indices(rows)
-        places = {self.rows: rows, self.sentences: sentences}
-        for name, value in self.model_kwargs.items():
-            if name != "past_key_values":
-                self.model_kwargs[name] = selected(value, places)
+    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        indices = {self.rows: rows, self.sentences: sentences}
+        self.inputs = {name: select_rows(value, indices) for name, value in self.inputs.items()}
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
 
 
-USED = ("encoder_outputs", "attention_mask", "past_key_values")
-
-
-def selected(value: Any, places: dict[int, torch.Tensor]) -> Any:
-    """Tensors with one entry for each row, or for each sentence, without those that leave."""
+def select_rows(value: Any, indices: dict[int, torch.Tensor]) -> Any:
+    """Return a value with those rows of its tensors that `indices` gives for their number of rows."""
     if isinstance(value, torch.Tensor):
-        return value.index_select(0, places[value.shape[0]]) if value.dim() and value.shape[0] in places else value
+        return value.index_select(0, indices[value.shape[0]]) if value.dim() and value.shape[0] in indices else value
     if isinstance(value, ModelOutput):
-        return type(value)(**{name: selected(each, places) for name, each in value.items()})
+        return type(value)(**{name: select_rows(part, indices) for name, part in value.items()})
     if isinstance(value, tuple):
-        return tuple(selected(each, places) for each in value)
+        return tuple(select_rows(part, indices) for part in value)
     return value
 
 
-def tell(parts: Sequence[Any], sentences: torch.Tensor) -> None:
-    """Tells processors and criteria that know of sentences which ones stay."""
+def select_sentences(parts: Sequence[Any], sentences: torch.Tensor) -> None:
+    """Keep these sentences in processors and criteria that have settings for each sentence."""
     for part in parts:
-        if hasattr(part, "keep_sentences"):
+        if isinstance(part, (MaxLengthPerSentence, PrefixPerSentence)):
             part.keep_sentences(sentences)
 
 
@@ -86,12 +118,13 @@ def search(
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """
-    What `generate(custom_generate=search)` calls in the place of its own search: beams, or greedy where there is one.
+    Search as `generate(custom_generate=search)` calls it: with beams, or greedily where `num_beams` is 1.
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder with a growing cache, or what is called as one.
+        model (`PreTrainedModel`): An encoder-decoder with a growing cache.
         input_ids (`torch.LongTensor` of shape `(rows, prompt_length)`): The decoder's prompts, one for each beam.
-        logits_processor, stopping_criteria: They look at each row by itself, or have `keep_sentences(indices)`.
+        logits_processor, stopping_criteria: Those that treat each row by itself, [`MaxLengthPerSentence`] and
+            [`PrefixPerSentence`].
         generation_config (`GenerationConfig`): `num_beams`, `num_return_sequences`, `length_penalty`,
             `early_stopping`, the control tokens and `max_length`.
 
@@ -99,17 +132,28 @@ def search(
         `torch.LongTensor` of shape `(sentences * num_return_sequences, length)`, as transformers' own search gives it.
     """
     beams = generation_config.num_beams or 1
-    rows = Rows(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
-    state = Beams if beams > 1 else Greedy
+    rows = ModelRows(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
+    return run_search(rows, input_ids, logits_processor, stopping_criteria, generation_config)
+
+
+def run_search(
+    rows: SearchRows,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+) -> torch.Tensor:
+    """Search with rows of one model or of several; arguments and result as of [`search`]."""
+    state = BeamSearch if (generation_config.num_beams or 1) > 1 else GreedySearch
     return state(rows, input_ids, logits_processor, stopping_criteria, generation_config).run()
 
 
-class Greedy:
+class GreedySearch:
     """Greedy search; see [`search`]."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: SearchRows,
         input_ids: torch.Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -120,76 +164,74 @@ class Greedy:
         self.criteria: Any = stopping_criteria
         self.prompt_length = input_ids.shape[1]
         self.beams = config.num_beams or 1
-        self.padding = padding_of(config)
-        self.sentences = torch.arange(rows.sentences, device=input_ids.device)  # those that are still searched
+        self.padding = padding_id(config)
+        self.sentences = torch.arange(rows.sentences, device=input_ids.device)  # indices of those still searched
         shape = (rows.sentences, self.beams, int(config.max_length or 0))
         self.running = input_ids.new_full(shape, self.padding)
         self.running[..., : self.prompt_length] = input_ids.view(*shape[:2], -1)
-        self.found = self.running.clone()
+        self.collected = self.running.clone()
 
     def run(self) -> torch.Tensor:
         length, unread = self.prompt_length, self.running.flatten(0, 1)[:, : self.prompt_length]
         while True:
-            logits = self.rows.logits(unread)
+            logits = self.rows.next_logits(unread)
             rows, done = self.step(logits, length)
             length += 1
-            left = 1 - float(done.float().mean())  # the one look at the device for both questions
-            if left == 0 or length >= self.running.shape[-1]:
+            unfinished = 1 - float(done.float().mean())  # the only host synchronization of the step
+            if unfinished == 0 or length >= self.running.shape[-1]:
                 self.collect(torch.arange(done.shape[0], device=done.device))
                 break
-            if 1 - left >= SHARE_FINISHED:
-                rows = self.leave(rows, done)
+            if 1 - unfinished >= SHARE_FINISHED:
+                self.drop_finished(rows, done)
             elif rows is not None:
                 self.rows.reorder(rows)
             unread = self.running.flatten(0, 1)[:, length - 1 : length]
-        kept = self.config.num_return_sequences or 1
-        return self.found[:, :kept, :length].flatten(0, 1)
+        returned = self.config.num_return_sequences or 1
+        return self.collected[:, :returned, :length].flatten(0, 1)
 
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Adds a token to each row; returns where the rows come from, and which sentences are finished."""
+        """Append a token to each row. Return the rows that they continue, and which sentences are finished."""
         tokens = self.running[:, 0, :length]
         scores = self.processors(tokens, logits)
         self.running[:, 0, length] = scores.argmax(-1)
         return None, self.criteria(self.running[:, 0, : length + 1], scores)
 
-    def leave(self, rows: torch.Tensor | None, done: torch.Tensor) -> torch.Tensor | None:
-        """Finished sentences leave the batch, with their results."""
+    def drop_finished(self, rows: torch.Tensor | None, done: torch.Tensor) -> None:
+        """Store the results of finished sentences and remove them from the batch."""
         stay = (~done).nonzero()[:, 0]
         self.collect(done.nonzero()[:, 0])
         if rows is None:
             rows = torch.arange(done.shape[0] * self.beams, device=done.device)
-        kept = rows.view(-1, self.beams).index_select(0, stay).flatten()
-        self.rows.keep(kept, stay)
+        self.rows.select(rows.view(-1, self.beams).index_select(0, stay).flatten(), stay)
         self.sentences = self.sentences.index_select(0, stay)
         self.running = self.running.index_select(0, stay)
-        tell([*self.processors, *self.criteria], stay)
-        self.forget(stay)
-        return None
+        select_sentences([*self.processors, *self.criteria], stay)
+        self.select_state(stay)
 
     def collect(self, places: torch.Tensor) -> None:
-        """Puts what was found for these places of the batch where it is returned from."""
-        self.found[self.sentences.index_select(0, places)] = self.results().index_select(0, places)
+        """Store the results of the sentences at these indices of the batch."""
+        self.collected[self.sentences.index_select(0, places)] = self.results().index_select(0, places)
 
     def results(self) -> torch.Tensor:
-        """Tokens `(sentences in the batch, beams, max_length)`, best first."""
+        """Return tokens `(sentences in the batch, beams, max_length)`, best first."""
         return self.running
 
-    def forget(self, stay: torch.Tensor) -> None:
-        """Drops what is kept of sentences that have left."""
+    def select_state(self, stay: torch.Tensor) -> None:
+        """Keep the scores of the sentences at these indices of the batch."""
 
 
-class Beams(Greedy):
+class BeamSearch(GreedySearch):
     """
-    Beam search with transformers' rules: of the `(1 + end tokens) * beams` best continuations the `beams` best
-    unfinished ones go on, and finished ones count that are among the `beams` best; a sentence is finished when no
-    running one can become better than its worst finished one, by their length penalty at the present length.
+    Beam search by transformers' rules. Of the `(1 + end tokens) * beams` best continuations, the `beams` best
+    unfinished ones are continued, and finished ones are collected if they are among the `beams` best. A sentence is
+    finished when no running hypothesis can exceed its worst finished one, by the length penalty at the current length.
     """
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         device, shape = self.running.device, self.running.shape[:2]
         self.running_scores = torch.zeros(shape, device=device)
-        self.running_scores[:, 1:] = NONE  # all beams begin alike
+        self.running_scores[:, 1:] = NONE  # all beams start with the same tokens
         self.finished = self.running.clone()
         self.finished_scores = torch.full(shape, NONE, device=device)
         self.is_finished = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -200,7 +242,7 @@ class Beams(Greedy):
 
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         sentences, beams = self.running.shape[:2]
-        scores = logits if self.rows.gives_log_probs else logits.log_softmax(-1)
+        scores = logits if self.rows.returns_log_probs else logits.log_softmax(-1)
         if self.processors:
             scores = self.processors(self.running.flatten(0, 1)[:, :length], scores)
         scores = scores.view(sentences, beams, -1) + self.running_scores[:, :, None]
@@ -217,13 +259,13 @@ class Beams(Greedy):
         first = torch.arange(sentences, device=source.device)[:, None] * beams
         rows = (source.gather(1, chosen) + first).flatten()
 
-        penalty, made = self.config.length_penalty, length + 1 - self.prompt_length
+        penalty, new_tokens = self.config.length_penalty, length + 1 - self.prompt_length
         just_finished = ended.clone()
         just_finished[:, beams:] = False
         if bool(just_finished.any()):
-            self.merge(continued, best / made**penalty, just_finished)
+            self.merge(continued, best / new_tokens**penalty, just_finished)
         stop_early = self.config.early_stopping
-        counted = made
+        counted = new_tokens
         if stop_early == "never" and penalty > 0:
             counted = self.running.shape[2] - self.prompt_length
         worst = torch.where(self.is_finished, self.finished_scores.amin(1, keepdim=True), NONE)
@@ -234,7 +276,7 @@ class Beams(Greedy):
         return rows, done
 
     def merge(self, continued: torch.Tensor, scores: torch.Tensor, just_finished: torch.Tensor) -> None:
-        """Keeps the best of the finished hypotheses, old and new ones."""
+        """Keep the best finished hypotheses, old and new."""
         closed = ~self.can_improve
         if self.config.early_stopping is True:
             closed = closed | self.is_finished.all(1)
@@ -247,13 +289,13 @@ class Beams(Greedy):
     def results(self) -> torch.Tensor:
         return self.finished
 
-    def forget(self, stay: torch.Tensor) -> None:
+    def select_state(self, stay: torch.Tensor) -> None:
         for name in ("running_scores", "finished", "finished_scores", "is_finished", "can_improve"):
             setattr(self, name, getattr(self, name).index_select(0, stay))
 
 
-def padding_of(config: GenerationConfig) -> int:
-    """What stands behind the end of a hypothesis."""
+def padding_id(config: GenerationConfig) -> int:
+    """Return the token id that follows the end of a hypothesis."""
     ends = config.eos_token_id
     end = ends[0] if isinstance(ends, (list, tuple)) else ends
     return next(int(id) for id in (config.pad_token_id, end, -1) if id is not None)

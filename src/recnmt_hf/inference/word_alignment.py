@@ -1,4 +1,4 @@
-"""Reading word alignments off the attention of a model that is forced to produce a given translation."""
+"""Align words by the cross-attention of a model that is given the translation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .._plain_text import control_ids, encode_plain, is_blank
 from ..metrics.alignment import format_links
 from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
-from .forced_decoding import ForcedDecoder, batches_by_tokens
+from .batching import batches_of_pairs
+from .translator import Translator, check_text
 
 
 @dataclass
 class WordAlignment:
     """
-    What a model attends in a sentence pair.
+    Links and attention between the words of a sentence pair.
 
     Attributes:
-        source, target (`list[str]`): Words, apart by spaces in the text.
+        source, target (`list[str]`): Words, separated by spaces in the text.
         links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
             where that is the source's end token, or where the tokenizer leaves nothing of the word.
         weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
@@ -35,7 +36,7 @@ class WordAlignment:
     weights: np.ndarray
 
     def to_pharaoh(self) -> str:
-        """The links in Pharaoh format, source first."""
+        """Return the links in Pharaoh format, source first."""
         return format_links(self.links)
 
 
@@ -43,11 +44,11 @@ def words_of_tokens(
     tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False
 ) -> tuple[list[int], list[int | None]]:
     """
-    A sentence's token ids, and for each token the word (apart by spaces, from 0) that it is a part of; `None` for
+    Return a sentence's token ids, and for each token the number of its word (separated by spaces, from 0); `None` for
     special tokens.
 
     Raises:
-        ValueError: The tokenizer does not report where its tokens stand in the text.
+        ValueError: The tokenizer does not report the positions of its tokens in the text.
     """
     if not tokenizer.is_fast:
         raise UserError(
@@ -72,7 +73,7 @@ def words_of_tokens(
 
 
 def align_pairs(
-    translator: ForcedDecoder,
+    translator: Translator,
     sources: Sequence[str],
     targets: Sequence[str],
     layer: int | str | None = None,
@@ -80,25 +81,25 @@ def align_pairs(
     max_tokens: int = 4096,
 ) -> Iterator[WordAlignment]:
     """
-    Aligns sentences with their translations: the model is made to say the translation, and each word of that is linked
-    to the source word that it attends most.
+    Align sentences with their translations: the model is given the translation, and each of its words is linked to the
+    source word with the largest attention.
 
     Args:
         translator ([`Translator`]): Model and tokenizers.
-        sources, targets (sequence of `str`): Text whose words are apart by spaces.
+        sources, targets (sequence of `str`): Text whose words are separated by spaces.
         layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
         max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
 
     Raises:
-        ValueError: There are not as many sources as targets, a sentence is empty, or the model gives no attention to
+        ValueError: The numbers of sources and targets differ, a sentence is empty, or the model does not attend to
             source words.
     """
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
     pairs = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-        translator.check_text(source, f"Source {number}")
-        translator.check_text(target, f"Translation {number}")
+        check_text(source, f"Source {number}")
+        check_text(target, f"Translation {number}")
         if is_blank(source) or is_blank(target):
             raise UserError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
         pairs.append(
@@ -107,9 +108,9 @@ def align_pairs(
     for number, ((source_ids, _), (target_ids, _)) in enumerate(pairs, start=1):
         translator.check_lengths(len(source_ids), len(target_ids), f"Pair {number}")
     results: dict[int, WordAlignment] = {}
-    lengths = [max(len(source_ids), len(target_ids)) for (source_ids, _), (target_ids, _) in pairs]
-    for batch in batches_by_tokens(lengths, max_tokens):
-        weights = translator.attention([pairs[i][0][0] for i in batch], [pairs[i][1][0] for i in batch])
+    all_sources, all_targets = [ids for (ids, _), _ in pairs], [ids for _, (ids, _) in pairs]
+    for batch in batches_of_pairs(all_sources, all_targets, max_tokens):
+        weights = translator.attention([all_sources[i] for i in batch], [all_targets[i] for i in batch])
         chosen = choose_attention(weights, layer, head).float().cpu().numpy()
         for row, i in enumerate(batch):
             (source_ids, source_words), (target_ids, target_words) = pairs[i]

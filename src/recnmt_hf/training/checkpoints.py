@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from .._loading_errors import without_remedy
 from .._values import check_value
 from ..families import MODEL_TYPES
-from ..inference.origin import EVIDENCE
+from ..inference.model_task import EVIDENCE
 from ..models.seq2seq_card import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better

@@ -21,8 +21,8 @@ from .._loading_errors import looks_local, without_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..data.tokenizer_pair import TokenizerPair
+from ..inference.model_task import EVIDENCE
 from ..inference.options import DecodingOptions
-from ..inference.origin import EVIDENCE
 from ..models.user_errors import UserError
 from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe

@@ -1,9 +1,9 @@
-"""A model that was exported to ONNX, run by ONNX Runtime under the names of transformers."""
+"""Backend for models that were exported to ONNX: they run in ONNX Runtime under the names of transformers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -15,23 +15,24 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .._loading_errors import explained_loading, shorten
-from ..models.source_memory import spread_over_beams
-from ..models.user_errors import UserError
-from .engine import engine_settings
-from .loading import resolve_device
+from ..._loading_errors import explained_loading, shorten
+from ...models.source_memory import spread_over_beams
+from ...models.user_errors import UserError
+from ..devices import resolve_device
+from .export_settings import cannot_be_inspected, read_export_settings
+from .torch_model import TorchBackend
 
 
 ENCODER, DECODER, STEP = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 GRAPHS = (ENCODER, DECODER, STEP)
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# Tensors of the cache: those that each word changes, and those that are made of the source once.
+# Prefixes of the cache's tensors: those that each step changes, and those that are computed once from the source.
 OF_WORDS, OF_SOURCE = "words.", "source."
 
 
 def load_onnx_runtime() -> Any:
     """
-    The package onnxruntime.
+    Import the package onnxruntime.
 
     Raises:
         UserError: It is not installed.
@@ -43,14 +44,33 @@ def load_onnx_runtime() -> Any:
     return onnxruntime
 
 
+def resolve_provider_device(runtime: Any, device: str | torch.device | None) -> torch.device:
+    """
+    Return a device that ONNX Runtime has.
+
+    Raises:
+        UserError: It does not have the device.
+    """
+    has_cuda = PROVIDERS["cuda"] in runtime.get_available_providers()
+    if device is None:
+        return torch.device("cuda" if has_cuda and torch.cuda.is_available() else "cpu")
+    resolved = resolve_device(device)
+    if resolved.type not in PROVIDERS or (resolved.type == "cuda" and not has_cuda):
+        raise UserError(
+            f"ONNX Runtime has no {resolved.type} here (it has {', '.join(runtime.get_available_providers())}). "
+            "Remedy: --device cpu, or install onnxruntime-gpu."
+        )
+    return resolved
+
+
 class OnnxCache:
     """
-    What the decoder's graphs hand on from word to word, one row for each row of the decoder.
+    Cache of the decoder's graphs, with one row for each row of the decoder.
 
     Attributes:
         tensors (`dict[str, np.ndarray]`): By their names in the graphs, without `past.` and `present.`.
-        words (`int`): How many words the decoder has read.
-        beams (`int`): Consecutive rows of one source.
+        words (`int`): Number of tokens that the decoder has read.
+        beams (`int`): Number of consecutive rows for each source.
     """
 
     def __init__(self) -> None:
@@ -62,7 +82,7 @@ class OnnxCache:
         return self.words
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row `i` becomes what row `beam_idx[i]` was."""
+        """Replace row `i` by row `beam_idx[i]`."""
         rows = beam_idx.cpu().numpy()
         stays = np.array_equal(rows // self.beams, np.arange(rows.shape[0]) // self.beams)
         for name, tensor in self.tensors.items():
@@ -79,7 +99,7 @@ class OnnxCache:
 
 
 class OnnxEncoder:
-    """The encoder's graph; called as an encoder of transformers is."""
+    """Graph of the encoder, called like an encoder of transformers."""
 
     main_input_name = "input_ids"
 
@@ -93,41 +113,40 @@ class OnnxEncoder:
     ) -> BaseModelOutput:
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        found = self.model.run_graph(ENCODER, {"input_ids": input_ids, "attention_mask": attention_mask})
-        return self.output_class(**{name: self.model.tensor(value) for name, value in found.items()})
+        outputs = self.model.run_graph(ENCODER, {"input_ids": input_ids, "attention_mask": attention_mask})
+        return self.output_class(**{name: self.model.tensor(value) for name, value in outputs.items()})
 
     __call__ = forward
 
 
 class OnnxModel(PreTrainedModel, GenerationMixin):
     """
-    A model of the zoo whose three graphs run in ONNX Runtime: the encoder, the decoder over given words, and the
-    decoder's next word from what the cache holds. `generate` and forced decoding work as with the model itself; there
-    are no attentions, no gradients and no weights to look at.
+    Model of this package whose three graphs run in ONNX Runtime: the encoder, the decoder over given tokens, and one
+    step of the decoder with a cache. `generate` and teacher forcing work as with the model itself. It has no
+    attentions, gradients or weights.
 
     Args:
-        path (`str` or `Path`): As [`~recnmt_hf.hub.onnx_graphs.export_onnx`] writes it.
-        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; `None`: CUDA if torch and ONNX Runtime both
-            have it.
+        path (`str` or `Path`): Folder that [`~recnmt_hf.hub.onnx_graphs.export_onnx`] wrote.
+        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if both torch and ONNX
+            Runtime have it.
 
     Raises:
         ValueError: The package is not installed, or the files are damaged.
     """
 
     main_input_name = "input_ids"
-    exported_to = "ONNX"
     _supports_sdpa = True  # whatever the configuration says, the graphs are made
 
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
         runtime = load_onnx_runtime()
         path = Path(path)
-        about = engine_settings(path)
+        settings = read_export_settings(path)
         with explained_loading(path):
-            config = AutoConfig.for_model(**about["config"])
+            config = AutoConfig.for_model(**settings.config)
         super().__init__(config)
-        self.generation_config = about["generation_config"]
+        self.generation_config = settings.generation_config
         self.name_or_path = str(path)
-        self.place = self.resolve(runtime, device)
+        self.place = resolve_provider_device(runtime, device)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.sessions, self.output_names = {}, {}
@@ -146,19 +165,6 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             self.output_names[name] = [each.name for each in session.get_outputs()]
         self.encoder = OnnxEncoder(self)
 
-    @staticmethod
-    def resolve(runtime: Any, device: str | torch.device | None) -> torch.device:
-        has_cuda = PROVIDERS["cuda"] in runtime.get_available_providers()
-        if device is None:
-            return torch.device("cuda" if has_cuda and torch.cuda.is_available() else "cpu")
-        found = resolve_device(device)
-        if found.type not in PROVIDERS or (found.type == "cuda" and not has_cuda):
-            raise UserError(
-                f"ONNX Runtime has no {found.type} here (it has {', '.join(runtime.get_available_providers())}). "
-                "Remedy: --device cpu, or install onnxruntime-gpu."
-            )
-        return found
-
     @property
     def device(self) -> torch.device:
         return self.place
@@ -171,10 +177,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         return self.encoder
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
-        return False  # its own is made with the first word
-
-    def new_cache(self) -> OnnxCache:
-        return OnnxCache()
+        return False  # the first step creates an OnnxCache
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         raise UserError("Graphs of ONNX are not saved again. Remedy: copy their folder, or save the model itself.")
@@ -182,7 +185,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     # -- graphs ------------------------------------------------------------------------------------------------------
 
     def run_graph(self, name: str, given: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Outputs of a graph by name; of the inputs those that it reads."""
+        """Run a graph with those of the given inputs that it reads. Return its outputs by name."""
         session = self.sessions[name]
         inputs = {
             each.name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
@@ -212,13 +215,13 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
             attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps.
             decoder_input_ids (`torch.LongTensor` of shape `(rows, target_length)`): Target tokens, shifted right; with
-                a cache those that it has not read. A source may have several consecutive rows.
+                a cache only those that it has not read. A source may have several consecutive rows.
             encoder_outputs ([`~transformers.modeling_outputs.BaseModelOutput`], *optional*): Of `get_encoder()`.
-            past_key_values ([`OnnxCache`], *optional*): What was read before.
+            past_key_values ([`OnnxCache`], *optional*): Cache of the tokens read so far.
             use_cache (`bool`, *optional*): Whether to fill and return a cache.
 
         Raises:
-            ValueError: Something is asked for that the graphs do not give.
+            ValueError: An argument is not supported by the graphs.
         """
         if asked := sorted(name for name, value in kwargs.items() if value is not None and value is not False):
             raise UserError(
@@ -241,13 +244,13 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         logits = self.tensor(found.pop("logits"))
         cache = None
         if use_cache or use_cache is None:
-            cache = past_key_values if past_key_values is not None else self.new_cache()
+            cache = past_key_values if past_key_values is not None else OnnxCache()
             cache.tensors = {name.removeprefix("present."): value for name, value in found.items()}
             cache.words, cache.beams = decoder_input_ids.shape[1], rows // sources
         return Seq2SeqLMOutput(logits=logits, past_key_values=cache)  # type: ignore[arg-type]
 
     def continued(self, decoder_input_ids: torch.Tensor, cache: OnnxCache) -> Seq2SeqLMOutput:
-        """Further words, one after the other."""
+        """Run further tokens one after the other."""
         logits = []
         for word in decoder_input_ids.split(1, dim=1):
             given = {f"past.{name}": value for name, value in cache.tensors.items()}
@@ -256,3 +259,13 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             cache.tensors |= {name.removeprefix("present."): value for name, value in found.items()}
             cache.words += 1
         return Seq2SeqLMOutput(logits=torch.cat(logits, 1), past_key_values=cache)  # type: ignore[arg-type]
+
+
+class OnnxBackend(TorchBackend):
+    """Runs an [`OnnxModel`]; see [`Backend`]. It translates and scores."""
+
+    def inspected_model(self) -> NoReturn:
+        raise cannot_be_inspected(self.model.name_or_path, "ONNX")
+
+    def new_cache(self) -> OnnxCache:
+        return OnnxCache()

@@ -1,9 +1,11 @@
-"""Report translations that are far too short for their sources."""
+"""Warn of unknown source tokens and of translations that are far too short for their sources."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .results import Translation
@@ -11,6 +13,8 @@ from .results import Translation
 
 logger = logging.get_logger(__name__)
 
+# A warning reports unknown tokens above this share.
+UNKNOWN_SHARE = 0.01
 # A translation is far too short with less than this share of the letters of a source of at least this many. Of 90,000
 # reference translations between eight languages, 4 pairs of a web crawl are. Multi30k's smallest share is 0.44.
 LEAST_LETTERS = 60
@@ -33,8 +37,29 @@ def is_far_too_short(translation: Translation) -> bool:
     return best.finished and letters >= LEAST_LETTERS and count_letters(best.text) < LEAST_SHARE * letters
 
 
+class UnknownTokens:
+    """Count of the tokens of source texts that their tokenizer does not know."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.unknown_id = tokenizer.unk_token_id
+        self.unknown = self.total = 0
+
+    def count(self, ids: Sequence[int]) -> None:
+        """Add the token ids of a text."""
+        self.total += len(ids)
+        self.unknown += ids.count(self.unknown_id)
+
+    def warn(self) -> None:
+        """Log a warning if the share of unknown tokens is above 1%."""
+        if self.unknown > UNKNOWN_SHARE * self.total:
+            logger.warning_once(
+                f"{100 * self.unknown / self.total:.1f}% of the source tokens are unknown to the tokenizer, and the "
+                "model cannot tell them apart. Remedy: a model whose tokenizer knows this language and script."
+            )
+
+
 class ShortTranslations:
-    """Collects the numbers of translations that are far too short."""
+    """Numbers of translations that are far too short."""
 
     def __init__(self) -> None:
         self.first: list[int] = []

@@ -1,4 +1,4 @@
-"""What a model's folder records of its training that translating depends on."""
+"""Read from a model's folder what it was trained for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EVIDENCE = "evidence.json"
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelTask:
     """
-    What a model was trained for, as far as it is known.
+    Task that a model was trained for, as far as its files say.
 
     Attributes:
         source_lang (`str`, *optional*): Language code of the source.
@@ -30,9 +30,9 @@ class Origin:
     summarizes: bool = False
 
 
-def read_origin(path: str | Path, **kwargs: Any) -> Origin:
+def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
     """
-    Read what a model was trained for from its `evidence.json`. An absent or damaged file says nothing.
+    Read the task from a model's `evidence.json`. An absent or damaged file gives the defaults.
 
     Args:
         path (`str` or `Path`): Folder or model id.
@@ -47,7 +47,7 @@ def read_origin(path: str | Path, **kwargs: Any) -> Origin:
         evidence = json.loads(file.read_text(encoding="utf-8"))
         languages = evidence.get("languages") or [None, None]
         is_rouge = evidence.get("recipe", {}).get("training", {}).get("text_metric") == "rouge"
-        source_lang, target_lang = (each if isinstance(each, str) else None for each in languages)
+        source_lang, target_lang = (code if isinstance(code, str) else None for code in languages)
     except (OSError, ValueError, AttributeError, TypeError):
-        return Origin()
-    return Origin(source_lang, is_rouge or (source_lang is not None and source_lang == target_lang))
+        return ModelTask()
+    return ModelTask(source_lang, is_rouge or (source_lang is not None and source_lang == target_lang))
