@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import recnmt_hf
 from recnmt_hf.data.tokenizer_checks import check_tokenizers, stamp, stamp_tokenizers
 from recnmt_hf.inference import Translator
-from recnmt_hf.inference.model_checks import check_loading, check_weights, named, without_values
+from recnmt_hf.inference.model_checks import check_loading, check_weights, list_names, missing_values
 from recnmt_hf.models.user_errors import UserError
 
 
@@ -21,10 +21,10 @@ WEIGHT = "model.encoder.layers.0.fc1.weight"
 
 
 def test_the_first_of_many_names_are_given():
-    assert named(["a"]) == "a is" and named(["a"], "has", "have") == "a has"
-    assert named(["a", "b", "c"]) == "a, b, c are"
-    assert named(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
-    assert named(["a", "b", "c", "d", "e"], "has", "have") == "a, b, c and 2 more have"
+    assert list_names(["a"]) == "a is" and list_names(["a"], "has", "have") == "a has"
+    assert list_names(["a", "b", "c"]) == "a, b, c are"
+    assert list_names(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
+    assert list_names(["a", "b", "c", "d", "e"], "has", "have") == "a, b, c and 2 more have"
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_weights_that_wait_elsewhere_are_not_missing():
     model = torch.nn.Linear(1, 1, bias=False, device="meta")
     for place, expected in (("cpu", []), ("disk", []), (0, ["weight"])):
         model.hf_device_map = {"": place}
-        assert without_values(model) == expected
+        assert missing_values(model) == expected
     model.hf_device_map = None
-    assert without_values(model) == ["weight"]
+    assert missing_values(model) == ["weight"]
 
 
 def text(corpus):

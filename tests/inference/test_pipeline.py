@@ -5,7 +5,7 @@ import transformers
 
 from recnmt_hf import UserError
 from recnmt_hf.inference import Translator, translation_warnings
-from recnmt_hf.inference.pipeline import TASK, TranslationPipeline, WholeModelForSeq2SeqLM, register_pipeline
+from recnmt_hf.inference.pipeline import TASK, CheckedModelForSeq2SeqLM, TranslationPipeline, register_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_the_task_is_registered_with_its_classes(monkeypatch):
     monkeypatch.setattr(PIPELINE_REGISTRY, "supported_tasks", known)
     register_pipeline()
     task = PIPELINE_REGISTRY.supported_tasks[TASK]
-    assert (task["impl"], task["pt"], task["type"]) == (TranslationPipeline, (WholeModelForSeq2SeqLM,), "text")
+    assert (task["impl"], task["pt"], task["type"]) == (TranslationPipeline, (CheckedModelForSeq2SeqLM,), "text")
     register_pipeline()
     assert PIPELINE_REGISTRY.supported_tasks[TASK] is task, "a second time changes nothing"
 

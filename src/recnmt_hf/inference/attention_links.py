@@ -1,4 +1,4 @@
-"""From cross-attention to links: which layer and heads, tokens to words, and which links are dropped."""
+"""Turn cross-attention into links: choose layer and heads, map tokens to words, drop links to the end token."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def word_matrix(
     target_words: int | None = None,
 ) -> np.ndarray:
     """
-    Attention between words from attention between tokens.
-
-    A target word's attention is the mean over its tokens, what a source word gets the sum over its tokens.
+    Compute attention between words from attention between tokens. The attention of a target word is the mean over its
+    tokens, that to a source word the sum over its tokens.
 
     Args:
         weights (`numpy.ndarray` of shape `(target tokens, source tokens)`).
@@ -50,7 +49,7 @@ def choose_attention(
     attentions: Sequence[torch.Tensor], layer: int | str | None = None, head: int | None = None
 ) -> torch.Tensor:
     """
-    The cross-attention to align by, `(batch_size, target_length, source_length)`.
+    Return the cross-attention to align by, `(batch_size, target_length, source_length)`.
 
     Args:
         attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).
@@ -82,8 +81,8 @@ def choose_attention(
 
 def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
     """
-    For each row one link to the column of largest attention, unless that is the last column, the source's end token, or
-    the row is empty.
+    Return for each row a link to the column of largest attention. There is none if that is the last column, the
+    source's end token, or if the row is zero.
 
     Args:
         matrix (`numpy.ndarray` of shape `(targets, sources + 1)`): As from [`word_matrix`].
@@ -103,7 +102,7 @@ def token_links(
     layer: int | str | None = None,
 ) -> list[list[tuple[int, int]]]:
     """
-    Links between the tokens of a batch, each token as a word of its own.
+    Return links between the tokens of a batch, each token as a word.
 
     Args:
         attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).

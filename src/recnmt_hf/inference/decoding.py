@@ -1,4 +1,4 @@
-"""What translation adds to `generate`: Vaswani's length penalty, and limits and prefixes sentence by sentence."""
+"""Extensions of `generate` for translation: Vaswani's length penalty, and limits and prefixes for each sentence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ALPHA = Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)
 
 class VaswaniLengthPenalty(float):
     """
-    The length penalty `((5 + length) / 6) ** alpha` (Wu et al., 2016, Eq. 14; Vaswani et al., 2017, section 6.1) as a
+    Length penalty `((5 + length) / 6) ** alpha` (Wu et al., 2016, Eq. 14; Vaswani et al., 2017, section 6.1) as a
     value for the generation argument `length_penalty`.
 
-    transformers divides a hypothesis' log-probability by `length ** length_penalty`. This number answers the power
-    operator with the formula above; everywhere else it is the plain float alpha.
+    transformers divides a hypothesis' log-probability by `length ** length_penalty`. For this number,
+    the power operator computes the formula above; otherwise it is the plain float alpha.
 
     Example:
 
@@ -40,14 +40,14 @@ class VaswaniLengthPenalty(float):
 
 def length_penalty(kind: str, alpha: float) -> float:
     """
-    The value of `length_penalty` for `generate`.
+    Return the value of `length_penalty` for `generate`.
 
     Args:
         kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
-        alpha (`float`): 0 switches it off.
+        alpha (`float`): Exponent, from -100 to 100; 0 disables the penalty.
 
     Raises:
-        ValueError: There is no such kind, or alpha is no number from -100 to 100.
+        ValueError: The kind does not exist, or alpha is out of range.
     """
     if kind not in LENGTH_PENALTY_TYPES:
         raise UserError(
@@ -60,11 +60,11 @@ def length_penalty(kind: str, alpha: float) -> float:
 
 class MaxLengthPerSentence(StoppingCriteria):
     """
-    Stops each hypothesis at its own sentence's limit, so that a translation does not depend on its batch.
+    Stopping criterion with a limit for each sentence, so that a translation does not depend on its batch.
 
     Args:
-        limits (`torch.LongTensor` of shape `(num_sentences,)`): Most new tokens, end token included.
-        prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
+        limits (`torch.LongTensor` of shape `(num_sentences,)`): Maximum numbers of new tokens, end token included.
+        prompt_length (`int`, *optional*, defaults to 1): Number of decoder tokens before the first new one.
     """
 
     def __init__(self, limits: torch.Tensor, prompt_length: int = 1):
@@ -83,14 +83,14 @@ class MaxLengthPerSentence(StoppingCriteria):
 
 class PrefixPerSentence(LogitsProcessor):
     """
-    Has every hypothesis begin with the given prefix of its sentence. Scores of these tokens are the model's own.
+    Logits processor that forces a prefix for each sentence. Scores of its tokens are the model's own.
 
     Args:
-        prefixes (sequence of sequences of `int`): Token ids for each sentence; empty ones force nothing.
-        prompt_length (`int`, *optional*, defaults to 1): Tokens of the decoder before the first new one.
+        prefixes (sequence of sequences of `int`): Token ids for each sentence; may be empty.
+        prompt_length (`int`, *optional*, defaults to 1): Number of decoder tokens before the first new one.
     """
 
-    # Of tokens that another rule forbids: below any other, and finite, since something must be left to choose.
+    # Score of prefix tokens that another processor forbids; finite, since one token must remain.
     LEAST = -1e4
 
     def __init__(self, prefixes: Sequence[Sequence[int]], prompt_length: int = 1):

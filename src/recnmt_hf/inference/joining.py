@@ -22,8 +22,8 @@ IS_WIDE_MARK = re.compile(
 
 def glue_at(text: str, cut: int) -> str:
     """
-    What joins the translations of `text[:cut]` and `text[cut:]` in a language with spaces: nothing where a word was
-    cut, else a space. Where the text's own language has no spaces, every cut is one between words.
+    Return the text that joins the translations of `text[:cut]` and `text[cut:]` in a language with spaces: nothing
+    within a word, else a space. In a source language without spaces, every cut is between words.
     """
     around = text[cut - 1 : cut + 1]
     return " " if any(map(str.isspace, around)) or IS_UNSPACED.search(around) else ""
@@ -31,7 +31,7 @@ def glue_at(text: str, cut: int) -> str:
 
 def join_texts(parts: Sequence[str], glues: Sequence[str]) -> str:
     """
-    Parts of a text as one.
+    Join the parts of a text.
 
     Args:
         parts (sequence of `str`): Translations, some perhaps empty.
@@ -50,7 +50,7 @@ def join_texts(parts: Sequence[str], glues: Sequence[str]) -> str:
 
 
 def is_unspaced_between(left: str, right: str) -> bool:
-    """Whether no space belongs between two texts, by their nearest letters and the marks that meet."""
+    """Return whether no space belongs between two texts, by their nearest letters and the marks that meet."""
     if IS_WIDE_MARK.match(left[-1]) or IS_WIDE_MARK.match(right[0]):
         return True
     near = [next(filter(is_letter, side), None) for side in (reversed(left), right)]

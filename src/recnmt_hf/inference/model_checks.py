@@ -1,4 +1,4 @@
-"""Whether what was loaded is a whole model, with weights that compute something."""
+"""Check that a loaded model is complete and that its weights are finite."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from transformers import PreTrainedModel
 from ..models.user_errors import UserError
 
 
-# Tables that models compute themselves, which files of older releases may hold.
+# Tables that models compute themselves; files of older releases may contain them.
 COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_batches_tracked)$")
 
 
 def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> None:
     """
-    Refuses a model that `from_pretrained` filled up with random weights, or whose files hold the weights of another.
-    Called before the model moves to a device, which weights without values cannot.
+    Check that all weights of a model come from its files, and that the files contain no others. To be called before the
+    model moves to a device, which fails for weights without values.
 
     Args:
         model (`PreTrainedModel`): As loaded.
-        info (mapping): What `from_pretrained(..., output_loading_info=True)` reports, where shapes may differ
-            (`ignore_mismatched_sizes=True`). Parameters that are computed or tied are not among its keys.
+        info (mapping): Report of `from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)`.
+            Parameters that are computed or tied are not among its keys.
 
     Raises:
         UserError: A parameter is missing, has another shape or no values, or has no place in the model.
     """
     faults = []
-    if missing := sorted({*info["missing_keys"], *without_values(model)}):
-        faults.append(f"{named(missing)} missing")
+    if missing := sorted({*info["missing_keys"], *missing_values(model)}):
+        faults.append(f"{list_names(missing)} missing")
     if wrong := sorted(info["mismatched_keys"]):
         shapes = [f"{name} {tuple(found)} for {tuple(needed)}" for name, found, needed in wrong]
-        faults.append(f"{named(shapes, 'has', 'have')} another shape than config.json says")
+        faults.append(f"{list_names(shapes, 'has', 'have')} another shape than config.json says")
     if foreign := sorted(name for name in info["unexpected_keys"] if not COMPUTED.search(name)):
-        faults.append(f"{named(foreign, 'has', 'have')} no place in the model")
+        faults.append(f"{list_names(foreign, 'has', 'have')} no place in the model")
     faults += [str(message).strip() for message in info.get("error_msgs") or []]
     if faults:
         raise UserError(
@@ -45,16 +45,16 @@ def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> 
         )
 
 
-def without_values(model: PreTrainedModel) -> list[str]:
-    """Parameters on the meta device, unless they wait elsewhere until they are needed (offloading)."""
+def missing_values(model: PreTrainedModel) -> list[str]:
+    """Return the names of parameters on the meta device, unless they are offloaded."""
     places = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
     if places & {"cpu", "disk"}:
         return []
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
-def named(names: list[str], one: str = "is", several: str = "are") -> str:
-    """The first names of a list, and the verb."""
+def list_names(names: list[str], one: str = "is", several: str = "are") -> str:
+    """Return the first names of a list, and the verb."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} {one if len(names) == 1 else several}"
 
@@ -62,14 +62,16 @@ def named(names: list[str], one: str = "is", several: str = "are") -> str:
 @torch.no_grad()
 def check_weights(model: PreTrainedModel) -> None:
     """
-    Refuses a model that cannot compute anything.
+    Check that all weights have finite values.
 
     Raises:
         UserError: A parameter has no values, or is NaN or infinite, or a saved buffer has NaN (an infinite bias forbids
             a token).
     """
-    if empty := without_values(model):
-        raise UserError(f"{named(sorted(empty), 'has', 'have')} no values. Remedy: load the model's weights, whole.")
+    if empty := missing_values(model):
+        raise UserError(
+            f"{list_names(sorted(empty), 'has', 'have')} no values. Remedy: load the model's weights, whole."
+        )
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     saved = {name: tensor for name, tensor in model.state_dict().items() if name in buffers}
     checks: dict[str, torch.Tensor] = {}
@@ -82,6 +84,6 @@ def check_weights(model: PreTrainedModel) -> None:
     found = torch.stack([check.to(model.device) for check in checks.values()]).tolist() if checks else []
     if bad := [name for name, right in zip(checks, found, strict=True) if not right]:
         raise UserError(
-            f"{named(sorted(bad), 'holds', 'hold')} numbers that are not finite (NaN or infinite). Remedy: use an "
+            f"{list_names(sorted(bad), 'holds', 'hold')} numbers that are not finite (NaN or infinite). Remedy: use an "
             "earlier checkpoint; training diverged, or the file is damaged."
         )

@@ -1,4 +1,4 @@
-"""How to translate: the options of decoding, and what is passed on to `generate`."""
+"""Options of decoding, and arguments that are passed on to `generate`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .._values import (
 from ..models.user_errors import UserError
 
 
-# What `generate` has and decoding states otherwise.
+# Arguments of `generate` that decoding sets by itself, with what to do instead.
 STATED_ELSEWHERE = {
     "num_beams": "set beams (--beams)",
     "num_return_sequences": "set num_hypotheses (--n-best)",
@@ -69,9 +69,9 @@ PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
 @dataclass
 class DecodingOptions:
     """
-    How to translate.
+    Options of translating.
 
-    `generate` is what else transformers' `generate` can do, by the names of `GenerationConfig`: sampling
+    `generate` passes other settings on to transformers' `generate`, by the names of `GenerationConfig`: sampling
     (`do_sample=True`, with `temperature`, `top_k`, `top_p`), `no_repeat_ngram_size`, `repetition_penalty`,
     `bad_words_ids`, `min_new_tokens` and so on; in Python also `logits_processor` and `prefix_allowed_tokens_fn`.
     """
@@ -123,7 +123,7 @@ class DecodingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        self.generate = checked_generate(self.generate, self.beams)
+        self.generate = check_generate(self.generate, self.beams)
         samples = bool(self.generate.get("do_sample"))
         if self.num_hypotheses > self.beams and not (samples and self.beams == 1):
             raise UserError(
@@ -152,7 +152,7 @@ class DecodingOptions:
             )
 
     def penalty(self) -> float:
-        """The value for `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
+        """Return the value of `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
         from .decoding import length_penalty
 
         return length_penalty(self.length_penalty_type, self.length_penalty)
@@ -160,13 +160,13 @@ class DecodingOptions:
 
 @cache
 def names_of_generate() -> frozenset[str]:
-    """What `GenerationConfig` has."""
+    """Return the names of the settings of `GenerationConfig`."""
     from transformers import GenerationConfig
 
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_")) - {"transformers_version"}
 
 
-def checked_generate(given: Mapping[str, Any], beams: int) -> dict[str, Any]:
+def check_generate(given: Mapping[str, Any], beams: int) -> dict[str, Any]:
     """
     Check what is passed on to `generate`, and return it; whole numbers written as 1e2 are `int`.
 
@@ -200,15 +200,15 @@ def checked_generate(given: Mapping[str, Any], beams: int) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """The first line of transformers' list of complaints, without the words around it."""
+    """Return the first reason in an error message of transformers."""
     lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()]
     return shorten(lines[1] if len(lines) > 1 and lines[0].endswith(":") else lines[0] if lines else "")
 
 
 def own_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Fields of [`DecodingOptions`] from those or transformers' names for them: `num_beams`, `num_return_sequences`,
-    `max_new_tokens`, and any other name of `GenerationConfig`, which joins `generate`.
+    Translate transformers' names of options into fields of [`DecodingOptions`]: `num_beams`, `num_return_sequences`,
+    `max_new_tokens`; any other name of `GenerationConfig` goes into `generate`. Names of fields stay.
 
     Raises:
         UserError: There is no such name (the message has the nearest one), or one thing is stated twice.
@@ -235,7 +235,7 @@ def own_names(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
     """
-    Options with changes.
+    Return options with changes.
 
     Args:
         options ([`DecodingOptions`], *optional*): `None`: the default ones.

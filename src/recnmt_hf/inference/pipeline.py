@@ -26,12 +26,12 @@ TASK = "recnmt-translation"
 # Options of preparing a sentence.
 PREPARING = ("max_source_length", "on_long", "split_sentences", "source_lang", "alignments")
 
-# What transformers reports of a model that the pipeline loaded, until the pipeline has looked at it.
+# Attribute of a model with its loading report, until the pipeline has checked it.
 LOADING_INFO = "_recnmt_loading_info"
 
 
-class WholeModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
-    """`AutoModelForSeq2SeqLM` that keeps what transformers would only report: what is missing, misshapen or foreign."""
+class CheckedModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
+    """`AutoModelForSeq2SeqLM` that stores transformers' loading report in the model, for [`check_loading`]."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> PreTrainedModel:
@@ -135,7 +135,7 @@ class TranslationPipeline(Pipeline):
     # transformers ignores further positional arguments with a warning; here they are refused.
     def __call__(self, sentences: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """
-        Translates a sentence (a list of hypotheses), or several (a list of such lists; of a dataset or a generator, an
+        Translate a sentence (a list of hypotheses), or several (a list of such lists; of a dataset or a generator, an
         iterator over them). A text of several sentences is translated sentence by sentence (`split_sentences`).
         """
         self.translated = 0
@@ -149,8 +149,8 @@ def as_records(translation: Translation) -> list[dict[str, Any]]:
 
 
 def register_pipeline() -> None:
-    """Makes `transformers.pipeline` know the task."""
+    """Register the task with `transformers.pipeline`."""
     if TASK not in PIPELINE_REGISTRY.get_supported_tasks():
         PIPELINE_REGISTRY.register_pipeline(
-            TASK, pipeline_class=TranslationPipeline, pt_model=WholeModelForSeq2SeqLM, type="text"
+            TASK, pipeline_class=TranslationPipeline, pt_model=CheckedModelForSeq2SeqLM, type="text"
         )

@@ -1,4 +1,4 @@
-"""What translating and scoring give: hypotheses, translations, scores."""
+"""Results of translating and scoring: hypotheses, translations, scores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Translation:
 @dataclass
 class SentenceScore:
     """
-    The model's probability of a given translation.
+    Log-probability of a given translation under the model.
 
     Attributes:
         score (`float`): Log-probability divided by the length penalty.

@@ -18,17 +18,17 @@ CUTS = (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r".")
 
 def split_text(text: str, limit: int, length: Callable[[str], int], glue: str = "") -> list[tuple[str, str]]:
     """
-    The parts of a text, cut after punctuation where possible, else between words, else between characters, each time as
-    near to the middle as possible.
+    Split a text after punctuation if possible, else between words, else between characters, each time as near to the
+    middle as possible.
 
     Args:
         text (`str`): The text.
-        limit (`int`): The most that `length` may say of a part; a single character may have more.
-        length (callable): Of a text, e.g. in tokens.
-        glue (`str`, *optional*): What joins the first part to what is before.
+        limit (`int`): Maximum length of a part; a single character may exceed it.
+        length (callable): Computes the length of a text, e.g. in tokens.
+        glue (`str`, *optional*): Text before the first part.
 
     Returns:
-        For each part what joins its translation to the one before, and the part.
+        For each part the text that joins its translation to the one before, and the part.
     """
     if length(text) <= limit or len(text) < 2:
         return [(glue, text)]
