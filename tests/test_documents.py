@@ -1,5 +1,6 @@
 """README and model cards: snippets run, commands parse, links lead somewhere."""
 
+import importlib
 import logging
 import re
 import shlex
@@ -57,7 +58,8 @@ def test_python_snippets_run_in_order(repository, tmp_path, monkeypatch, capsys)
     assert not [text for text in warnings if "max_new_tokens" in text or "sequences" in text]
 
 
-def test_commands_parse(repository):
+def test_commands_parse(repository, monkeypatch):
+    monkeypatch.syspath_prepend(repository / "scripts/benchmarks")
     found = 0
     for document in documents(repository):
         for block in blocks(document.read_text(), "bash"):
@@ -66,6 +68,8 @@ def test_commands_parse(repository):
                 if words[:1] == ["recnmt"]:
                     parse(build_parser(words[1]), words[1:])
                     found += 1
+                if words[1:2] == ["scripts/benchmarks/compare.py"]:
+                    importlib.import_module("compare").parse_arguments(words[2:])
                 for word in words:
                     if word.startswith(("scripts/", "tests/", "src/")):
                         assert (repository / word).exists(), word
@@ -111,7 +115,6 @@ def test_no_placeholder_is_left(repository):
 @pytest.mark.parametrize("module", [f"{kind}_{name}" for name in FAMILIES for kind in ("configuration", "modeling")])
 def test_docstring_examples(module):
     import doctest
-    import importlib
 
     result = doctest.testmod(importlib.import_module(f"recnmt_hf.models.{module}"))
     assert result.attempted > 0 and result.failed == 0

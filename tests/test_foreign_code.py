@@ -44,8 +44,8 @@ PREPARING = ("hub/checked_copy.py", "hub/publishing.py")
 LISTED_RUNS = {
     "_lazy.py: lazy_names.get: importlib.import_module": "modules of this package, named in its source",
     "_registration.py: register: importlib.import_module": "modules of this package, named in its source",
+    "analysis/subjects.py: Subject.load: importlib.import_module": "modules of this package, named in its source",
     "commands/main.py: build_parser: importlib.import_module": "modules of this package, from the table of commands",
-    "commands/other_version.py: build_other_model: importlib.import_module": "--against names a folder of code to run",
     "data/corpora.py: Corpus._from_datasets: datasets.load_dataset": "since version 4 datasets runs no code of a set",
     "data/corpora.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "data/corpora.py: load_prepared: datasets.load_from_disk": "Arrow files and JSON that the package has written",

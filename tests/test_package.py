@@ -125,7 +125,7 @@ def console_script(tmp_path_factory):
         ("align model", 2, "Give --source and --target"),
         ("evaluate", 2, "the following arguments are required"),
         ("train", 2, "the following arguments are required"),
-        ("benchmark --repeats 0", 2, "argument --repeats"),
+        ("parameters rnmt --vocab-size 0", 2, "argument --vocab-size"),
     ],
 )
 @pytest.mark.parametrize("start", ["script", "module"])

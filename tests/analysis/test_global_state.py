@@ -42,22 +42,22 @@ def test_values_are_those_of_the_model(folder):
 
 def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     translator = Translator.from_pretrained(folder, device="cpu")
-    with pytest.raises(ValueError, match="There is no layer 2; capsules sum up 2"):
+    with pytest.raises(ValueError, match="There is no layer 2; 2 have capsules"):
         global_state(translator, SENTENCE, TRANSLATION).to_tsv(2)
     for texts in ((" ", None), (SENTENCE, "")):
         with pytest.raises(ValueError, match="is empty"):
             global_state(translator, *texts)
-    with pytest.raises(ValueError, match=r"nmt_transformer model makes no global representation.*use a gret"):
+    with pytest.raises(ValueError, match=r"nmt_transformer model has no global representation.*use a gret"):
         global_state(Translator.from_pretrained(tiny_folder, device="cpu"), SENTENCE)
     bare = save(tmp_path, tokenizer, global_capsule=False, global_gate=False)
     with pytest.raises(ValueError, match="neither capsules nor a gate"):
         global_state(Translator.from_pretrained(bare, device="cpu"), SENTENCE)
-    assert main(["global", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
+    assert main(["inspect", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
     assert "names no picture" in capsys.readouterr().err
 
 
 def test_one_command_gives_tables(folder, capsys):
-    command = ["global", str(folder), SENTENCE, "--target", TRANSLATION, "--device", "cpu"]
+    command = ["inspect", str(folder), SENTENCE, "--target", TRANSLATION, "--device", "cpu"]
     assert main(command) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:4] == ["capsule", "weight", "The", "dog"]
@@ -87,5 +87,5 @@ def test_one_command_gives_a_picture(tokenizer, tmp_path, capsys, fields, shown)
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
     path = save(tmp_path / "model", tokenizer, **fields)
     picture = tmp_path / "global.png"
-    assert main(["global", str(path), SENTENCE, "--target", TRANSLATION, "-o", str(picture), "--device", "cpu"]) == 0
+    assert main(["inspect", str(path), SENTENCE, "--target", TRANSLATION, "-o", str(picture), "--device", "cpu"]) == 0
     assert shown in capsys.readouterr().out and picture.read_bytes().startswith(b"\x89PNG")

@@ -64,7 +64,7 @@ def test_dollars_are_no_formulas(tmp_path):
 
 
 def test_one_command_gives_a_table(folder, capsys):
-    assert main(["attention", str(folder), SENTENCE, "--device", "cpu"]) == 0
+    assert main(["inspect", str(folder), SENTENCE, "--device", "cpu"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:4] == ["direction", "step", "The", "dog"] and len(lines) == 1 + 2 * 5
     assert {line[0] for line in lines[1:]} == {"forward", "backward"}
@@ -75,7 +75,7 @@ def test_one_command_gives_a_table(folder, capsys):
 def test_one_command_gives_a_picture(folder, tmp_path, capsys, ending):
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
     path = tmp_path / f"attention.{ending}"
-    assert main(["attention", str(folder), SENTENCE, "-o", str(path), "--device", "cpu", "--head", "1"]) == 0
+    assert main(["inspect", str(folder), SENTENCE, "-o", str(path), "--device", "cpu", "--head", "1"]) == 0
     assert "forward and backward, 5 steps over" in capsys.readouterr().out
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<svg" in path.read_bytes()

@@ -68,7 +68,7 @@ def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     bare = save(tmp_path, tokenizer, rpe_encoder=False, rpe_decoder=False)
     with pytest.raises(ValueError, match="a recurrence on neither side"):
         recurrent_positions(Translator.from_pretrained(bare, device="cpu"), SENTENCE)
-    assert main(["positions", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
+    assert main(["inspect", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
     assert "names no picture" in capsys.readouterr().err
 
 
@@ -85,7 +85,7 @@ def test_one_command_gives_a_table_or_a_picture(tokenizer, tmp_path, capsys, fie
     """Of the sides that have a recurrence, with positions or without."""
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
     path = save(tmp_path / "model", tokenizer, **fields)
-    command = ["positions", str(path), SENTENCE, "--target", TRANSLATION, "--device", "cpu"]
+    command = ["inspect", str(path), SENTENCE, "--target", TRANSLATION, "--device", "cpu"]
     assert main(command) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert sorted({line[0] for line in lines[1:]}) == shown

@@ -64,13 +64,13 @@ def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
         with pytest.raises(ValueError, match=r"model has no ON-LSTM layers. Remedy: use an onlstm_transformer"):
             syntactic_distances(Translator.from_pretrained(path, device="cpu"), SENTENCE)
     single = save(tmp_path / "single", tokenizer, rnn_bidirectional=False)
-    assert main(["tree", str(single), SENTENCE, "--direction", "backward", "--device", "cpu"]) == 2
+    assert main(["inspect", str(single), SENTENCE, "--direction", "backward", "--device", "cpu"]) == 2
     assert "Remedy: choose forward." in capsys.readouterr().err
 
 
 def test_one_command_gives_text_or_a_picture(folder, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
-    command = ["tree", str(folder), SENTENCE, "--device", "cpu"]
+    command = ["inspect", str(folder), SENTENCE, "--device", "cpu"]
     assert main(command) == 0
     brackets, heading, *rows = capsys.readouterr().out.splitlines()
     assert brackets.count("(") == len(rows) - 1 and heading == "token\tdistance"

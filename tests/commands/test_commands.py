@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import select
 import shutil
 import subprocess
@@ -10,9 +9,7 @@ import sys
 import threading
 
 import pytest
-import torch
 
-from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
@@ -41,10 +38,8 @@ def test_every_command_has_help(capsys):
         assert f"recnmt {command}" in capsys.readouterr().out
 
 
-def test_scripts_are_the_same_functions(repository):
-    for script, command in (("train.py", "train"), ("benchmark.py", "benchmark")):
-        text = (repository / "scripts" / script).read_text()
-        assert f'main(["{command}", *sys.argv[1:]])' in text
+def test_the_training_script_is_the_command(repository):
+    assert 'main(["train", *sys.argv[1:]])' in (repository / "scripts/train.py").read_text()
 
 
 def test_corpus_and_tokenizer(tmp_path, capsys):
@@ -204,13 +199,9 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("score", "model", "-s", "a"), "Give either --source with --target, or --jsonl"),
         (("evaluate", "missing.de", "-r", "missing.en"), "There is no file missing.en"),
         (("average", "missing", "-o", "out"), "missing does not exist"),
-        (
-            ("benchmark", "gpt"),
-            "There is no model 'gpt'; choose one of marian, biarn_transformer, gret, nmt_transformer",
-        ),
         (("parameters", "biarn_transformer:recurrence_steps"), "has no value. Remedy: write field=value"),
-        (("parameters", "gpt"), "There is no model 'gpt'"),
-        (("attention", "nowhere/at/all", "A sentence."), "holds no model"),
+        (("parameters", "gpt"), "There is no model 'gpt'; choose one of marian, biarn_transformer, gret"),
+        (("inspect", "nowhere/at/all", "A sentence."), "holds no model"),
         (("translate", "x", "--alignments"), "--alignments are written with --format jsonl only"),
     ],
 )
@@ -224,88 +215,6 @@ def test_ragged_evaluation_is_named(capsys, texts, tmp_path):
     (tmp_path / "short.de").write_text("eins\n")
     code, _, err = call(capsys, "evaluate", tmp_path / "short.de", "-r", texts / "test.de")
     assert code == 2 and "short.de has 1 lines" in err and "has 6. Remedy" in err
-
-
-def test_benchmark_prints_ratios(capsys):
-    code, out, err = call(
-        capsys,
-        "benchmark",
-        "nmt_transformer:d_model=32",
-        "marian:d_model=32",
-        "--size",
-        "tiny",
-        "--vocab-size",
-        100,
-        "--train-batch-size",
-        2,
-        "--generate-batch-size",
-        2,
-        "--repeats",
-        2,
-        "--mean-length",
-        4,
-        "--device",
-        "cpu",
-        "--count",
-    )
-    assert code == 0, err
-    assert "one matmul of 1024 x 1024 matrices:" in out
-    assert out.count("; as fast in every matmul: ") == 2 and out.count("\nmatmuls: ") == 2 and " GFLOP at " in out
-    assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
-    assert "generation, beam 4, batch 2:" in out and "quartiles" in out
-    assert f"({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}), 1 thread(s), torch " in out
-
-
-def test_benchmark_tells_what_fast_paths_gain(capsys, monkeypatch):
-    from recnmt_hf.models import fast_paths
-
-    # What was measured for a model that another test ran stays out of it, and one kind of shape is enough here.
-    monkeypatch.setattr(fast_paths, "_choices", [])
-    monkeypatch.setattr(fast_paths, "_matmuls", {})
-    monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", 2 * fast_paths.SMALLEST_WEIGHT)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    sizes = ("--size", "tiny", "--vocab-size", 100, "--train-batch-size", 2, "--generate-batch-size", 1)
-    code, out, err = call(capsys, "benchmark", "--fast-paths", *sizes, "--repeats", 1, "--mean-length", 4)
-    assert code == 0, err
-    for path in (
-        "dropout",
-        "plain matmuls for sdpa",
-        "loss in chunks",
-        "steps of a BiARN",
-        "BiARN reads words",
-        "attention absorbed by its memory",
-        "pairs in tiles (RNMT)",
-        "steps of the RNMT decoder",
-    ):
-        assert f"\n{path}, " in out
-    assert out.count("x; taken: ") == out.count("fast ") > 10 and "matmul of few rows" not in out
-    with torch.no_grad():
-        fast_paths.project(torch.nn.Linear(512, 512), torch.zeros(4, 512))
-    tiny = ("nmt_transformer:d_model=32", "marian:d_model=32", "--modes", "train")
-    code, out, err = call(capsys, "benchmark", *tiny, *sizes, "--repeats", 1, "--mean-length", 4, "--device", "cpu")
-    assert code == 0, err
-    assert "matmul of few rows, 4 rows, 512 to 512 channels: fast " in out
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_counted_operations_are_those_of_the_equations(attention):
-    """Two operations for each weight and token, three times with the backward pass, and attention."""
-    from recnmt_hf.commands.speed_measuring import count_operations, training_step
-
-    config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, d_model=32, scale_embedding=False)
-    config._attn_implementation = attention
-    model = NMTTransformerForConditionalGeneration(config)
-    rows, source, target, width, layers = 2, 5, 4, config.d_model, config.encoder_layers
-    batch = {"input_ids": torch.full((rows, source), 7), "labels": torch.full((rows, target), 8)}
-
-    encoder = layers * (4 * width**2 + 2 * width * config.encoder_ffn_dim)
-    memory = layers * 2 * width**2
-    decoder = layers * (6 * width**2 + 2 * width * config.decoder_ffn_dim) + width * config.vocab_size
-    matmuls = rows * (source * (encoder + memory) + target * decoder)
-    pairs = layers * rows * width * (source**2 + target**2 + source * target)
-    # Forwards two matmuls; backwards four, and in the fused kernel the scores anew.
-    expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
-    assert count_operations(training_step(model, torch.float32, 0.0), [batch, batch]) == 2 * expected
 
 
 def test_parameters_tells_what_a_model_adds(capsys):

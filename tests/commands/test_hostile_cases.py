@@ -92,10 +92,7 @@ FOLDERS = {
     "score model": ["score {} -s one.en -t one.de", "score model {} -s one.en -t one.de"],
     "align model": ["align {} -s one.en -t one.de"],
     "average inputs": ["average {} -o OUT", "average {} model -o OUT", "average model {} -o OUT"],
-    "attention model": ["attention {} Birds"],
-    "global model": ["global {} Birds --target Ja"],
-    "positions model": ["positions {} Birds --target Ja"],
-    "tree model": ["tree {} Birds"],
+    "inspect model": ["inspect {} Birds", "inspect {} Birds --subject positions --target Ja"],
     "probe model": ["probe {} probing --tasks tree_depth --cache OUT"],
     "probe data": ["probe model {} --tasks tree_depth"],
     "probe-words model": [f"probe-words {{}} --train {PAIRS} --validation {PAIRS} --test {PAIRS}"],
@@ -115,10 +112,6 @@ FOLDERS = {
     "logic recipe": ["logic {} -o OUT"],
     "tokenizer files": ["tokenizer {} -o OUT"],
     "evaluate hypotheses": ["evaluate {} -r one.de"],
-    "benchmark against": [
-        "benchmark nmt_transformer --against {} --size tiny --vocab-size 50 --modes train --train-batch-size 1 "
-        "--repeats 1"
-    ],
 }
 # Commands that take no folder.
 WITHOUT_FOLDERS = {"parameters", "corpus", "logic-corpus"}

@@ -1,4 +1,4 @@
-"""What a GRET makes of a sentence: which words its capsules read, and how far its gate opens for each target token."""
+"""Global state of a GRET: the words that each capsule reads, and the gate of each target token."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .token_names import token_names
 @dataclass
 class GlobalState:
     """
-    How the vector of a source sentence came about and where it went (Weng et al., 2020, Eqs. 2-11).
+    Routing, pooling and gates of the global representation of a sentence (Weng et al., 2020, Eqs. 2-11).
 
     Attributes:
         source (`list[str]`): Tokens of the source.
-        target (`list[str]`): Tokens of the translation, the end included; the gate of each is that of the state from
-            which it is predicted.
-        routing (`numpy.ndarray` of shape `(layers, num_capsules, len(source))`, *optional*): What each capsule took of
-            each word in the last iteration. `None` for a model without capsules.
-        pooling (`numpy.ndarray` of shape `(layers, num_capsules)`, *optional*): The weight of each capsule; `None`
-            where the pooling is not attentive.
+        target (`list[str]`): Tokens of the translation, including the end token. Each has the gate of the state that
+            predicts it.
+        routing (`numpy.ndarray` of shape `(layers, num_capsules, len(source))`, *optional*): Share of each word in
+            each capsule after the last iteration. `None` for a model without capsules.
+        pooling (`numpy.ndarray` of shape `(layers, num_capsules)`, *optional*): Weight of each capsule; `None`
+            if the pooling is not attentive.
         gates (`numpy.ndarray` of shape `(len(target),)`, *optional*): Mean over the channels of the gate. `None` for a
             model without one.
     """
@@ -41,14 +41,14 @@ class GlobalState:
     gates: np.ndarray | None
 
     def layer(self, layer: int = -1) -> int:
-        """A layer that is summed up, counted from 0; -1 is the top one. Raises `ValueError` if there is none."""
+        """Return the index of a layer, counted from 0 (-1: the top one). Raises `UserError` if it does not exist."""
         count = 0 if self.routing is None else len(self.routing)
         if layer != -1 and not 0 <= check_value("layer", layer, int) < count:
-            raise UserError(f"There is no layer {layer}; capsules sum up {count}, counted from 0. Remedy: choose one.")
+            raise UserError(f"There is no layer {layer}; {count} have capsules, counted from 0. Remedy: choose one.")
         return count - 1 if layer == -1 else layer
 
     def to_tsv(self, layer: int = -1) -> str:
-        """A table of a layer's capsules (weight, and share of each word), and one of the gates."""
+        """Return a table of a layer's capsules (weight and share of each word) and one of the gates."""
         lines, number = [], self.layer(layer)
         if self.routing is not None:
             lines.append("\t".join(["capsule", "weight", *self.source]))
@@ -63,12 +63,12 @@ class GlobalState:
 
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
     """
-    Reads a sentence with a GRET, and a translation of it.
+    Compute the global state of a sentence and its translation with a GRET.
 
     Args:
-        translator ([`Translator`]): Of a GRET.
+        translator ([`Translator`]): Holds a GRET.
         sentence (`str`): Plain text.
-        translation (`str`, *optional*): A translation; `None`: the model's own.
+        translation (`str`, *optional*): By default the model's own.
 
     Raises:
         ValueError: The model has no global representation, or a text is empty.
@@ -79,11 +79,11 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
     model = translator.inspected_model()
     if not getattr(model.config, "use_global_state", False):
         raise UserError(
-            f"This {model.config.model_type} model makes no global representation. Remedy: use a gret with "
+            f"This {model.config.model_type} model has no global representation. Remedy: use a gret with "
             "use_global_state=true."
         )
     if not (model.config.global_capsule or model.config.global_gate):
-        raise UserError("This gret has neither capsules nor a gate, so there is nothing to show of it.")
+        raise UserError("This gret has neither capsules nor a gate. Remedy: use one that has.")
     if translation is None:
         translation = translator([sentence], beams=1)[0].text
     source = translator.encode_source(sentence)
@@ -112,7 +112,7 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
 
 def plot_global_state(state: GlobalState, path: str | Path, layer: int = -1, title: str | None = None) -> None:
     """
-    Writes a layer's capsules by source words as a heat map, and the gates by target tokens as bars.
+    Plot the capsules of a layer over the source words as a heat map, and the gates of the target tokens as bars.
 
     Args:
         path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
@@ -136,3 +136,15 @@ def plot_global_state(state: GlobalState, path: str | Path, layer: int = -1, tit
         (state.gates, state.target, "gate"),
         title,
     )
+
+
+def inspect_global_state(
+    translator: Translator, sentence: str, output: str | None = None, target: str | None = None, layer: int = -1
+) -> str:
+    """Return capsules and gates as tables, or plot them into a file and return a summary."""
+    state = global_state(translator, sentence, target)
+    if output is None:
+        return state.to_tsv(layer)
+    plot_global_state(state, output, layer)
+    capsules = 0 if state.routing is None else state.routing.shape[1]
+    return f"{output}: {capsules} capsules over {len(state.source)} tokens, {len(state.target)} target tokens\n"

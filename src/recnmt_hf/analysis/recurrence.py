@@ -1,4 +1,4 @@
-"""What a recurrence encoder reads: the attention of an ARN's steps over the words of a sentence."""
+"""Attention of a recurrence encoder: the words that each step of an attentive recurrent network reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .._plain_text import encode_plain, is_blank
 from .._values import check_value
 from ..inference.eval_mode import eval_mode
+from ..inference.translator import Translator
 from ..models.user_errors import UserError
 from .token_names import token_names
 
@@ -24,9 +25,9 @@ class RecurrenceAttention:
     The attention of each step of an attentive recurrent network (Hao et al., 2019, Eq. 12) in one of its layers.
 
     Attributes:
-        tokens (`list[str]`): What is attended: the sentence's tokens, or above the first layer the steps below.
+        tokens (`list[str]`): Attended positions: tokens, or in higher layers the steps of the layer below.
         weights (`numpy.ndarray` of shape `(directions, num_heads, T, len(tokens))`): Rows sum to 1. The backward
-            direction made its last row first.
+            direction computes its last row first.
     """
 
     tokens: list[str]
@@ -38,7 +39,7 @@ class RecurrenceAttention:
 
     def of_head(self, head: int | None = None) -> np.ndarray:
         """
-        The weights of one head, or the mean of all, `(directions, T, len(tokens))`.
+        Return the weights of one head, or the mean of all heads, `(directions, T, len(tokens))`.
 
         Raises:
             ValueError: There is no such head.
@@ -51,7 +52,7 @@ class RecurrenceAttention:
         return self.weights[:, head]
 
     def to_tsv(self, head: int | None = None) -> str:
-        """A table: direction, step and one column for each token."""
+        """Return a table: direction, step and one column per token."""
         lines = ["\t".join(["direction", "step", *self.tokens])]
         for direction, matrix in zip(self.directions, self.of_head(head), strict=True):
             for step, row in enumerate(matrix, start=1):
@@ -63,7 +64,7 @@ def recurrence_attention(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str, layer: int = 0
 ) -> RecurrenceAttention:
     """
-    Reads a sentence with the encoder of a BiARN model and gives the attention of its steps.
+    Encode a sentence with a BiARN model and return the attention of the steps.
 
     Args:
         model (`PreTrainedModel`): A `BiARNTransformer` with an attentive recurrence encoder.
@@ -98,11 +99,11 @@ def plot_recurrence_attention(
     attention: RecurrenceAttention, path: str | Path, head: int | None = None, title: str | None = None
 ) -> None:
     """
-    Writes the T x source attention as a heat map, one panel for each direction.
+    Plot the T x source attention as a heat map, one panel per direction.
 
     Args:
         path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
-        head (`int`, *optional*): One head; `None`: the mean of all.
+        head (`int`, *optional*): A single head; by default the mean of all heads.
         title (`str`, *optional*): Above the panels.
 
     Raises:
@@ -115,3 +116,15 @@ def plot_recurrence_attention(
         for direction, matrix in zip(attention.directions, attention.of_head(head), strict=True)
     ]
     heat_maps(panels, attention.tokens, [str(t) for t in range(1, attention.weights.shape[2] + 1)], "step", path, title)
+
+
+def inspect_attention(
+    translator: Translator, sentence: str, output: str | None = None, layer: int = 0, head: int | None = None
+) -> str:
+    """Return the attention as a table, or plot it into a file and return a summary."""
+    attention = recurrence_attention(translator.inspected_model(), translator.tokenizer, sentence, layer)
+    if output is None:
+        return attention.to_tsv(head)
+    plot_recurrence_attention(attention, output, head)
+    steps, count = attention.weights.shape[2:]
+    return f"{output}: {' and '.join(attention.directions)}, {steps} steps over {count} tokens\n"

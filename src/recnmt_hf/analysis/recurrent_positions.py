@@ -1,4 +1,4 @@
-"""What recurrent positional embeddings say of a sentence that position embeddings do not: similarity by distance."""
+"""Similarity of recurrent positional embeddings by distance, compared with that of position embeddings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ class SidePositions:
 
     Attributes:
         name (`str`): `"source"` or `"target"`.
-        tokens (`list[str]`): What the side reads; on the target side it is what stands before each token of the
-            translation, so the first one is its start.
-        recurrent (`numpy.ndarray` of shape `(len(tokens), len(tokens))`): Cosines of the recurrent embeddings of each
-            two tokens.
-        absolute (`numpy.ndarray` of the same shape, *optional*): Cosines of the position embeddings that the other
-            channels get; `None` where they get none.
+        tokens (`list[str]`): Input tokens; on the target side shifted to the right, so the first is the start token.
+        recurrent (`numpy.ndarray` of shape `(len(tokens), len(tokens))`): Cosine of the recurrent embeddings of each
+            pair of tokens.
+        absolute (`numpy.ndarray` of the same shape, *optional*): Cosine of the position embeddings added to
+            the other channels; `None` if there are none.
     """
 
     name: str
@@ -39,9 +38,9 @@ class SidePositions:
 
     def by_distance(self) -> list[tuple[int, float | None, float, float, float]]:
         """
-        For each distance between two tokens the mean cosine of their position embeddings, and the mean, least and
-        largest cosine of their recurrent embeddings. Position embeddings that know no words have one cosine for all
-        pairs; what the recurrence adds is the range.
+        Return for each distance between two tokens the mean cosine of their position embeddings, and the mean, least
+        and largest cosine of their recurrent embeddings. Position embeddings do not depend on words, so all pairs at
+        one distance have the same cosine; with a recurrence they differ.
         """
         rows = []
         for distance in range(1, len(self.tokens)):
@@ -53,7 +52,7 @@ class SidePositions:
 
 
 def positions_to_tsv(sides: list[SidePositions]) -> str:
-    """A row for each side and distance: similarity of position embeddings, and of recurrent ones with its range."""
+    """Return a row per side and distance: cosine of position embeddings, and of recurrent ones with its range."""
     lines = ["\t".join(["side", "distance", "pairs", "position", "recurrent", "least", "largest"])]
     for side in sides:
         for distance, absolute, *recurrent in side.by_distance():
@@ -63,7 +62,7 @@ def positions_to_tsv(sides: list[SidePositions]) -> str:
 
 
 def cosines(vectors: torch.Tensor) -> np.ndarray:
-    """The cosine of each two rows of `(length, d)`, `(length, length)`."""
+    """Return the cosine of each pair of rows of `(length, d)` as `(length, length)`."""
     rows = torch.nn.functional.normalize(vectors.double(), dim=-1)
     return (rows @ rows.T).cpu().numpy()
 
@@ -71,13 +70,12 @@ def cosines(vectors: torch.Tensor) -> np.ndarray:
 @torch.no_grad()
 def recurrent_positions(translator: Translator, sentence: str, translation: str | None = None) -> list[SidePositions]:
     """
-    Reads a sentence, and a translation of it, with a model that has recurrent positional embeddings (Chen et al., 2019,
-    Eq. 6).
+    Compute the similarities for a sentence and its translation (Chen et al., 2019, Eq. 6).
 
     Args:
-        translator ([`Translator`]): Of an rpe_transformer.
+        translator ([`Translator`]): Holds an rpe_transformer.
         sentence (`str`): Plain text.
-        translation (`str`, *optional*): A translation; `None`: the model's own.
+        translation (`str`, *optional*): By default the model's own.
 
     Returns:
         [`SidePositions`] of the sides that have a recurrence, source first.
@@ -102,7 +100,7 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
     shifted = shift_right(model, rows[1])
     with eval_mode(model):
         found = model(input_ids=rows[0], decoder_input_ids=shifted, output_attentions=True, use_cache=False)
-    sides: list[tuple[str, list[str], Any, Any]] = [
+    stacks: list[tuple[str, list[str], Any, Any]] = [
         ("source", token_names(translator.tokenizer, source), found.source_recurrent_positions, model.get_encoder()),
         (
             "target",
@@ -111,24 +109,24 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
             model.get_decoder(),
         ),
     ]
-    shown = []
-    for name, tokens, recurrent, stack in sides:
+    sides = []
+    for name, tokens, recurrent, stack in stacks:
         if recurrent:
             table = stack.embed_input.embed_positions
             absolute = None if table is None else cosines(table(len(tokens)))
-            shown.append(SidePositions(name, tokens, cosines(recurrent[0][0]), absolute))
-    if not shown:
+            sides.append(SidePositions(name, tokens, cosines(recurrent[0][0]), absolute))
+    if not sides:
         raise UserError(
-            "This rpe_transformer has a recurrence on neither side (rpe_type, rpe_dim, rpe_encoder, rpe_decoder), so "
-            "there is nothing to show of it."
+            "This rpe_transformer has a recurrence on neither side. Remedy: use one with rpe_encoder or rpe_decoder, a "
+            "rpe_type and rpe_dim above 0."
         )
-    return shown
+    return sides
 
 
 def plot_positions(sides: list[SidePositions], path: str | Path, title: str | None = None) -> None:
     """
-    Writes for each side the similarities of its position embeddings and of its recurrent ones as heat maps, and both by
-    distance, with the range of the recurrent ones.
+    Plot for each side the similarities of position and recurrent embeddings as heat maps, and both by distance, with
+    the range of the recurrent ones.
 
     Args:
         path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
@@ -144,3 +142,14 @@ def plot_positions(sides: list[SidePositions], path: str | Path, title: str | No
         maps = [] if side.absolute is None else [("position embeddings", side.absolute)]
         panels.append((side.name, side.tokens, [*maps, ("recurrent embeddings", side.recurrent)], side.by_distance()))
     similarities_by_distance(path, panels, title)
+
+
+def inspect_positions(
+    translator: Translator, sentence: str, output: str | None = None, target: str | None = None
+) -> str:
+    """Return the similarities by distance as a table, or plot them into a file and return a summary."""
+    sides = recurrent_positions(translator, sentence, target)
+    if output is None:
+        return positions_to_tsv(sides)
+    plot_positions(sides, output)
+    return f"{output}: {', '.join(f'{len(side.tokens)} {side.name} tokens' for side in sides)}\n"

@@ -1,4 +1,4 @@
-"""What the master gates of an ON-LSTM say of a sentence: distances between its words, and a binary tree."""
+"""Syntactic distances between words by the master gates of an ON-LSTM, and the binary tree that they define."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..models.user_errors import UserError
 from .token_names import token_names
 
 
-# A leaf is the place of a token, anything else a pair of trees.
+# A leaf is the index of a token; any other node is a pair of trees.
 Tree = int | tuple[Any, Any]
 DIRECTIONS = ("forward", "backward")
 
@@ -29,9 +29,9 @@ class SyntacticDistances:
     The master-gate distances of a sentence (Shen et al., 2019, section 5.2).
 
     Attributes:
-        tokens (`list[str]`): Of the source.
-        distances (`numpy.ndarray` of shape `(layers, len(tokens), directions)`): For each ON-LSTM layer the share of
-            its memory that a token closes, the forward direction first.
+        tokens (`list[str]`): Source tokens.
+        distances (`numpy.ndarray` of shape `(layers, len(tokens), directions)`): Share of the memory that each token
+            closes in each ON-LSTM layer, the forward direction first.
     """
 
     tokens: list[str]
@@ -39,10 +39,10 @@ class SyntacticDistances:
 
     def of(self, layer: int = -1, direction: str = "forward") -> np.ndarray:
         """
-        The distances of one layer, counted from 0 (-1 is the top one), in one direction.
+        Return the distances of one layer, counted from 0 (-1: the top one), in one direction.
 
         Raises:
-            ValueError: There is no such layer, or none that runs in this direction.
+            UserError: The layer or the direction does not exist.
         """
         count, directions = len(self.distances), self.distances.shape[2]
         if layer != -1 and not 0 <= check_value("layer", layer, int) < count:
@@ -54,15 +54,15 @@ class SyntacticDistances:
 
     def tree(self, layer: int = -1, direction: str = "forward") -> Tree:
         """
-        The binary tree of these distances: a sentence falls into two where the memory is closed most, before a token of
-        which the forward direction says so, behind one of which the backward direction does; then so does each part.
+        Return the binary tree: a sentence is split where the largest share of the memory is closed (before the token in
+        the forward direction, after it in the backward direction), then each part in the same way.
         """
         distances = self.of(layer, direction)
         before = distances if direction == "forward" else np.concatenate([[0.0], distances[:-1]])
         return split(list(before), 0)
 
     def brackets(self, layer: int = -1, direction: str = "forward") -> str:
-        """The tree as text, a pair of brackets for each of its nodes."""
+        """Return the tree as text with one pair of brackets per node."""
 
         def text(tree: Tree) -> str:
             return self.tokens[tree] if isinstance(tree, int) else f"({text(tree[0])} {text(tree[1])})"
@@ -71,7 +71,7 @@ class SyntacticDistances:
 
 
 def split(before: Sequence[float], first: int) -> Tree:
-    """The tree over tokens `first, first + 1, ..`, of which `before` says how far each is from the one before it."""
+    """Return the tree over tokens `first, first + 1, ..`; `before` holds the distance of each from its predecessor."""
     if len(before) == 1:
         return first
     place = 1 + int(np.argmax(before[1:]))
@@ -79,7 +79,7 @@ def split(before: Sequence[float], first: int) -> Tree:
 
 
 def nodes(tree: Tree) -> Iterator[tuple[float, int, list[float]]]:
-    """Every inner node from the leaves up: its place over the tokens, its height, and its children's places."""
+    """Yield every inner node, bottom up: its position over the tokens, its height, and its children's positions."""
 
     def visit(each: Tree) -> tuple[float, int]:
         if isinstance(each, int):
@@ -96,10 +96,10 @@ def nodes(tree: Tree) -> Iterator[tuple[float, int, list[float]]]:
 
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
     """
-    Reads a sentence with a model that has ON-LSTM layers.
+    Encode a sentence with a model that has ON-LSTM layers and return the distances.
 
     Args:
-        translator ([`Translator`]): Of an onlstm_transformer.
+        translator ([`Translator`]): Holds an onlstm_transformer.
         sentence (`str`): Plain text.
 
     Raises:
@@ -125,7 +125,7 @@ def plot_tree(
     state: SyntacticDistances, path: str | Path, layer: int = -1, direction: str = "forward", title: str | None = None
 ) -> None:
     """
-    Writes the tree over the tokens, and below them their distances as bars.
+    Plot the tree over the tokens, and their distances as bars below.
 
     Args:
         path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
@@ -139,3 +139,16 @@ def plot_tree(
 
     distances = state.of(layer, direction)
     tree_and_bars(path, list(nodes(state.tree(layer, direction))), state.tokens, distances, "distance", title)
+
+
+def inspect_tree(
+    translator: Translator, sentence: str, output: str | None = None, layer: int = -1, direction: str = "forward"
+) -> str:
+    """Return the tree as brackets with a table of the distances, or plot both into a file and return a summary."""
+    state = syntactic_distances(translator, sentence)
+    if output is not None:
+        plot_tree(state, output, layer, direction)
+        return f"{output}: a tree over {len(state.tokens)} tokens\n"
+    rows = zip(state.tokens, state.of(layer, direction), strict=True)
+    table = "".join(f"{token}\t{distance:.6f}\n" for token, distance in rows)
+    return f"{state.brackets(layer, direction)}\ntoken\tdistance\n{table}"

@@ -1,4 +1,4 @@
-"""What tokens are called in tables and pictures."""
+"""Labels of tokens in tables and pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def token_names(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """The text of each token, or its name where it shows nothing."""
+    """Return the text of each token, or its name in the vocabulary if the text is blank."""
     names = tokenizer.convert_ids_to_tokens(ids)
     texts = (str(tokenizer.decode([token])).strip() for token in ids)
     return [text or str(name) for text, name in zip(texts, names, strict=True)]

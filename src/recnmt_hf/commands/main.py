@@ -1,4 +1,4 @@
-"""The console command `recnmt`: parses, calls, prints."""
+"""The console command `recnmt`: parse the arguments, run the subcommand, report errors."""
 
 from __future__ import annotations
 
@@ -29,26 +29,24 @@ COMMANDS = {
     "align": ("align", "link words of translations to source words, and measure such links"),
     "average": ("average", "average checkpoints"),
     "tokenizer": ("tokenizer", "train a tokenizer"),
-    "attention": ("attention", "show what the steps of a recurrence encoder read"),
-    "global": ("global_state", "show what the capsules of a GRET read, and how far its gate opens"),
-    "positions": ("recurrent_positions", "show what recurrent positional embeddings add to position embeddings"),
-    "tree": ("tree", "show the tree that the master gates of an ON-LSTM make of a sentence"),
-    "probe": ("probe", "measure what sentence vectors say of length, words, syntax and meaning"),
-    "probe-words": ("probe_words", "measure which words of the translation a vector of the source foretells"),
-    "logic": ("logic", "train encoders on logical inference, and measure them by number of operators"),
-    "test": ("test", "score a trained model on test sets, and keep scores and translations in its folder"),
-    "plot": ("plot", "draw the curves of training runs"),
-    "card": ("card", "write the card of a trained model from what is known of it"),
-    "publish": ("publish", "upload a trained model to the Hub, with code, card, recipe, scores and translations"),
-    "export": ("export", "write a trained model in the format of an engine"),
-    "import-marian": ("import_marian", "take over a MarianMT checkpoint, with its tokenizers"),
+    "inspect": ("inspect", "show recurrence attention, global state, positions or tree of a sentence"),
+    "probe": ("probe", "run ten probing tasks on the sentence vectors of a model"),
+    "probe-words": ("probe_words", "measure how well a source vector predicts the words of the translation"),
+    "logic": ("logic", "train encoders on logical inference, and evaluate them by number of operators"),
+    "test": ("test", "evaluate a trained model on test sets, and save scores and translations in its folder"),
+    "plot": ("plot", "plot the learning curves of training runs"),
+    "card": ("card", "write the model card of a trained model"),
+    "publish": ("publish", "upload a trained model to the Hub with code, card, recipe, scores and translations"),
+    "export": ("export", "export a trained model for an inference engine"),
+    "import-marian": ("import_marian", "convert a MarianMT checkpoint and its tokenizers"),
     "export-marian": ("export_marian", "write a base Transformer as a MarianMT checkpoint"),
-    "parameters": ("parameters", "count parameters of models, and what one adds to another"),
+    "parameters": ("parameters", "count the parameters of models, and compare them"),
     "corpus": ("corpus", "write the generated English-German corpus"),
     "logic-corpus": ("logic_corpus", "write a generated corpus of logical inference"),
-    "benchmark": ("benchmark", "measure speed ratios of two models in one run"),
 }
-# What these do needs no model.
+# Commands of 0.2, now subjects of `inspect`; they work for one more version.
+RENAMED = ("attention", "global", "positions", "tree")
+# Commands that need no model.
 WITHOUT_MODELS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
 # Exit codes; argparse's own for a wrong command line is that of a user's mistake.
 SUCCESS, FAULT, MISTAKE = 0, 1, 2
@@ -111,8 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     prepare_streams()
+    if chosen in RENAMED:
+        place = argv.index(chosen)
+        argv[place : place + 1] = ["inspect", f"--subject={chosen}"]
+        print(f"recnmt {chosen} is now `recnmt inspect`; the old name will be removed.", file=sys.stderr)
+        chosen = "inspect"
+    name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     with raised_interrupts() as interrupts:
         try:
             code = run_command(name, chosen, argv, interrupts)

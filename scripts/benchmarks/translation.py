@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """
-Ratios of speed of translating a file, measured in turns within one run: transformers' own search with a scoring pass,
-this package's search, int8 weights, and models that were exported to engines. Processor time of one thread.
+Speed ratios of translating a file, measured in turns within one run: transformers' search with a scoring pass, this
+package's search, int8 weights, and exported models. Processor time of one thread.
 
-    python scripts/benchmark_translation.py outputs/multi30k/model --source test.en --engine outputs/ct2 --beams 4
+    python scripts/benchmarks/translation.py outputs/multi30k/model --source test.en --engine outputs/ct2 --beams 4
 """
 
 import argparse
@@ -20,9 +20,9 @@ from recnmt_hf.inference.translator import DecodingOptions, Translator
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--source", required=True, help="sentences, one a line")
+    parser.add_argument("--source", required=True, help="file with one sentence per line")
     parser.add_argument("--sentences", type=int, default=500)
-    parser.add_argument("--engine", nargs="*", default=[], help="folders that `recnmt export` wrote of the model")
+    parser.add_argument("--engine", nargs="*", default=[], help="exported folders of the model (see `recnmt export`)")
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--max-length-extra", type=int, default=50)
     parser.add_argument("--no-int8", action="store_true")

@@ -1,19 +1,38 @@
-"""Speed of models, measured in turns within one run, and their floating-point operations."""
+#!/usr/bin/env python
+"""
+Speed ratios of two or more models, measured in turns within one run.
+
+    python scripts/benchmarks/compare.py nmt_transformer marian --repeats 7 --generate-batch-size 16 1
+    python scripts/benchmarks/compare.py gret --against OTHER_VERSION/src/recnmt_hf/models
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
-import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from measuring import make_parser, of_choice, print_setup, run_script
 from torch.utils import flop_counter
+
+import recnmt_hf  # noqa: F401  (registers the models)
+from recnmt_hf.families import FAMILIES
+from recnmt_hf.commands.arguments import SEED, number, whole
+from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
+from recnmt_hf.inference.loading import resolve_device
+from recnmt_hf.models import fast_paths
+from recnmt_hf.models.user_errors import UserError
+from recnmt_hf.training.run import keep_freed_memory
 
 
 Batch = dict[str, torch.Tensor]
@@ -21,7 +40,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass
 class Workload:
-    """Random batches whose lengths are log-normal, as those of translation corpora."""
+    """Random batches with log-normal lengths, as in translation corpora."""
 
     batches: list[Batch]
     tokens: int
@@ -48,7 +67,7 @@ class Workload:
 
 
 def clock(device: torch.device) -> float:
-    """Processor time for one CPU thread (other programs do not disturb it), wall time otherwise."""
+    """Return processor time for one CPU thread (unaffected by other programs), wall time otherwise."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -56,7 +75,7 @@ def clock(device: torch.device) -> float:
 
 
 def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: float) -> Callable[[Batch], object]:
-    """Forward, backward and AdamW, each model as `Seq2SeqTrainer` runs it."""
+    """Return a step of forward, backward and AdamW, as `Seq2SeqTrainer` runs it."""
     from transformers.trainer_pt_utils import LabelSmoother
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
@@ -85,7 +104,7 @@ def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: f
 
 
 def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> Callable[[Batch], object]:
-    """Beam search to the length of the references, whatever the random model would stop at."""
+    """Return a beam search to the length of the references, which ignores the end token of the random model."""
     device = next(model.parameters()).device
     generate: Any = model.generate
 
@@ -108,7 +127,7 @@ def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> C
 def measure(
     steps: Sequence[Callable[[Batch], object]], batches: list[Batch], repeats: int, device: torch.device
 ) -> np.ndarray:
-    """Seconds of every step over all batches, `(repeats, len(steps))`, the steps taking turns in changing order."""
+    """Return the seconds of every step over all batches, `(repeats, len(steps))`, in turns of changing order."""
     for step in steps:
         step(batches[0])
     seconds = np.zeros((repeats, len(steps)))
@@ -124,13 +143,13 @@ def measure(
 
 def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Sequence[int] | None = None) -> None:
     """
-    Prints the speed of the first model relative to each other one.
+    Print the speed of the first model relative to each other one.
 
     Args:
-        title: What was measured.
-        names: The models.
-        seconds: As [`measure`] returns them.
-        operations (*optional*): As [`count_operations`] returns them, of each model.
+        title: Name of the measurement.
+        names: Names of the models.
+        seconds: Result of [`measure`].
+        operations (*optional*): Result of [`count_operations`] for each model.
     """
     for other in range(1, len(names)):
         ratios = sorted(seconds[:, other] / seconds[:, 0])
@@ -154,9 +173,9 @@ def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Se
 
 
 def count_operations(step: Callable[[Batch], object], batches: list[Batch]) -> int:
-    """Floating-point operations of all matmuls, convolutions and attentions of a step over all batches."""
+    """Count the floating-point operations of matmuls, convolutions and attention in a step over all batches."""
     aten = torch.ops.aten
-    uncounted = {  # which torch 2.13 leaves out, and their likes
+    uncounted = {  # operators that torch 2.13 does not count, and those with the same formula
         aten.addmm_: aten.addmm,
         aten.baddbmm_: aten.baddbmm,
         aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
@@ -174,27 +193,52 @@ def count_operations(step: Callable[[Batch], object], batches: list[Batch]) -> i
 
 
 def matmul_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Floating-point operations a second of one matmul of two square matrices, the fastest of seven."""
+    """Return the operations per second of a matmul of square matrices, the fastest of seven."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = measure([lambda _: torch.mm(left, right)], [{}], 7, device)
     return 2 * size**3 / seconds.min()
 
 
-def processor_name() -> str:
-    """The processor's own name and the vector instructions that torch uses on it."""
-    name = platform.processor() or platform.machine()
+def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> torch.nn.Module:
+    """
+    Build the same model from the files of another version, with the same configuration and weights. Model files import
+    each other by relative names only, so they form a package wherever they are.
+
+    Args:
+        folder (`str`): `src/recnmt_hf/models` of the other version.
+        model_type (`str`): A model type of this package.
+        model (`PreTrainedModel`): Model of the installed version.
+
+    Raises:
+        UserError: The folder has no such model, or its weights have other names or shapes.
+    """
+    if model_type not in FAMILIES:
+        raise UserError(f"--against does not support {model_type!r}. Remedy: use one of {', '.join(FAMILIES)}.")
+    prefix, configuration, modeling = FAMILIES[model_type].prefix, f"configuration_{model_type}", f"modeling_{model_type}"
+    if not (Path(folder) / f"{modeling}.py").is_file():
+        raise UserError(f"{folder} has no {modeling}.py. Remedy: pass src/recnmt_hf/models of another version.")
+    package = f"recnmt_other_{abs(hash(str(Path(folder).resolve())))}"
+    if package not in sys.modules:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(Path(folder).resolve())]
+    config_class = getattr(importlib.import_module(f"{package}.{configuration}"), f"{prefix}Config")
+    model_class = getattr(importlib.import_module(f"{package}.{modeling}"), f"{prefix}ForConditionalGeneration")
+    config: Any = model.config
+    other = model_class(config_class.from_dict(config.to_dict()))
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return f"{name} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+        other.load_state_dict(model.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{folder} has a {model_type} with other weights: {reason}. Remedy: choose another version."
+        ) from error
+    return other
 
 
 def measure_models(
     args: argparse.Namespace, names: list[str], models: list[torch.nn.Module], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Prints the ratios of the first model to the others, in the modes that the command's arguments name."""
+    """Measure the models in the modes of the arguments and print the ratios."""
     if "train" in args.modes:
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
         runnable: list[Any] = [torch.compile(model) if args.compile else model for model in models]
@@ -216,3 +260,63 @@ def measure_models(
             seconds = measure(steps, load.batches, args.repeats, device)
             operations = [count_operations(step, load.batches) for step in steps] if args.count else None
             report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, operations)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = make_parser(__doc__, {"nargs": "+", "default": [16]})
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=["nmt_transformer", "marian"],
+        help=f"{MODEL_HELP} (default: nmt_transformer marian). Each ratio is the speed of the first model divided by "
+        "that of another one",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="FOLDER",
+        help="compare each model with the same model of another version; FOLDER is its src/recnmt_hf/models",
+    )
+    parser.add_argument("--modes", nargs="+", choices=("train", "generate"), default=["train", "generate"])
+    parser.add_argument("--batches", type=whole(1), default=1, help="batches per turn (default: 1)")
+    parser.add_argument("--label-smoothing", type=number(0, below=1), default=0.0, help="(default: 0)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="autocast data type")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile for the forward pass of training")
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="also count floating-point operations of matmuls: print their rate, and the ratio at equal rates",
+    )
+    parser.add_argument("--seed", type=SEED, default=1, help="(default: 1)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    device = resolve_device(args.device)
+    torch.set_num_threads(args.threads)
+    if device.type == "cpu":
+        keep_freed_memory()  # as in a training run, so that page faults are not measured
+    dtype = getattr(torch, args.dtype)
+    runs: list[tuple[list[str], list[torch.nn.Module]]] = []
+    for text in args.models:
+        torch.manual_seed(args.seed)
+        name, overrides = parse_model(text)
+        model = build_model(name, args.size, args.vocab_size, overrides).to(device)
+        if args.against is not None:
+            other = build_other_model(args.against, name, model).to(device)
+            runs.append(([text, f"{text} of {args.against}"], [model, other]))
+        elif runs:
+            runs[0][0].append(text)
+            runs[0][1].append(model)
+        else:
+            runs.append(([text], [model]))
+    print_setup(args, device, args.dtype)
+    for names, models in runs:
+        measure_models(args, names, models, dtype, device)
+    for choice in fast_paths.choices():
+        print(of_choice(choice), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

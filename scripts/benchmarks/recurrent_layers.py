@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """
-Time of recurrent layers in ratio to `torch.nn.LSTM` of the same width, one direction, measured in turns within one run.
+Time of recurrent layers relative to `torch.nn.LSTM` of the same width, one direction, measured in turns within one run.
 
-    python scripts/benchmark_recurrent_layers.py --shapes 64x27 16x128 --width 512 --rounds 9
+    python scripts/benchmarks/recurrent_layers.py --shapes 64x27 16x128 --width 512 --rounds 9
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recnmt_hf.models.step_matmuls import StepMatmuls
 
 
 def layers(width: int) -> dict[str, torch.nn.Module]:
-    """Every layer that is measured; the first one is what the others are divided by."""
+    """Return the layers to measure; the times of the others are divided by that of the first one."""
     return {
         "nn.LSTM": torch.nn.LSTM(width, width, batch_first=True),
         "nn.GRU": torch.nn.GRU(width, width, batch_first=True),
@@ -36,7 +36,7 @@ def layers(width: int) -> dict[str, torch.nn.Module]:
 
 
 def matmuls(layer: ONLSTM, batch_size: int, length: int, trains: bool) -> Callable[[], Any]:
-    """The matmuls of an ON-LSTM's steps alone, as [`ONLSTMSteps`] makes them: what no work on the rest goes below."""
+    """Return a run of only the matmuls of an ON-LSTM, as [`ONLSTMSteps`] computes them: a lower bound of its time."""
     weight_ih, weight_hh = (each.detach() for each in (layer.forward_rnn.weight_ih, layer.forward_rnn.weight_hh))
     words = torch.randn(length * batch_size, weight_ih.shape[1])
     states, gradients = torch.randn_like(words), torch.randn(len(words), len(weight_ih))

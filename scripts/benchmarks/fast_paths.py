@@ -1,50 +1,30 @@
-"""Every fast path timed against its slow reference, in turns, at the shapes of a size and batch."""
+#!/usr/bin/env python
+"""
+Time of every fast path relative to its reference on this CPU, measured in turns.
+
+    python scripts/benchmarks/fast_paths.py --size base --train-batch-size 16 --generate-batch-size 1
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from measuring import PathTiming, make_parser, of_choice, print_setup, run_script
 from torch import nn
 
-from ..models import fast_paths
-
-
-@dataclass
-class PathTiming:
-    """
-    A fast path beside its reference.
-
-    Attributes:
-        path: What it computes.
-        shape: At which shape.
-        fast, reference: Median seconds.
-        gain: Median ratio `reference / fast` of the rounds.
-        taken: Whether a model takes it there, or which of several alternatives.
-    """
-
-    path: str
-    shape: str
-    fast: float
-    reference: float
-    gain: float
-    taken: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}, {self.shape}: fast {1000 * self.fast:.3f} ms, reference {1000 * self.reference:.3f} ms, "
-            f"{self.gain:.2f}x; taken: {self.taken}"
-        )
+from recnmt_hf.models import fast_paths
 
 
 @dataclass
 class Case:
-    """Two ways to one result, and whether a model takes the first one."""
+    """A fast path, its reference, and whether a model uses the fast path."""
 
     path: str
     shape: str
@@ -55,13 +35,13 @@ class Case:
 
 
 def backwards(outputs: Any) -> None:
-    """The gradients of the sum of all outputs that have one."""
+    """Run the backward pass from the sum of all outputs that require gradients."""
     tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     torch.stack([each.float().sum() for each in tensors if each is not None and each.requires_grad]).sum().backward()
 
 
 def sentences(batch_size: int, length: int) -> torch.Tensor:
-    """A mask `(batch_size, length)` of sentences from half to the full length."""
+    """Return a mask `(batch_size, length)` of sentences from half to full length."""
     lengths = torch.linspace(length, length / 2, batch_size).round().long()
     return (torch.arange(length)[None, :] < lengths[:, None]).long()
 
@@ -95,7 +75,7 @@ def matmul_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 
 
 def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
-    from ..models.attention import eager_attention_forward
+    from recnmt_hf.models.attention import eager_attention_forward
 
     module: Any = nn.Module()
     module.is_causal = False
@@ -132,7 +112,7 @@ def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]
 
 
 def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
-    from ..models.seq2seq_loss import chunked_cross_entropy, smoothed_cross_entropy
+    from recnmt_hf.models.seq2seq_loss import chunked_cross_entropy, smoothed_cross_entropy
 
     states = torch.randn(batch_size * length, config.d_model, requires_grad=True)
     weight = (torch.randn(config.vocab_size, config.d_model) / config.d_model**0.5).requires_grad_()
@@ -148,11 +128,11 @@ def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 
 
 def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
-    from .. import BiARNTransformerConfig
-    from ..models import attentive_steps
-    from ..models import modeling_biarn_transformer as biarn
-    from ..models.absorbing_attention import AbsorbingAttention
-    from ..models.attention import MultiHeadAttention
+    from recnmt_hf import BiARNTransformerConfig
+    from recnmt_hf.models import attentive_steps
+    from recnmt_hf.models import modeling_biarn_transformer as biarn
+    from recnmt_hf.models.absorbing_attention import AbsorbingAttention
+    from recnmt_hf.models.attention import MultiHeadAttention
 
     config: Any = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
@@ -211,13 +191,13 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
 
 
 def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case]:
-    """A decoding step of attention to recurrence states, projected before."""
+    """Attention of a decoding step to recurrence states that are already projected."""
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-    from .. import BiARNTransformerConfig
-    from ..models.absorbing_attention import AbsorbingAttention
-    from ..models.attention import MultiHeadAttention
-    from ..models.source_memory import SourceMemoryLayer
+    from recnmt_hf import BiARNTransformerConfig
+    from recnmt_hf.models.absorbing_attention import AbsorbingAttention
+    from recnmt_hf.models.attention import MultiHeadAttention
+    from recnmt_hf.models.source_memory import SourceMemoryLayer
 
     config: Any = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
@@ -241,9 +221,9 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
 
 
 def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
-    from .. import RNMTConfig
-    from ..models import modeling_rnmt as rnmt
-    from ..models import relation_pairs
+    from recnmt_hf import RNMTConfig
+    from recnmt_hf.models import modeling_rnmt as rnmt
+    from recnmt_hf.models import relation_pairs
 
     config: Any = RNMTConfig.from_preset(size)
     width = rnmt.RelationConvolutions.width(config)
@@ -280,33 +260,22 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
 
 
 def onlstm_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
-    from .. import ONLSTMTransformerConfig
-    from ..models import ordered_neurons
-    from ..models.modeling_onlstm_transformer import ONLSTM
-    from ..models.recurrent_layers import MaskedRNN
+    from recnmt_hf import ONLSTMTransformerConfig
+    from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
+    from recnmt_hf.models.recurrent_layers import MaskedRNN
 
     config: Any = ONLSTMTransformerConfig.from_preset(size)
     rnn: Any = ONLSTM(config.onlstm_chunk_size, config.d_model, config.rnn_hidden_size, bidirectional=True)
     inputs = torch.randn(batch_size, length, config.d_model, requires_grad=True)
     mask = sentences(batch_size, length)
-    weights = [layer.weight_hh for layer in rnn.layers]
-    compiled = ordered_neurons.proven_steps()
-
-    def run(steps: Any) -> Callable[[], torch.Tensor]:
-        return lambda: rnn.run(inputs, mask, steps)[0]
-
+    fast = partial(rnn, inputs, mask)
+    reference = partial(MaskedRNN.forward, rnn, inputs, mask)
     for trains in (True, False):
-        shape = f"{batch_size} x {length}"
-        reference = partial(MaskedRNN.forward, rnn, inputs, mask)
-        yield Case("steps of an ON-LSTM", shape, run(None), reference, fast_paths.allowed(), trains)
-        if compiled is not None:
-            with torch.set_grad_enabled(trains):
-                taken = ordered_neurons.fastest_steps(*weights, words=mask.numel()) is not None
-            yield Case("compiled steps of an ON-LSTM", shape, run(compiled), run(None), taken, trains)
+        yield Case("steps of an ON-LSTM", f"{batch_size} x {length}", fast, reference, fast_paths.allowed(), trains)
 
 
 def matmul_timings(config: Any, rows: int) -> Iterator[PathTiming]:
-    """The measured choices for the matmuls of a decoding step."""
+    """Yield the measured choices for the matmuls of a decoding step."""
     width, inner = config.d_model, config.decoder_ffn_dim
     with torch.no_grad():
         for shape in dict.fromkeys([(width, width), (width, inner), (inner, width), (width, config.vocab_size)]):
@@ -314,17 +283,8 @@ def matmul_timings(config: Any, rows: int) -> Iterator[PathTiming]:
     yield from map(of_choice, fast_paths.choices())
 
 
-def of_choice(choice: fast_paths.Choice) -> PathTiming:
-    """A measured choice beside its reference: the fastest of its alternatives."""
-    reference, *others = choice.seconds
-    best = min(others, key=choice.seconds.__getitem__)
-    fast, slow = choice.seconds[best], choice.seconds[reference]
-    taken = choice.taken if choice.taken != reference else f"no ({reference}; next is {best})"
-    return PathTiming(choice.path, choice.shape, fast, slow, slow / fast, taken)
-
-
 def time_case(case: Case, rounds: int) -> PathTiming:
-    """Both ways in turns, each repeated until a round takes some milliseconds."""
+    """Time both ways in turns, each repeated until a round takes some milliseconds."""
 
     def timed(run: Callable[[], Any]) -> Callable[[], Any]:
         def once() -> None:
@@ -362,16 +322,16 @@ def time_paths(
     size: str, vocab_size: int, batch_size: int, sources: int, length: int, beams: int, rounds: int
 ) -> Iterator[PathTiming]:
     """
-    All fast paths of the zoo on the CPU.
+    Time all fast paths on the CPU.
 
     Args:
-        size: A preset of all models.
-        vocab_size: Words of the loss's output layer, and of the last matmul of a decoding step.
-        batch_size, length: Sentences of training and of encoding, and their words.
-        sources, beams: Sentences of a decoding step, and its rows for each of them.
-        rounds: Turns of each way.
+        size: Preset of all models.
+        vocab_size: Size of the output layer.
+        batch_size, length: Sentences per batch in training and encoding, and tokens per sentence.
+        sources, beams: Sentences of a decoding step, and beams per sentence.
+        rounds: Turns per candidate.
     """
-    from .. import NMTTransformerConfig
+    from recnmt_hf import NMTTransformerConfig
 
     torch.manual_seed(1)
     config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
@@ -388,3 +348,16 @@ def time_paths(
     ):
         for case in cases:
             yield time_case(case, rounds)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = make_parser(__doc__, {"default": 16}).parse_args(argv)
+    torch.set_num_threads(args.threads)
+    print_setup(args, torch.device("cpu"), "float32")
+    sizes = (args.size, args.vocab_size, args.train_batch_size, args.generate_batch_size, args.mean_length)
+    for timing in time_paths(*sizes, args.beams, args.repeats):
+        print(timing, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

@@ -1,0 +1,110 @@
+"""Shared helpers of the benchmark scripts."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from recnmt_hf.commands.arguments import BEAMS, Parser, whole
+from recnmt_hf.models import fast_paths
+from recnmt_hf.models.user_errors import UserError
+
+
+@dataclass
+class PathTiming:
+    """
+    Times of a fast path and its reference.
+
+    Attributes:
+        path: Name of the computation.
+        shape: Shape of its inputs.
+        fast, reference: Median seconds.
+        gain: Median ratio `reference / fast` of the rounds.
+        taken: Whether a model uses the fast path at this shape, or which alternative it uses.
+    """
+
+    path: str
+    shape: str
+    fast: float
+    reference: float
+    gain: float
+    taken: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}, {self.shape}: fast {1000 * self.fast:.3f} ms, reference {1000 * self.reference:.3f} ms, "
+            f"{self.gain:.2f}x; taken: {self.taken}"
+        )
+
+
+def of_choice(choice: fast_paths.Choice) -> PathTiming:
+    """Return the timing of a measured choice: the reference against the fastest alternative."""
+    reference, *others = choice.seconds
+    best = min(others, key=choice.seconds.__getitem__)
+    fast, slow = choice.seconds[best], choice.seconds[reference]
+    taken = choice.taken if choice.taken != reference else f"no ({reference}; next is {best})"
+    return PathTiming(choice.path, choice.shape, fast, slow, slow / fast, taken)
+
+
+def processor_name() -> str:
+    """Return the name of the processor and the vector instructions that torch uses."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def make_parser(description: str | None, generate_batch_size: dict[str, object]) -> argparse.ArgumentParser:
+    """Return a parser with the options of both `compare.py` and `fast_paths.py`."""
+    parser = Parser(
+        prog=Path(sys.argv[0]).name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="base", help="preset of all models (default: base)")
+    parser.add_argument(
+        "--vocab-size", type=whole(5, 2**31 - 1), default=32000, help="vocabulary size (default: 32000)"
+    )
+    parser.add_argument("--mean-length", type=whole(1), default=27, help="mean tokens per sentence (default: 27)")
+    parser.add_argument(
+        "--train-batch-size", type=whole(1), default=16, help="sentences per batch of training (default: 16)"
+    )
+    parser.add_argument(
+        "--generate-batch-size",
+        type=whole(1),
+        help="sentences per batch of generation (default: 16)",
+        **generate_batch_size,
+    )
+    parser.add_argument("--beams", type=BEAMS, default=4, help="beams of generation (default: 4)")
+    parser.add_argument("--repeats", type=whole(1), default=7, help="turns per candidate (default: 7)")
+    parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
+    return parser
+
+
+def print_setup(args: argparse.Namespace, device: torch.device, dtype: str) -> None:
+    """Print hardware, versions and sizes of a run."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    print(
+        f"{hardware}, {args.threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}, "
+        f"RECNMT_FAST_PATHS={fast_paths.setting()}",
+        flush=True,
+    )
+
+
+def run_script(main: Callable[[], None]) -> int:
+    """Run the function and report a user error in one sentence; return the exit code."""
+    try:
+        main()
+    except UserError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return 2
+    return 0

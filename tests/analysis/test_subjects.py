@@ -1,0 +1,48 @@
+"""The table of `recnmt inspect`: families, functions, options, and the names of the commands before it."""
+
+import inspect
+
+import pytest
+import torch
+
+import recnmt_hf
+from recnmt_hf.analysis.subjects import SUBJECTS, find_subject
+from recnmt_hf.commands.inspect import OPTIONS
+from recnmt_hf.commands.main import RENAMED, main
+
+
+def test_every_function_takes_the_options_of_its_row():
+    used = set()
+    for family, subject in SUBJECTS.items():
+        assert family in recnmt_hf.MODEL_TYPES
+        names = tuple(inspect.signature(subject.load()).parameters)
+        assert names == ("translator", "sentence", "output", *subject.options)
+        used.update(subject.options)
+    assert used == set(OPTIONS)
+
+
+def test_a_derived_family_has_the_subject_of_its_base():
+    class Derived(recnmt_hf.GRETConfig):
+        model_type = "derived_gret"
+
+    config = Derived.from_preset("tiny", vocab_size=20)
+    assert find_subject(config) is SUBJECTS["gret"] and find_subject(config, "tree").name == "tree"
+    with pytest.raises(recnmt_hf.UserError, match="rnmt model has nothing to inspect"):
+        find_subject(recnmt_hf.RNMTConfig.from_preset("tiny", vocab_size=20))
+
+
+def test_old_command_names_work_with_a_notice(tokenizer, tmp_path, capsys):
+    assert set(RENAMED) == {subject.name for subject in SUBJECTS.values()}
+    torch.manual_seed(2)
+    config = recnmt_hf.ONLSTMTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
+    recnmt_hf.ONLSTMTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    words = [str(tmp_path), "The dog sleeps.", "--device", "cpu"]
+    assert main(["inspect", *words]) == 0
+    expected = capsys.readouterr()
+    assert main(["tree", *words]) == 0
+    found = capsys.readouterr()
+    assert found.out == expected.out and "((" in found.out and "is now" not in expected.err
+    assert "recnmt tree is now `recnmt inspect`" in found.err
+    assert main(["global", *words]) == 2
+    assert "recnmt inspect: This onlstm_transformer model has no global representation" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Benchmark scripts: ratios of models, counted operations, times of fast paths, mistakes as sentences."""
+
+import importlib
+import platform
+import sys
+
+import pytest
+import torch
+
+import recnmt_hf
+from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+
+
+TINY = ["--size", "tiny", "--vocab-size", "100", "--repeats", "1", "--mean-length", "4"]
+TWO_MODELS = ["nmt_transformer:d_model=32", "marian:d_model=32", "--train-batch-size", "2", "--device", "cpu"]
+
+
+@pytest.fixture
+def script(repository, monkeypatch):
+    """Import a script of the folder by name."""
+    monkeypatch.syspath_prepend(repository / "scripts" / "benchmarks")
+    return importlib.import_module
+
+
+def test_compare_prints_ratios(script, capsys):
+    script("compare").main([*TWO_MODELS, *TINY, "--repeats", "2", "--generate-batch-size", "2", "--count"])
+    out = capsys.readouterr().out
+    assert "one matmul of 1024 x 1024 matrices:" in out
+    assert out.count("; as fast in every matmul: ") == 2 and out.count("\nmatmuls: ") == 2 and " GFLOP at " in out
+    assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
+    assert "generation, beam 4, batch 2:" in out and "quartiles" in out
+    assert f"({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}), 1 thread(s), torch " in out
+
+
+def test_compare_against_another_version(script, repository, capsys):
+    folder = str(repository / "src/recnmt_hf/models")
+    words = ["--modes", "train", "--train-batch-size", "1", "--device", "cpu", *TINY]
+    script("compare").main(["rnmt", "--against", folder, *words])
+    assert f"training step, batch 1: rnmt / rnmt of {folder} = " in capsys.readouterr().out
+    for arguments, message in (
+        (["rnmt", "--against", str(repository)], "has no modeling_rnmt.py. Remedy: pass src/recnmt_hf/models"),
+        (["marian", "--against", folder], "--against does not support 'marian'"),
+        (["gpt"], "There is no model 'gpt'"),
+        (["--size", "huge"], "NMTTransformerConfig has no preset 'huge'"),
+    ):
+        with pytest.raises(recnmt_hf.UserError, match=message):
+            script("compare").main([*words, *arguments])
+
+
+def test_mistakes_are_sentences(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scripts/benchmarks/compare.py"])
+    compare = script("compare")
+    assert compare.run_script(lambda: compare.main(["gpt"])) == 2
+    with pytest.raises(SystemExit, match="2"):
+        compare.main(["--repeats", "0"])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("compare.py: There is no model 'gpt'")
+    assert second.startswith("compare.py: argument --repeats: 0 is not allowed; it must be at least 1")
+
+
+def test_fast_paths_are_timed(script, capsys, monkeypatch):
+    from recnmt_hf.models import fast_paths
+
+    # Without the measurements of other tests' models; one kind of shape is enough here.
+    monkeypatch.setattr(fast_paths, "_choices", [])
+    monkeypatch.setattr(fast_paths, "_matmuls", {})
+    monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", 2 * fast_paths.SMALLEST_WEIGHT)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+    script("fast_paths").main([*TINY, "--train-batch-size", "2", "--generate-batch-size", "1"])
+    out = capsys.readouterr().out
+    for path in (
+        "dropout",
+        "plain matmuls for sdpa",
+        "loss in chunks",
+        "steps of a BiARN",
+        "BiARN reads words",
+        "attention absorbed by its memory",
+        "pairs in tiles (RNMT)",
+        "steps of the RNMT decoder",
+        "steps of an ON-LSTM",
+    ):
+        assert f"\n{path}, " in out
+    assert out.count("x; taken: ") == out.count("fast ") > 10 and "matmul of few rows" not in out
+    with torch.no_grad():
+        fast_paths.project(torch.nn.Linear(512, 512), torch.zeros(4, 512))
+    script("compare").main([*TWO_MODELS, *TINY, "--modes", "train"])
+    assert "matmul of few rows, 4 rows, 512 to 512 channels: fast " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_counted_operations_are_those_of_the_equations(script, attention):
+    """Two operations for each weight and token, three times with the backward pass, and attention."""
+    compare = script("compare")
+    config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, d_model=32, scale_embedding=False)
+    config._attn_implementation = attention
+    model = NMTTransformerForConditionalGeneration(config)
+    rows, source, target, width, layers = 2, 5, 4, config.d_model, config.encoder_layers
+    batch = {"input_ids": torch.full((rows, source), 7), "labels": torch.full((rows, target), 8)}
+
+    encoder = layers * (4 * width**2 + 2 * width * config.encoder_ffn_dim)
+    memory = layers * 2 * width**2
+    decoder = layers * (6 * width**2 + 2 * width * config.decoder_ffn_dim) + width * config.vocab_size
+    matmuls = rows * (source * (encoder + memory) + target * decoder)
+    pairs = layers * rows * width * (source**2 + target**2 + source * target)
+    # Forward two matmuls; backward four, and the fused kernel recomputes the scores.
+    expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
+    step = compare.training_step(model, torch.float32, 0.0)
+    assert compare.count_operations(step, [batch, batch]) == 2 * expected
+
+
+def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsys):
+    from recnmt_hf.inference import translator
+
+    monkeypatch.setattr(translator, "leaves_finished", translator.leaves_finished)  # which the script replaces
+    (tmp_path / "source.txt").write_text("The dog sleeps.\nWe see a cat.\n")
+    for name, words, message in (
+        ("recurrent_layers", "--shapes 2x3 --width 8 --rounds 2", "onlstm, chunks of 8"),
+        ("translation", f"{tiny_folder} --source {tmp_path / 'source.txt'} --rounds 1 --beams 2", "search, int8: "),
+    ):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split()])
+        script(name).main()
+        assert message in capsys.readouterr().out
