@@ -88,17 +88,3 @@ def test_lowest_versions_are_the_bounds(repository, project):
         if name not in ("mypy", "mutmut", "pre-commit", "pre-commit-hooks", "ruff")
     }
     assert lowest == bounds
-
-
-def test_table_of_mutation_testing(repository):
-    table = re.search(r'^table="\n(.*?)^"', (repository / "scripts" / "mutation.sh").read_text(), flags=re.M | re.S)
-    rows = [line.split() for line in table.group(1).splitlines()]
-    assert rows == sorted(rows)
-    contract = (repository / "tests" / "model_contract.py").read_text()
-    for module, *tests in rows:
-        assert (repository / "src" / "recnmt_hf" / module).is_file(), module
-        assert tests, module
-        for test in tests:
-            file, *names = test.partition("[")[0].split("::")
-            text = (repository / file).read_text() + contract
-            assert all(re.search(rf"^ *(def|class) {name}\(", text, flags=re.M) for name in names), test

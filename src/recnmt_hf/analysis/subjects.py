@@ -31,7 +31,7 @@ class Subject:
     def load(self) -> Callable[..., str]:
         """Import and return the function."""
         module, _, function = self.function.partition(".")
-        return getattr(importlib.import_module(f".{module}", __package__), function)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(f".{module}", __package__), function)
 
 
 # model_type -> subject
