@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
+from .._extras import packages_of_extra
 from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
 from ..data.tokenization import without_origin
@@ -139,7 +140,7 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         The folder.
 
     Raises:
-        ValueError: It is no MarianMT model, its files are damaged, or sentencepiece is not installed.
+        ValueError: It is no MarianMT model, its files are damaged, or packages of the extra `marian` are missing.
         FileExistsError: The output is there and not empty.
     """
     quiet_loading()
@@ -161,15 +162,14 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
 
 def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """
-    The tokenizer of a MarianMT checkpoint.
+    Load the tokenizer of a MarianMT checkpoint.
 
     Raises:
-        UserError: It needs sentencepiece, which is not installed, or a file of it is missing.
+        UserError: sentencepiece, sacremoses or a file of the tokenizer is missing.
     """
-    try:
+    with packages_of_extra("marian", "MarianMT's tokenizer"):
+        import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
         import sentencepiece  # noqa: F401
-    except ImportError:
-        raise UserError('MarianMT\'s tokenizers need sentencepiece. Remedy: pip install "recnmt-hf[marian]".') from None
     with explained_loading(source, "tokenizer of"):
         settings = {"trust_remote_code": False, **kwargs}
         return without_origin(AutoTokenizer.from_pretrained(str(source), **settings))

@@ -13,6 +13,7 @@ import evaluate
 import sacrebleu
 from sacrebleu.metrics.base import Metric as SacreMetric
 
+from .._extras import packages_of_extra
 from .._values import check_value
 from ..models.user_errors import UserError
 
@@ -132,7 +133,8 @@ def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
 
 @cache
 def moses_tokenizer(language: str) -> Any:
-    from sacremoses import MosesTokenizer
+    with packages_of_extra("metrics", "Tokenised BLEU of a language"):
+        from sacremoses import MosesTokenizer
 
     return MosesTokenizer(lang=language)
 

@@ -10,6 +10,7 @@ from typing import Any
 from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.base import Score, Signature
 
+from .._extras import packages_of_extra
 from ..models.user_errors import UserError
 from .bleu import MetricScore, References, TextMetric, check_lengths, reference_streams, sets_of
 
@@ -36,7 +37,8 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
     if kind == "words":
         return lambda text: re.findall(r"\w+", text.lower())
     if kind == "english":
-        from rouge_score.tokenizers import DefaultTokenizer
+        with packages_of_extra("metrics", "ROUGE"):
+            from rouge_score.tokenizers import DefaultTokenizer
 
         return DefaultTokenizer(use_stemmer=True).tokenize
     raise UserError(f"ROUGE has no units {kind!r}; choose one of {', '.join(ROUGE_UNITS)}.")
@@ -69,7 +71,8 @@ class RougeF1(SacreMetric):
     _SIGNATURE_TYPE = _RougeSignature
 
     def __init__(self, kind: str, units: str = "words", references: Sequence[Sequence[str]] | None = None):
-        from rouge_score.rouge_scorer import RougeScorer
+        with packages_of_extra("metrics", "ROUGE"):
+            from rouge_score.rouge_scorer import RougeScorer
 
         super().__init__()
         self.kind, self.units = kind, units

@@ -1,0 +1,26 @@
+"""Errors for packages of an extra that are not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .models.user_errors import UserError
+
+
+@contextmanager
+def packages_of_extra(extra: str, purpose: str) -> Iterator[None]:
+    """
+    Turn a failed import into a [`UserError`] with the command that installs the package.
+
+    Args:
+        extra (`str`): Name of the extra in `pyproject.toml`.
+        purpose (`str`): Feature that needs the package.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{purpose} requires the package {error.name}, which is not installed. Remedy: pip install "
+            f'"recnmt-hf[{extra}]".'
+        ) from error
