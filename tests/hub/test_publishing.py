@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from loopback_hub import loopback_hub
 from other_processes import other_process
 from safetensors.torch import load_file, save_file
@@ -24,7 +24,8 @@ import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.hub import card as card_module
-from recnmt_hf.hub.card import card_of, paper_section, run_isolated, write_card
+from recnmt_hf.hub.card import card_of, paper_table, run_isolated, write_card
+from recnmt_hf.hub.paper_figures import PAPERS
 from recnmt_hf.hub.publishing import (
     ALLOWED,
     check_contents,
@@ -125,7 +126,7 @@ def test_the_card_says_what_is_known(repository_folder):
 
 def test_columns_of_which_nothing_is_known_are_left_out(repository_folder):
     evidence = Evidence.load(repository_folder)
-    heads = {family: paper_section(family, evidence)[-1].splitlines()[0] for family in ("nmt_transformer", "gret")}
+    heads = {family: paper_table(PAPERS[family][1], evidence).splitlines()[0] for family in ("nmt_transformer", "gret")}
     assert heads["nmt_transformer"] == "| task | size | metric | the paper's |"
     assert heads["gret"] == "| task | size | metric | baseline | the paper's |"
 
@@ -314,6 +315,21 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert "license: mit" in (run_folder / "model/README.md").read_text()
 
 
+def test_a_template_of_the_user(run_folder, tmp_path):
+    template = tmp_path / "template.md"
+    template.write_text(
+        "---\n{{ card_data }}\n---\n# {{ title }}\n{{ score_table }}\n{{ evidence.training.seed }} {{ notes }}"
+    )
+    path = write_card(run_folder, "tester/model", template=template, notes="{{ 1 + 1 }}")
+    card = ModelCard.load(path)
+    assert card.data.pipeline_tag == "translation" and card.text.startswith("# model\n| test set |")
+    assert card.text.endswith("\n1 {{ 1 + 1 }}")
+    for content, message in (("{{ 1", "unexpected end"), ("{{ nothing.at.all }}", "undefined"), ("\xff", "utf-8")):
+        template.write_bytes(content.encode("latin-1"))
+        with pytest.raises(recnmt_hf.UserError, match=f"The card template {template} failed .*{message}"):
+            card_module.fill_template(ModelCardData(), {}, template)
+
+
 def test_a_card_leaves_a_checkpoint_complete(run_folder, tmp_path):
     folder = shutil.copytree(run_folder / "checkpoint-4", tmp_path / "checkpoint-4")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -387,7 +403,7 @@ def test_the_code_of_cards_runs_in_isolation(tmp_path, monkeypatch):
     assert run_isolated("print('Größe', '你好')") == "Größe 你好"
     with pytest.raises(ValueError, match=r"fails \(ImportError: recnmt_hf is not installed here\)"):
         run_isolated("import recnmt_hf")
-    monkeypatch.setattr(card_module, "PATIENCE", 0.5)
+    monkeypatch.setattr(card_module, "TIME_LIMIT", 0.5)
     with pytest.raises(ValueError, match=r"fails \(it takes longer than 0\.5 seconds\)"):
         run_isolated("import time\ntime.sleep(60)")
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from .._values import MOST_BEAMS, MOST_SEED, MOST_TOKENS, Option, Range, members, options_of, shown_default
-from ..models.user_errors import UserError
+from ..models.user_errors import MissingFileError, UserError
 
 
 if TYPE_CHECKING:
@@ -155,6 +155,12 @@ def check_text(text: str, name: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{name} is not UTF-8 ({error.reason}). Remedy: correct it.") from error
+
+
+def check_file(path: str | None) -> None:
+    """Raise a [`UserError`] if a file is named but does not exist."""
+    if path is not None and not os.path.isfile(path):
+        raise MissingFileError(f"There is no file {path}. Remedy: correct the path.")
 
 
 def named_twice(paths: Sequence[str]) -> tuple[str, str] | None:

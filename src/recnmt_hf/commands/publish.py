@@ -1,4 +1,4 @@
-"""`recnmt publish`: a trained model becomes a repository of the Hub."""
+"""`recnmt publish`: upload a trained model to the Hub."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ import tempfile
 from pathlib import Path
 
 from ..models.user_errors import UserError
+from .arguments import check_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a run's folder, or that of a trained model")
-    parser.add_argument("name", help="of the repository: user/name, or organisation/name")
-    parser.add_argument("--license", help="of the model, as the Hub names licences, e.g. apache-2.0 or cc-by-4.0")
-    parser.add_argument("--sentence", help="what the code in the card translates (default: one of the validation set)")
-    parser.add_argument("--notes", metavar="FILE", help="Markdown that the card shows below the scores")
-    parser.add_argument("--shard-size", default="50GB", help="largest file of weights (default: 50GB)")
-    parser.add_argument("--output", "-o", help="keeps what is uploaded in this new folder")
-    parser.add_argument("--dry-run", action="store_true", help="writes the folder (--output) and uploads nothing")
+    parser.add_argument("model", help="folder of a run or a trained model")
+    parser.add_argument("name", help="name of the repository: user/name, or organisation/name")
+    parser.add_argument("--license", help="licence identifier of the Hub, e.g. apache-2.0 or cc-by-4.0")
+    parser.add_argument("--sentence", help="example sentence in the card (default: one of the validation set)")
+    parser.add_argument("--notes", metavar="FILE", help="Markdown file to insert below the scores of the card")
+    parser.add_argument("--template", metavar="FILE", help="Jinja template of the card (default: the package's own)")
+    parser.add_argument("--shard-size", default="50GB", help="maximum size of a file of weights (default: 50GB)")
+    parser.add_argument("--output", "-o", help="new folder in which the uploaded files are kept (default: none)")
+    parser.add_argument("--dry-run", action="store_true", help="write the folder --output without uploading it")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--private", dest="private", action="store_true", default=None, help="of a new repository")
-    group.add_argument("--public", dest="private", action="store_false", help="of a new repository")
-    parser.add_argument("--branch", help="made where it is not there (default: main)")
-    parser.add_argument("--pull-request", action="store_true", help="proposes the upload")
-    parser.add_argument("--message", "-m", help="of the commit")
-    parser.add_argument("--tag", help="marks the commit, e.g. v1.0")
-    parser.add_argument("--collection", metavar="SLUG", help="a collection that the model joins")
+    group.add_argument(
+        "--private", dest="private", action="store_true", default=None, help="create the repository as private"
+    )
+    group.add_argument("--public", dest="private", action="store_false", help="create the repository as public")
+    parser.add_argument("--branch", help="branch of the upload, created if it does not exist (default: main)")
+    parser.add_argument("--pull-request", action="store_true", help="open a pull request instead of committing")
+    parser.add_argument("--message", "-m", help="commit message")
+    parser.add_argument("--tag", help="tag for the commit, e.g. v1.0")
+    parser.add_argument("--collection", metavar="SLUG", help="collection to add the model to")
 
 
 def check(args: argparse.Namespace) -> None:
+    check_file(args.template)
     if args.dry_run and not args.output:
         raise UserError("--dry-run writes a folder. Remedy: name it with --output.")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", args.name):
@@ -55,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
             sentence=args.sentence,
             notes=notes,
             shard=args.shard_size,
+            template=args.template,
         )
         print(listing(files_of(folder)), flush=True)
         if args.dry_run:

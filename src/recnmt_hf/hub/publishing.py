@@ -1,8 +1,7 @@
-"""A trained model as a repository of the Hub: what belongs there, and nothing else."""
+"""Prepare a trained model as a repository of the Hub, and upload it."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -38,7 +37,7 @@ from .card import card_of_copy
 from .checked_copy import SHARD, model_folder, write_checked_copy
 
 
-# What a repository may hold. Nothing else is ever uploaded, whatever lies in a folder.
+# Files that a repository may contain. Nothing else is ever uploaded.
 ALLOWED = (
     CARD,
     "config.json",
@@ -59,9 +58,9 @@ ALLOWED = (
     EVIDENCE,
     f"{TRANSLATIONS}/*",
 )
-# What an earlier upload may have left that is no longer there.
+# Files of an earlier upload that are deleted if the folder no longer has them.
 REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*")
-# An access token of the Hub, and the escapes of JSON, YAML, Python and Markdown that may stand before or in one.
+# Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
 
@@ -69,17 +68,17 @@ ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))",
 @dataclass(frozen=True)
 class Destination:
     """
-    Where a model goes.
+    Target of an upload.
 
     Attributes:
-        name (`str`): `user/name`, or `name` for the user's own.
-        private (`bool`, *optional*): Of a new repository; `None`: as its owner has it.
-        branch (`str`, *optional*): Made where it is not there; by default `main`.
-        pull_request (`bool`): Proposes the upload.
-        message (`str`, *optional*): Of the commit.
-        tag (`str`, *optional*): Marks the commit.
-        collection (`str`, *optional*): Slug of a collection that the model joins.
-        token (`str`, *optional*): By default the one that is stored.
+        name (`str`): `user/name`, or `name` for a repository of the user.
+        private (`bool`, *optional*): Visibility of a new repository; by default that of the owner's settings.
+        branch (`str`, *optional*): Created if it does not exist; by default `main`.
+        pull_request (`bool`): Open a pull request instead of committing.
+        message (`str`, *optional*): Commit message.
+        tag (`str`, *optional*): Tag for the commit.
+        collection (`str`, *optional*): Slug of a collection to add the model to.
+        token (`str`, *optional*): Access token; by default the stored one.
     """
 
     name: str
@@ -100,32 +99,33 @@ def prepare_repository(
     sentence: str | None = None,
     notes: str | None = None,
     shard: str = SHARD,
+    template: str | Path | None = None,
 ) -> Path:
     """
-    Writes a folder with what a repository holds: weights, configuration, code, tokenizers, card, recipe, evidence,
-    translations. The model is loaded and checked first, and the card's code is run.
+    Write the contents of a repository into a folder: weights, configuration, code, tokenizers, card, recipe, evidence,
+    translations. The model is loaded and checked first, and the code of the card is run.
 
     Args:
-        source (`str` or `Path`): A model's folder, or a run's.
+        source (`str` or `Path`): Folder of a model or a run.
         output (`str` or `Path`): A new folder.
-        name (`str`): The repository's.
-        license, sentence, notes: As for [`~recnmt_hf.hub.card.card_of`].
+        name (`str`): Name of the repository.
+        license, sentence, notes, template: As for [`~recnmt_hf.hub.card.card_of`].
         shard (`str`, *optional*): Largest file of weights.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: The model is not whole, or its tokenizers are not its own; the card's code fails; a text holds an
-            access token.
-        FileExistsError: The output is there and not empty.
+        UserError: The model is incomplete or does not match its tokenizers; the code of the card fails; a text contains
+            an access token.
+        FileExistsError: The output exists and is not empty.
     """
     folder = model_folder(source)
     check_links(folder)
     evidence = Evidence.load(folder)
     with open_output_folder(output, must_be_new=True) as working:
         write_checked_copy(folder, working, lambda model: set_generation(model, evidence), shard)
-        card = card_of_copy(working, evidence, name, license, sentence, notes)
+        card = card_of_copy(working, evidence, name, license, sentence, notes, template)
         (working / CARD).write_text(card.content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
@@ -196,7 +196,7 @@ def recipe_of(folder: Path, evidence: Evidence) -> str | None:
 
 
 def files_of(folder: Path) -> list[tuple[str, int]]:
-    """Names and sizes of a prepared repository's files."""
+    """Return names and sizes of the files of a prepared repository."""
     found = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
     return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in found]
 
@@ -208,10 +208,10 @@ def is_allowed(name: str) -> bool:
 
 def check_contents(folder: Path) -> None:
     """
-    Whether a folder holds what may be published, and nothing else.
+    Check that every file of a folder may be published.
 
     Raises:
-        UserError: A file has no place there, leads out of the folder, or holds an access token.
+        UserError: A file is not allowed in a repository, is a link, or contains an access token.
     """
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -245,17 +245,17 @@ def holds_token(content: bytes) -> bool:
 
 def upload(folder: str | Path, to: Destination) -> str:
     """
-    Uploads a prepared repository; files that the Hub has already are not sent again.
+    Upload a prepared repository in one commit. Unchanged files are not sent again.
 
     Args:
-        folder (`str` or `Path`): As [`prepare_repository`] writes it.
-        to ([`Destination`]): Where it goes.
+        folder (`str` or `Path`): Output of [`prepare_repository`].
+        to ([`Destination`]): Target of the upload.
 
     Returns:
-        The address of the commit, or of the pull request.
+        The address of the commit or pull request.
 
     Raises:
-        UserError: The folder holds what may not be published, or the Hub refuses.
+        UserError: The folder contains a file that may not be published, or the Hub rejects the upload.
     """
     folder = Path(folder)
     check_contents(folder)
@@ -265,31 +265,32 @@ def upload(folder: str | Path, to: Destination) -> str:
         name = str(api.create_repo(to.name, private=to.private, exist_ok=True).repo_id)
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True)
-        changed, gone = difference(api, name, to.branch, folder)
-        if changed or gone:
-            commit = api.create_commit(
-                name,
-                [
-                    *(CommitOperationAdd(path_in_repo=each, path_or_fileobj=str(folder / each)) for each in changed),
-                    *(CommitOperationDelete(path_in_repo=each) for each in gone),
-                ],
-                revision=to.branch,
-                commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
-                create_pr=to.pull_request,
-            )
-            sha, address = commit.oid, commit.pr_url or commit.commit_url
-        else:
-            sha = str(api.model_info(name, revision=to.branch).sha)
-            address = f"{api.endpoint}/{name}/commit/{sha}"
+        own = {file for file, _ in files_of(folder)}
+        obsolete = [
+            file
+            for file in api.list_repo_files(name, revision=to.branch)
+            if file not in own and any(fnmatch(file, pattern) for pattern in REPLACED)
+        ]
+        # It skips unchanged files. `upload_folder` would too, but may split the upload into several commits.
+        commit = api.create_commit(
+            name,
+            [
+                *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=folder / file) for file in sorted(own)),
+                *(CommitOperationDelete(path_in_repo=file) for file in obsolete),
+            ],
+            revision=to.branch,
+            commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
+            create_pr=to.pull_request,
+        )
         if to.tag is not None:
-            api.create_tag(name, tag=to.tag, revision=sha, exist_ok=False)
+            api.create_tag(name, tag=to.tag, revision=commit.oid, exist_ok=False)
         if to.collection is not None:
             api.add_collection_item(to.collection, item_id=name, item_type="model", exists_ok=True)
-    return address
+    return commit.pr_url or commit.commit_url
 
 
 def check_card(api: HfApi, folder: Path) -> None:
-    """Asks the Hub whether it takes the card, of whose licence, languages and scores it allows certain forms alone."""
+    """Ask the Hub to validate the metadata of the card (licence, languages, scores)."""
     content = (folder / CARD).read_text(encoding="utf-8")
     answer = get_session().post(
         f"{api.endpoint}/api/validate-yaml",
@@ -305,34 +306,9 @@ def check_card(api: HfApi, folder: Path) -> None:
     hf_raise_for_status(answer)
 
 
-def difference(api: HfApi, name: str, branch: str | None, folder: Path) -> tuple[list[str], list[str]]:
-    """Files of a folder that a repository has not, or otherwise, and its files that an earlier upload has left."""
-    listed: list[Any] = [*api.list_repo_tree(name, recursive=True, revision=branch)]
-    there = {
-        each.path: each.lfs.sha256 if each.lfs is not None else each.blob_id
-        for each in listed
-        if hasattr(each, "blob_id")  # folders have none
-    }
-    own = [file for file, _ in files_of(folder)]
-    changed = [file for file in own if there.get(file) not in sums_of(folder / file)]
-    gone = [file for file in there if file not in own and any(fnmatch(file, pattern) for pattern in REPLACED)]
-    return changed, gone
-
-
-def sums_of(path: Path) -> tuple[str, str]:
-    """The SHA-256 sum of a file, as large files have it, and the one by which git names its content."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    with path.open("rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return sha256, digest.hexdigest()
-
-
 @contextmanager
 def explained_upload(name: str) -> Iterator[None]:
-    """Turns what the Hub and the connection to it answer into a [`UserError`]."""
+    """Turn errors of the Hub and of the connection into a [`UserError`]."""
     try:
         yield
     except UserError:
@@ -375,7 +351,7 @@ def connection_failed(name: str, error: Exception) -> UserError:
 
 
 def listing(files: Sequence[tuple[str, int]]) -> str:
-    """Names and sizes, a line each, and their sum."""
+    """Return the names and sizes line by line, and their sum."""
     width = max(len(name) for name, _ in files)
     lines = [f"{name:<{width}}  {size:>13,}" for name, size in files]
     return "\n".join([*lines, f"{f'{len(files)} files':<{width}}  {sum(size for _, size in files):>13,}"])
