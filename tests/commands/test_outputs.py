@@ -44,9 +44,7 @@ OUTPUTS = {
 # Arguments whose help speaks of writing, but which name no output: the folder of the model that a command is about, and
 # others.
 NO_OUTPUTS = {
-    *(("test", "model"), ("card", "model"), ("publish", "dry_run"), ("tokenizer", "byte_fallback")),
-    *(("translate", "buffer"), ("test", "buffer")),
-    ("logic-corpus", "pairs"),
+    *(("test", "model"), ("card", "model"), ("publish", "dry_run"), ("translate", "buffer"), ("test", "buffer")),
 }
 
 

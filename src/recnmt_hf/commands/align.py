@@ -1,4 +1,4 @@
-"""`recnmt align`: word alignments from a model's attention, their error rate, and a picture of one pair."""
+"""`recnmt align`: align words by the attention of a model, and compute the alignment error rate."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder of a trained model, or a model id of the Hub")
-    parser.add_argument("--source", "-s", help="source sentences, one a line, words apart by spaces")
-    parser.add_argument("--target", "-t", help="their translations, one a line")
+    parser.add_argument("--source", "-s", help="file of source sentences, one per line, words separated by spaces")
+    parser.add_argument("--target", "-t", help="file of translations, one per line")
     parser.add_argument(
-        "--text", nargs=2, metavar=("SOURCE", "TARGET"), help="instead of files: one sentence and its translation"
+        "--text",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="one sentence and its translation (instead of --source and --target)",
     )
     parser.add_argument(
         "--output",
         "-o",
-        help="file for the links, `source-target` from 0 (default: standard output, unless --gold or --plot is given)",
+        help="file of links `source-target`, counted from 0 (default: standard output, or none with --gold or --plot)",
     )
-    parser.add_argument("--gold", help="gold alignments to measure against: 0-0 sure, 0p1 possible")
-    parser.add_argument("--links", help="instead of a model: links made before, to be measured against --gold")
+    parser.add_argument("--gold", help="file of gold alignments to compare with: 0-0 sure, 0p1 possible")
+    parser.add_argument("--links", help="file of links to compare with --gold (instead of a model)")
     parser.add_argument("--one-based", action="store_true", help="positions in --gold and --links count from 1")
     add_options(parser, DecodingOptions, ["alignment_layer"], {"alignment_layer": "--layer"})
-    parser.add_argument("--head", type=whole(0), help="one head, from 0 (default: the mean of all)")
-    parser.add_argument("--plot", help="picture of one pair's attention: .png, .svg or .pdf")
-    parser.add_argument("--pair", type=whole(1), default=1, help="which pair, from 1 (default: 1)")
+    parser.add_argument("--head", type=whole(0), help="attention head, counted from 0 (default: mean of all heads)")
+    parser.add_argument("--plot", help=".png, .svg or .pdf file for a plot of the attention of one pair")
+    parser.add_argument("--pair", type=whole(1), default=1, help="pair to plot, counted from 1 (default: 1)")
     add_options(parser, DecodingOptions, ["max_tokens"], {})
     add_device_arguments(parser)
 
@@ -77,7 +80,9 @@ def run(args: argparse.Namespace) -> None:
         check_text(text, "--text")
     pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
     if gold is not None and len(gold) != len(pairs):
-        raise UserError(f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: give the file of the same.")
+        raise UserError(
+            f"{args.gold} has {len(gold)} lines for {len(pairs)} pairs. Remedy: pass the gold file of these pairs."
+        )
     for number, (given, pair) in enumerate(zip(gold or [], pairs, strict=False), start=1):
         sizes = len(pair.source.split()), len(pair.target.split())
         if any(i >= sizes[0] or j >= sizes[1] for i, j in given.possible):
@@ -105,17 +110,17 @@ def run(args: argparse.Namespace) -> None:
                 yield from align_pairs(translator, sources, targets, args.alignment_layer, args.head, args.max_tokens)
 
         links: list[Links] = []
-        shown: WordAlignment | None = None
+        plotted: WordAlignment | None = None
         for number, alignment in enumerate(progress(aligned(), "pairs", len(pairs), out), start=1):
             links.append(set(alignment.links))
-            shown = alignment if number == args.pair else shown
+            plotted = alignment if number == args.pair else plotted
             if out is not None:
                 print(format_links(alignment.links), file=out)
     if args.plot is not None:
         from ..analysis.plots import plot_alignment
 
-        assert shown is not None, "the pair is one of those aligned"
-        plot_alignment(shown, args.plot, gold[args.pair - 1] if gold else None)
-        print(f"{args.plot}: pair {args.pair}, {len(shown.links)} links", file=sys.stderr)
+        assert plotted is not None, "the pair is one of those aligned"
+        plot_alignment(plotted, args.plot, gold[args.pair - 1] if gold else None)
+        print(f"{args.plot}: pair {args.pair}, {len(plotted.links)} links", file=sys.stderr)
     if gold is not None:
         print(alignment_error_rate(links, gold))

@@ -1,4 +1,4 @@
-"""What the subcommands' options have in common: values that are checked as they are read, sentences, progress bars."""
+"""Shared options of the subcommands: types with ranges, checks of files and texts, loading, progress bars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence each, and name the nearest command or option."""
+    """An `ArgumentParser` whose errors are one sentence and suggest the nearest command or option."""
 
     def error(self, message: str) -> NoReturn:
         if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
@@ -34,25 +34,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {printable(message.rstrip('.'))}{end} Remedy: run {self.prog} --help for usage.\n")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Exit because of arguments that do not exist."""
+        """Exit with an error about unknown arguments."""
         message = f"unrecognized arguments: {' '.join(words)}"
         option = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
         self.error(suggested(message, option, re.findall(r"--[\w-]+", self.format_usage())) or message)
 
 
 def suggested(message: str, word: str, known: Sequence[str]) -> str | None:
-    """A message with the known word that is nearest to a mistyped one, or `None`."""
+    """Add the nearest known word to a message about a mistyped one; return `None` if no word is near."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"{message}; did you mean {near[0]}?" if near else None
 
 
 def printable(text: str) -> str:
-    """A message on one line, without characters that move the cursor or cannot be shown: names may hold any."""
+    """Escape line breaks, control characters and characters that cannot be printed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def whole(least: float | None = None, most: float | None = None) -> Callable[[str], int]:
-    """The type of an option that takes whole numbers of a range, both ends included."""
+    """Return the type of an option that takes whole numbers from `least` to `most`."""
 
     def convert(text: str) -> int:
         try:
@@ -69,7 +69,7 @@ def whole(least: float | None = None, most: float | None = None) -> Callable[[st
 
 
 def number(least: float | None = None, below: float | None = None, most: float | None = None) -> Callable[[str], float]:
-    """The type of an option that takes finite numbers of a range: from `least`, below `below` or to `most`."""
+    """Return the type of an option that takes finite numbers: at least `least`, below `below`, at most `most`."""
 
     def convert(text: str) -> float:
         try:
@@ -96,12 +96,12 @@ BEAMS = whole(1, MOST_BEAMS)
 
 def add_options(parser: argparse.ArgumentParser, kind: type, names: Sequence[str], flags: Mapping[str, str]) -> None:
     """
-    Adds arguments for fields of a dataclass: type, range, choices, default and help are those that the fields state.
+    Add arguments for fields of a dataclass, with the type, range, choices, default and help of the field.
 
     Args:
         kind (`type`): The dataclass.
-        names (sequence of `str`): Which fields; the arguments have their names.
-        flags (`dict`): Flags of another name, by field.
+        names (sequence of `str`): Names of the fields and of the arguments.
+        flags (`dict`): Flags that differ from the name of the field.
     """
     for name in names:
         each = options_of(kind)[name]
@@ -121,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type, names: Sequence[str
 
 
 def reader(option: Option) -> Callable[[str], Any]:
-    """What reads an option's values that are no choices: text, or numbers and words that may stand in their place."""
+    """Return the type of an option without choices: text, or numbers and the words allowed in their place."""
     kinds = members(option.hint)
     if str in kinds:
         return str
@@ -135,22 +135,22 @@ def reader(option: Option) -> Callable[[str], Any]:
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[Any] | None = None) -> Iterator[T]:
     """
-    The items, with a bar on standard error where that is a terminal, and where no results appear between.
+    Iterate with a progress bar on standard error, if that is a terminal and the results do not go to a terminal too.
 
     Args:
-        items (iterable): What is counted.
-        unit (`str`): What an item is.
-        total (`int`, *optional*): How many there are, where that is known.
-        out (text stream, *optional*): Where the results go.
+        items (iterable): Items to count.
+        unit (`str`): Name of an item.
+        total (`int`, *optional*): Number of items, if known.
+        out (text stream, *optional*): Destination of the results.
     """
     from tqdm import tqdm
 
-    shown = sys.stderr.isatty() and not (out is not None and out.isatty())
-    return iter(tqdm(items, unit=f" {unit}", total=total, file=sys.stderr, disable=not shown, mininterval=0.5))
+    has_bar = sys.stderr.isatty() and not (out is not None and out.isatty())
+    return iter(tqdm(items, unit=f" {unit}", total=total, file=sys.stderr, disable=not has_bar, mininterval=0.5))
 
 
 def check_text(text: str, name: str) -> None:
-    """Raises `UserError` where an argument was no UTF-8, or JSON named half a character."""
+    """Raise a [`UserError`] if a text is not valid UTF-8 or contains half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -163,49 +163,49 @@ def check_file(path: str | None) -> None:
         raise MissingFileError(f"There is no file {path}. Remedy: correct the path.")
 
 
-def named_twice(paths: Sequence[str]) -> tuple[str, str] | None:
-    """Two names of the same file or folder, if there are any; pipes and devices may be read twice."""
+def find_duplicate(paths: Sequence[str]) -> str | None:
+    """Describe the first two names of the same file or folder, if any; pipes and devices may be read twice."""
     for number, path in enumerate(paths):
         for other in paths[:number]:
             if path == other:
-                return other, path
+                return f"{path} is named twice"
             with suppress(OSError, ValueError):
                 is_plain = os.path.isfile(path) or os.path.isdir(path)
                 if is_plain and os.path.samefile(path, other):
-                    return other, path
+                    return f"{other} and {path} are the same"
     return None
 
 
-def told_twice(names: tuple[str, str]) -> str:
-    return f"{names[0]} is named twice" if names[0] == names[1] else f"{names[0]} and {names[1]} are the same"
-
-
 def stream(path: str | None) -> str | None:
-    """The name of a file; `None`, standard input or output, for what commands usually call them."""
+    """Return the name of a file, or `None` for `-` (standard input or output)."""
     return None if path == "-" else path
 
 
 def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
-    """The items in lists of a size."""
+    """Yield the items in lists of at most `size`."""
     items = iter(items)
     while chunk := list(islice(items, size)):
         yield chunk
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where and how a model is loaded."""
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if there is any)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="weights' type (default: as saved)")
+    """Add the options of loading a model."""
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: as saved)"
+    )
     parser.add_argument(
         "--quantization",
         choices=("int8",),
-        help="on the CPU: whole numbers for weights, faster and slightly less exact",
+        help="quantize the weights (CPU only): faster, slightly less exact",
     )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a Hub model brings along")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code contained in the model's folder or repository"
+    )
 
 
 def load_translator(args: argparse.Namespace) -> Translator:
-    """Load the model, or several as an ensemble, on the device and in the data type that the arguments name."""
+    """Load the model, or several models as an ensemble, as specified by the arguments."""
     from ..inference.translator import Translator
 
     settings = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
@@ -216,10 +216,10 @@ def load_translator(args: argparse.Namespace) -> Translator:
 
 def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
     """
-    The values of `NAME=VALUE`, read as YAML.
+    Parse words of the form `NAME=VALUE`, with values in YAML.
 
     Raises:
-        UserError: A word has no `=`, a name is given twice, or a value is no YAML.
+        UserError: A word has no `=`, a name is given twice, or a value is not YAML.
     """
     from ..training.recipe_yaml import load_yaml
 

@@ -1,4 +1,4 @@
-"""`recnmt average`: the mean of several checkpoints."""
+"""`recnmt average`: average checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..models.user_errors import UserError
-from .arguments import named_twice, told_twice, whole
+from .arguments import find_duplicate, whole
 
 
 DEFAULT_COUNT = 5
@@ -23,9 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_COUNT,
         help=f"number of checkpoints to average from a run, which must have that many (default: {DEFAULT_COUNT})",
     )
-    parser.add_argument("--which", choices=("last", "best"), default="last", help="of a run: which ones")
-    parser.add_argument("--metric", default="eval_bleu", help="of a run: what best means (default: eval_bleu)")
-    parser.add_argument("--lower-is-better", action="store_true", help="for a metric that is not known to be such")
+    parser.add_argument(
+        "--which", choices=("last", "best"), default="last", help="checkpoints of a run to average (default: last)"
+    )
+    parser.add_argument("--metric", default="eval_bleu", help="metric of --which best (default: eval_bleu)")
+    parser.add_argument(
+        "--lower-is-better",
+        action="store_true",
+        help="treat lower values of --metric as better (default: known for usual metrics)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -37,8 +43,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"--lower-is-better contradicts --metric {args.metric}, of which more is better. Remedy: leave it out."
         )
-    if twice := named_twice(args.inputs):
-        raise UserError(f"{told_twice(twice)}, and would count twice. Remedy: name each checkpoint once.")
+    if duplicate := find_duplicate(args.inputs):
+        raise UserError(f"{duplicate}, and would count twice. Remedy: name each checkpoint once.")
     chosen = [Path(path) for path in args.inputs]
     if "" in args.inputs:
         raise UserError("The name of a folder to average is empty. Remedy: name folders of checkpoints.")
@@ -70,7 +76,7 @@ def report(text: str) -> None:
 
 
 def refuse_inside(output: str, folder: Path, is_run: bool = False) -> None:
-    """Refuses an output that would become a part of what is averaged, or be taken for it in the next training."""
+    """Reject an output inside an averaged folder, or one that a later training run would take for its own."""
     place, own = Path(output).resolve(), folder.resolve()
     if not place.is_relative_to(own):
         return

@@ -1,4 +1,4 @@
-"""`recnmt evaluate`: BLEU and its kin or ROUGE, with signatures, bins by source length, significance."""
+"""`recnmt evaluate`: score translations with BLEU, chrF and TER, or with ROUGE, and test significance."""
 
 from __future__ import annotations
 
@@ -9,40 +9,55 @@ from contextlib import nullcontext
 from typing import Any
 
 from ..models.user_errors import UserError
-from .arguments import named_twice, told_twice, whole
+from .arguments import find_duplicate, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "hypotheses", nargs="+", help="translations, one a line; of several files the first is the baseline"
+        "hypotheses", nargs="+", help="files of translations, one per line; the first of several is the baseline"
     )
-    parser.add_argument(
-        "--references", "-r", nargs="+", action="extend", required=True, help="one or several reference files"
-    )
+    parser.add_argument("--references", "-r", nargs="+", action="extend", required=True, help="reference files")
     parser.add_argument(
         "--rouge",
         choices=("words", "characters", "english"),
-        help="for summaries: F1 of ROUGE-1, ROUGE-2 and ROUGE-L on these units, in place of all other scores; english: "
-        "letters a to z with Porter's stemmer",
+        help="evaluate summaries with F1 of ROUGE-1, ROUGE-2 and ROUGE-L on these units; english: "
+        "words of the letters a to z with Porter's stemmer",
     )
-    parser.add_argument("--source", "-s", help="source sentences; adds BLEU (ROUGE-L) by source length")
-    parser.add_argument("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="default: 15 30 45")
+    parser.add_argument("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
+    parser.add_argument(
+        "--length-edges",
+        type=whole(1),
+        nargs="+",
+        default=[15, 30, 45],
+        help="limits of the bins of source lengths (default: 15 30 45)",
+    )
     parser.add_argument("--tokenize", help="sacrebleu's tokenizer: 13a (default), zh, ja-mecab, intl, char, none, ...")
     parser.add_argument(
-        "--language", help="tokenises both sides as Moses does for this language, for tokenised BLEU (default: as is)"
+        "--language", help="language code for Moses' tokenizer in tokenised BLEU (default: texts are tokenised already)"
     )
-    parser.add_argument("--no-ter", action="store_true", help="leaves out TER, which takes long on long sentences")
-    parser.add_argument("--test", choices=("bootstrap", "randomization", "both"), default="both")
-    parser.add_argument("--samples", type=whole(1), default=1000, help="resamplings of the significance test")
+    parser.add_argument("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
     parser.add_argument(
-        "--examples", type=whole(0), default=0, metavar="N", help="shows N sentences: source, translations, references"
+        "--test",
+        choices=("bootstrap", "randomization", "both"),
+        default="both",
+        help="significance test (default: both)",
     )
-    parser.add_argument("--json", help="also writes all figures to this file")
+    parser.add_argument(
+        "--samples", type=whole(1), default=1000, help="samples of the significance test (default: 1000)"
+    )
+    parser.add_argument(
+        "--examples",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="print source, translations and references of N sentences (default: 0)",
+    )
+    parser.add_argument("--json", help="JSON file for all figures (default: none)")
 
 
 def check(args: argparse.Namespace) -> None:
-    if twice := named_twice(args.hypotheses):
-        raise UserError(f"{told_twice(twice)}. Remedy: name each system's translations once.")
+    if duplicate := find_duplicate(args.hypotheses):
+        raise UserError(f"{duplicate}. Remedy: name each system's translations once.")
     if args.length_edges != sorted(set(args.length_edges)):
         raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
     given = [name for name in ("tokenize", "language") if args.rouge and getattr(args, name) is not None]
@@ -96,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
 def measure(
     args: argparse.Namespace, source: list[str] | None, hypotheses: list[str], references: list[list[str]]
 ) -> tuple[list[Any], list[Any]]:
-    """The scores of a system, and those of its bins by source length where there are sources."""
+    """Return the scores of a system, and with sources those of bins by source length."""
     from ..metrics import bleu as metrics
     from ..metrics.rouge import rouge_scores, units_of
 
@@ -124,7 +139,7 @@ def measure(
 def check_lines(
     systems: dict[str, list[str]], references: dict[str, list[str]], source_path: str | None, source: list[str] | None
 ) -> None:
-    """Raises `UserError` unless all files have as many lines, and at least one."""
+    """Raise a [`UserError`] unless all files have the same number of lines, at least one."""
     first, lines = next(iter(systems.items()))
     others = {**systems, **references}
     if source_path is not None and source is not None:
@@ -142,7 +157,7 @@ def check_lines(
 def show_examples(
     count: int, source: list[str] | None, systems: dict[str, list[str]], references: list[list[str]]
 ) -> None:
-    """Prints sentences spread over the test set, one above the other."""
+    """Print source, outputs and references of sentences spread over the test set."""
     total = len(references[0])
     for i in [total * k // count for k in range(min(count, total))]:
         rows = [("source", source[i])] if source is not None else []

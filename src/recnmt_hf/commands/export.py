@@ -1,4 +1,4 @@
-"""`recnmt export`: a trained model in the format of an engine."""
+"""`recnmt export`: export a trained model for an inference engine."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ FORMATS = ("ctranslate2", "onnx")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="folder of a trained model, or its model id")
+    parser.add_argument("model", help="folder of a trained model, or a model id of the Hub")
     parser.add_argument("output", help="a new folder")
     parser.add_argument(
         "--format",
         choices=FORMATS,
         required=True,
-        help="ctranslate2: base Transformers, for `recnmt translate` and CTranslate2 itself; onnx: models of every "
-        "family, for `recnmt translate` and whatever runs ONNX",
+        help="ctranslate2 (base Transformers only) or onnx (all families); `recnmt translate` reads both",
     )
     parser.add_argument(
         "--quantization",
         default="float32",
-        help="of ctranslate2: float32, float16, bfloat16, int16, int8, int8_float16, ... (default: float32)",
+        help="data type of ctranslate2: float32, float16, bfloat16, int16, int8, int8_float16, ... (default: float32)",
     )
 
 

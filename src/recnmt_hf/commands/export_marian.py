@@ -1,4 +1,4 @@
-"""`recnmt export-marian`: a base Transformer as a MarianMT checkpoint of transformers."""
+"""`recnmt export-marian`: write a base Transformer as a MarianMT checkpoint of transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="folder of a trained base Transformer, or its model id")
+    parser.add_argument("source", help="folder of a trained base Transformer, or a model id of the Hub")
     parser.add_argument("output", help="a new folder")
 
 

@@ -1,4 +1,4 @@
-"""`recnmt import-marian`: a MarianMT checkpoint as a model of the zoo."""
+"""`recnmt import-marian`: convert a MarianMT checkpoint to a model of this package."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", help="a folder with a MarianMT model, or its id on the Hub, e.g. Helsinki-NLP/opus-mt-en-de"
-    )
+    parser.add_argument("source", help="folder or Hub id of a MarianMT model, e.g. Helsinki-NLP/opus-mt-en-de")
     parser.add_argument("output", help="a new folder")
 
 

@@ -1,4 +1,4 @@
-"""`recnmt logic`: logical inference, its table and its plot."""
+"""`recnmt logic`: train and evaluate encoders on logical inference."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a YAML file, e.g. scripts/recipes/logic/logical_inference.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="changes of the recipe")
-    parser.add_argument("--output", "-o", help="gets a folder for each model (default: outputs/NAME-OF-RECIPE)")
-    parser.add_argument("--plot", help=".png, .svg or .pdf: accuracy above the number of operators")
-    parser.add_argument("--overwrite", action="store_true", help="delete what another recipe left in those folders")
+    parser.add_argument("recipe", help="YAML file, e.g. scripts/recipes/logic/logical_inference.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="fields of the recipe to override")
+    parser.add_argument(
+        "--output", "-o", help="folder in which one folder per model is written (default: outputs/NAME-OF-RECIPE)"
+    )
+    parser.add_argument("--plot", help=".png, .svg or .pdf file for a plot of accuracy by number of operators")
+    parser.add_argument("--overwrite", action="store_true", help="delete results of another recipe in those folders")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`recnmt logic-corpus`: writes a generated corpus of logical inference as text files."""
+"""`recnmt logic-corpus`: write a generated corpus of logical inference as text files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from .arguments import SEED, whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "output", help="folder; gets train0.tsv to train12.tsv and test0.tsv to test12.tsv, by number of operators"
+        "output",
+        help="folder for train0.tsv to train12.tsv and test0.tsv to test12.tsv, one per number of operators",
     )
     parser.add_argument(
-        "--pairs", type=whole(1), default=500_000, help="pairs to draw; the same one is kept once (default: 500000)"
+        "--pairs",
+        type=whole(1),
+        default=500_000,
+        help="number of pairs to draw; duplicates are removed (default: 500000)",
     )
-    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--seed", type=SEED, default=1, help="random seed (default: 1)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -50,7 +50,7 @@ RENAMED = ("attention", "global", "positions", "tree")
 WITHOUT_MODELS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
 # Exit codes; argparse's own for a wrong command line is that of a user's mistake.
 SUCCESS, FAULT, MISTAKE = 0, 1, 2
-# What the system says of any file, whoever names it: permissions, kinds of places, room, limits, damage.
+# Errors of the system about any file: permissions, file types, space, limits, damage.
 TOO_MANY = {errno.EMFILE, errno.ENFILE}
 ENVIRONMENT = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -59,19 +59,18 @@ ENVIRONMENT = {
 
 
 class ClosedOutput(io.TextIOBase):
-    """Stands for a standard output that is closed, into which Python would write without a word."""
+    """Replacement of a closed standard output that reports the loss of what is written."""
 
     def write(self, text: str) -> int:
         raise UserError(
-            "Standard output is closed, and what belongs there would be lost. Remedy: leave it open, or send it to a "
-            "file."
+            "Standard output is closed, so the results would be lost. Remedy: leave it open, or redirect it to a file."
         )
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """
-    The parser; only the chosen subcommand's module is imported. That has `add_arguments` and `run`, and perhaps `check`
-    for what can be known of the arguments before anything large is imported.
+    Return the parser, with only the chosen subcommand's module imported. A module has `add_arguments` and `run`, and
+    optionally `check` for errors that can be found before large packages are imported.
     """
     parser = Parser(prog="recnmt", description="Train, translate, score and share translation models.")
     parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
@@ -87,7 +86,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments; a recipe's overrides may stand behind options too, where argparse does not look for them."""
+    """Parse the arguments; overrides of a recipe may also follow options, which argparse does not support."""
     args, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-")]
     if rest and (late != rest or not hasattr(args, "overrides")):
@@ -99,13 +98,12 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
-    Runs a subcommand.
+    Run a subcommand.
 
     Returns:
-        The exit code: 0 for success; 2 for a mistake of the user, which one sentence on standard error reports (with
-        its traceback where the environment has `RECNMT_TRACEBACK`); 1 for a fault of the program, which shows where it
-        came from; 130 for an interrupt (SIGINT); 143 for SIGTERM. Wrong command lines raise `SystemExit` with 2, as
-        argparse does.
+        The exit code: 0 for success; 2 for a user error, reported in one sentence on standard error (with a traceback
+        if `RECNMT_TRACEBACK` is set); 1 for a bug, with its traceback; 130 for SIGINT; 143 for SIGTERM. Wrong command
+        lines raise `SystemExit` with 2, as in argparse.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
@@ -172,8 +170,8 @@ def complain(name: str, sentence: str) -> int:
 
 def sentence_of(error: Exception, argv: Sequence[str], output: str | None = None) -> str | None:
     """
-    What to say of the system's answers: about a file, a full disk, used-up memory. `None`: it is a fault of ours, as is
-    a file that is missing though the user did not name it.
+    Return the message for an error of the system: about a file, a full disk, exhausted memory. `None` means a bug, as
+    does a missing file that the user did not name.
     """
     if type(error).__name__ == "OutOfMemoryError":
         first = str(error).split(". ")[0].rstrip(".")
@@ -195,15 +193,15 @@ def sentence_of(error: Exception, argv: Sequence[str], output: str | None = None
 
 
 def is_named(file: str, argv: Sequence[str]) -> bool:
-    """Whether a file is one that the command line names, be it as `option=file`."""
+    """Return whether the command line names a file, also as `option=file`."""
     words = {part for word in argv for part in (word, word.partition("=")[2]) if part}
     return os.path.realpath(file) in {os.path.realpath(word) for word in words if "\0" not in word}
 
 
 def prepare_streams() -> None:
     """
-    Standard streams that can be used: a closed one is never taken for another file that is opened later, and what is
-    written is UTF-8, as what is read.
+    Make the standard streams usable: reserve the descriptors of closed ones, so that no file opened later takes them,
+    and write UTF-8.
     """
     for descriptor in range(3):
         try:
@@ -220,7 +218,7 @@ def prepare_streams() -> None:
 
 
 def discard_output() -> None:
-    """Lets what is still to be written to standard output go, so that the interpreter does not try it at its end."""
+    """Discard pending output, so that the interpreter does not try to write it at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""Freshly initialised models by name, for commands that measure them."""
+"""Freshly initialised models by name, for `recnmt parameters` and the benchmark scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def parse_model(text: str) -> tuple[str, dict[str, object]]:
     """
-    `"name:field=value,..."` as a name and fields; values are read as YAML.
+    Parse `"name:field=value,..."` into a name and fields, with values in YAML.
 
     Raises:
         ValueError: A field has no value.
@@ -32,21 +32,21 @@ def parse_model(text: str) -> tuple[str, dict[str, object]]:
 
 
 MODEL_HELP = (
-    "names of models: marian, or model types of the zoo, each with field=value pairs after a colon, e.g. "
+    "names of models: marian, or model types of this package, each with field=value pairs after a colon, e.g. "
     "nmt_transformer:normalize_before=true,d_model=256"
 )
 
 
 def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
     """
-    A freshly initialised model.
+    Build a freshly initialised model.
 
     Args:
-        name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of the zoo.
-        size (`str`): A preset.
+        name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of this package.
+        size (`str`): Name of a preset.
 
     Raises:
-        ValueError: There is no model of that name.
+        UserError: The name is unknown.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel

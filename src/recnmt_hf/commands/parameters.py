@@ -1,4 +1,4 @@
-"""`recnmt parameters`: sizes of models, and what one adds to another."""
+"""`recnmt parameters`: count the parameters of models, and compare them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. What the first one adds to each other one is printed")
-    parser.add_argument("--size", nargs="+", default=["base"], help="presets (default: base)")
-    parser.add_argument("--vocab-size", type=whole(1, 2**31 - 1), default=32000)
+    parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. The first is compared with each other one")
+    parser.add_argument("--size", nargs="+", default=["base"], help="presets to count (default: base)")
+    parser.add_argument(
+        "--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size (default: 32000)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

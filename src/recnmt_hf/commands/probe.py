@@ -1,4 +1,4 @@
-"""`recnmt probe`: what sentence vectors of a frozen encoder say of length, words, syntax and meaning."""
+"""`recnmt probe`: run probing tasks on the sentence vectors of a frozen encoder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vectors",
         nargs="+",
         help="final, recurrent and attention (HO and HS of a hybrid), recurrence (H_r), gated (H_e and H_r by a gate), "
-        "global (default: all that the model has)",
+        "global (default: all vectors of the model)",
     )
     single = ("classifier", "epochs", "every", "patience", "batch_size", "learning_rate", "seed")
     add_options(parser, ClassifierOptions, single, {})
-    parser.add_argument("--hidden", type=whole(1), nargs="+", default=usual.hidden, help="sizes of the hidden layer")
+    parser.add_argument(
+        "--hidden", type=whole(1), nargs="+", default=usual.hidden, help="sizes of the hidden layer to try"
+    )
     share = number(0, below=1)
-    parser.add_argument("--dropout", type=share, nargs="+", default=usual.dropout, help="of the hidden layer")
-    parser.add_argument("--l2", type=number(0), nargs="+", default=usual.l2, help="weight decays without hidden layer")
-    parser.add_argument("--cache", help="folder where the model's vectors are kept")
-    parser.add_argument("--output", "-o", help="also writes the table to this file; .csv: parted by commas")
-    parser.add_argument("--json", help="also writes all figures to this file")
+    parser.add_argument(
+        "--dropout", type=share, nargs="+", default=usual.dropout, help="dropout rates of the hidden layer to try"
+    )
+    parser.add_argument(
+        "--l2", type=number(0), nargs="+", default=usual.l2, help="weight decays to try without hidden layer"
+    )
+    parser.add_argument("--cache", help="folder in which the vectors are stored for later runs (default: none)")
+    parser.add_argument("--output", "-o", help="file to which the table is also written; .csv: separated by commas")
+    parser.add_argument("--json", help="JSON file for all figures (default: none)")
     add_device_arguments(parser)
 
 

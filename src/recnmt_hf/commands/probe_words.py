@@ -1,4 +1,4 @@
-"""`recnmt probe-words`: which words of the translation a vector of the source foretells."""
+"""`recnmt probe-words`: measure how well a source vector predicts the words of the translation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 
 from ..experiments.probe_options import ProbeOptions
 from ..models.user_errors import UserError
-from .arguments import add_device_arguments, add_options, load_translator, named_twice, whole
+from .arguments import add_device_arguments, add_options, find_duplicate, load_translator, whole
 
 
 SETS = ("train", "validation", "test")
@@ -21,26 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", nargs=2, required=True, metavar=("SOURCE", "TARGET"), help=f"line-aligned {name} files"
         )
     parser.add_argument(
-        "--states", nargs="+", help="vectors to probe: last, average, global, ... (default: all that the model has)"
+        "--states", nargs="+", help="vectors to probe: last, average, global, ... (default: all vectors of the model)"
     )
     parser.add_argument(
         "--top",
         type=whole(1),
         nargs="+",
-        help="how many of the likeliest words count (default: the paper's 200, 500 and 1000, and as large shares of "
-        "the model's vocabulary as they are of 32,000 words)",
+        help="numbers of most likely words to compare with the translation (default: 200, 500 and 1000 as in the paper "
+        "and the same shares of the model's vocabulary as they are of 32,000 words)",
     )
-    parser.add_argument("--sentences", type=whole(1), help="most training pairs (default: all)")
+    parser.add_argument("--sentences", type=whole(1), help="maximum number of training pairs (default: all)")
     add_options(parser, ProbeOptions, [each.name for each in fields(ProbeOptions)], {})
-    parser.add_argument("--output", "-o", help="also writes the table to this file")
-    parser.add_argument("--json", help="also writes all figures to this file")
+    parser.add_argument("--output", "-o", help="file to which the table is also written")
+    parser.add_argument("--json", help="JSON file for all figures (default: none)")
     add_device_arguments(parser)
 
 
 def check(args: argparse.Namespace) -> None:
     for name in SETS:
-        if twice := named_twice(getattr(args, name)):
-            raise UserError(f"--{name}: source and target are both {twice[0]}. Remedy: name the translations second.")
+        if find_duplicate(getattr(args, name)):
+            source = getattr(args, name)[0]
+            raise UserError(f"--{name}: source and target are both {source}. Remedy: name the translations second.")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`recnmt score`: the model's log-probability of given translations."""
+"""`recnmt score`: compute log-probabilities of given translations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="+",
-        help="folder of a trained model, or a model id of the Hub; several are an ensemble: models of one vocabulary, "
-        "whose log-probabilities are averaged",
+        help="folder of a trained model, or a model id of the Hub; several models with one vocabulary form an ensemble "
+        "that averages their log-probabilities",
     )
-    parser.add_argument("--source", "-s", help="source sentences, one a line")
-    parser.add_argument("--target", "-t", help="their translations, one a line")
+    parser.add_argument("--source", "-s", help="file of source sentences, one per line")
+    parser.add_argument("--target", "-t", help="file of translations, one per line")
     parser.add_argument(
-        "--jsonl", help="instead of both: the output of `recnmt translate --format jsonl`, scored token by token id"
+        "--jsonl",
+        help="output of `recnmt translate --format jsonl`, scored by its token ids (instead of --source and --target)",
     )
-    parser.add_argument("--token-scores", action="store_true", help="adds each token's log-probability")
+    parser.add_argument("--token-scores", action="store_true", help="print the log-probability of each token too")
     add_options(parser, DecodingOptions, SCORING, FLAGS)
     add_device_arguments(parser)
 

@@ -1,4 +1,4 @@
-"""`recnmt sweep`: runs of one recipe that differ in some fields, their table and their plot."""
+"""`recnmt sweep`: train variants of a recipe, and compare them in a table and a plot."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ from .arguments import SEED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a YAML file, e.g. one of scripts/recipes")
+    parser.add_argument("recipe", help="YAML file, e.g. one of scripts/recipes")
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="SECTION.FIELD=VALUE",
-        help="changes for all runs; {seed} in a value is the run's seed",
+        help="fields to override in all runs; {seed} in a value is replaced by the seed of the run",
     )
-    parser.add_argument("--output", "-o", help="gets a folder for each run (default: outputs/NAME-OF-RECIPE_sweep)")
+    parser.add_argument(
+        "--output", "-o", help="folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)"
+    )
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="SECTION.FIELD=VALUE,VALUE,...",
-        help="values of a field; given several times, all combinations are trained",
+        help="values of a field to train; with several --vary, all combinations",
     )
     parser.add_argument(
-        "--rows", metavar="FILE", help="YAML: names of rows and what each changes, e.g. one of scripts/recipes/rows"
+        "--rows",
+        metavar="FILE",
+        help="YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows",
     )
-    parser.add_argument("--seeds", type=SEED, nargs="+", default=[], help="trains each with each of these seeds")
-    parser.add_argument("--score", help="the column that is plotted and summed up (default: the first test set's)")
-    parser.add_argument("--plot", help=".png, .svg or .pdf: a line for one varied field, a grid for two")
-    parser.add_argument("--list", action="store_true", help="show the runs and their changes, and stop")
+    parser.add_argument("--seeds", type=SEED, nargs="+", default=[], help="seeds with which every variant is trained")
+    parser.add_argument("--score", help="column to plot and summarize (default: that of the first test set)")
+    parser.add_argument(
+        "--plot", help=".png, .svg or .pdf file for a plot: a line for one varied field, a grid for two"
+    )
+    parser.add_argument("--list", action="store_true", help="print the runs and their overrides without training")
 
 
 def check(args: argparse.Namespace) -> None:

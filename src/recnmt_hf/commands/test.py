@@ -1,4 +1,4 @@
-"""`recnmt test`: a trained model's scores on test sets, kept in its folder for its card."""
+"""`recnmt test`: evaluate a trained model on test sets, and save the scores in its folder for the card."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .._values import LANGUAGE
 from ..inference.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
-from .arguments import add_device_arguments, add_options, load_translator, named_twice, read_settings, told_twice
+from .arguments import add_device_arguments, add_options, find_duplicate, load_translator, read_settings
 from .translate import DECODING, FLAGS
 
 
@@ -24,32 +24,46 @@ NOT_HERE = ("num_hypotheses", "alignments", "alignment_layer", *OF_TEXTS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a run's folder, or that of a trained model, which keeps scores and translations")
+    parser.add_argument(
+        "model", help="folder of a run or a trained model, in which scores and translations are written"
+    )
     parser.add_argument(
         "--set",
         nargs=3,
         action="append",
         required=True,
         metavar=("NAME", "SOURCE", "REFERENCE"),
-        help="a test set: its name, source sentences and references, plain or gzipped; given once for each",
+        help="name, source file and reference file of a test set, plain or gzipped; repeat for several",
     )
     parser.add_argument(
-        "--baseline", metavar="MODEL", help="a model tested before on the same sets; adds p of a paired bootstrap"
+        "--baseline",
+        metavar="MODEL",
+        help="model already tested on the same sets; adds the p-value of a paired bootstrap",
     )
-    parser.add_argument("--source-lang", help="code of the source's language (default: what the run says)")
-    parser.add_argument("--target-lang", help="likewise, of the target; ends the names of the translations")
-    parser.add_argument("--rouge", choices=("words", "characters", "english"), help="ROUGE on these units, not BLEU")
+    parser.add_argument("--source-lang", help="code of the source language (default: that of the run)")
+    parser.add_argument(
+        "--target-lang",
+        help="code of the target language, used as file ending of the translations (default: that of the run)",
+    )
+    parser.add_argument(
+        "--rouge", choices=("words", "characters", "english"), help="evaluate with ROUGE on these units instead of BLEU"
+    )
     parser.add_argument("--lowercase", action="store_true", help="case-insensitive BLEU")
     add_options(parser, DecodingOptions, [name for name in DECODING if name not in NOT_HERE], FLAGS)
     parser.add_argument(
-        "--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="as for recnmt translate"
+        "--generate",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further settings of transformers' GenerationConfig (see recnmt translate)",
     )
     add_device_arguments(parser)
 
 
 def check(args: argparse.Namespace) -> None:
-    if twice := named_twice([name for name, _, _ in args.set]):
-        raise UserError(f"{told_twice(twice)}. Remedy: give each test set a name of its own.")
+    if duplicate := find_duplicate([name for name, _, _ in args.set]):
+        raise UserError(f"{duplicate}. Remedy: give each test set a name of its own.")
     args.generate = read_settings(args.generate, "--generate")
     known = [each.name for each in fields(DecodingOptions) if each.name not in NOT_HERE]
     args.options = DecodingOptions(**{name: getattr(args, name) for name in known})

@@ -1,4 +1,4 @@
-"""`recnmt tokenizer`: trains a tokenizer on text files."""
+"""`recnmt tokenizer`: train a tokenizer on text files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from .arguments import whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", help="text files, plain or gzipped; of both languages for a joint one")
-    parser.add_argument("--output", "-o", required=True, help="a new folder, for AutoTokenizer to load")
-    parser.add_argument("--kind", choices=("bpe", "word", "space", "character"), default="bpe")
-    parser.add_argument("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="symbols (default: 8000)")
-    parser.add_argument("--min-frequency", type=whole(1, 2**31 - 1), default=1)
-    parser.add_argument("--lowercase", action="store_true")
+    parser.add_argument("files", nargs="+", help="text files, plain or gzipped; both languages for a joint tokenizer")
+    parser.add_argument("--output", "-o", required=True, help="a new folder, which AutoTokenizer can load")
+    parser.add_argument(
+        "--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols (default: bpe)"
+    )
+    parser.add_argument(
+        "--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols (default: 8000)"
+    )
+    parser.add_argument(
+        "--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol (default: 1)"
+    )
+    parser.add_argument("--lowercase", action="store_true", help="lowercase all texts")
     parser.add_argument(
         "--byte-fallback",
         action=argparse.BooleanOptionalAction,
-        help="whether BPE writes what it does not know in bytes, 256 of its symbols (default: from 1000 symbols on)",
+        help="encode unknown characters as bytes, which takes 256 symbols (default for bpe with 1000 symbols or more)",
     )
 
 

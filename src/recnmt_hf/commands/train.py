@@ -1,4 +1,4 @@
-"""`recnmt train`: a training run from a recipe."""
+"""`recnmt train`: train a model from a recipe."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from ..models.user_errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a YAML file, e.g. one of scripts/recipes")
+    parser.add_argument("recipe", help="YAML file, e.g. one of scripts/recipes")
     parser.add_argument(
-        "overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="changes on top, e.g. training.max_steps=2000"
+        "overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="fields to override, e.g. training.max_steps=2000"
     )
     parser.add_argument("--output", "-o", help="output folder (default: outputs/NAME-OF-RECIPE)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
-    parser.add_argument("--overwrite", action="store_true", help="delete what an earlier run left in the folder")
-    parser.add_argument("--print-recipe", action="store_true", help="show the recipe with all defaults, and stop")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
+    parser.add_argument(
+        "--print-recipe", action="store_true", help="print the recipe with all defaults without training"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

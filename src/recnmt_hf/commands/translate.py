@@ -1,4 +1,4 @@
-"""`recnmt translate`: sentences in, translations out."""
+"""`recnmt translate`: translate a file or standard input."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="+",
-        help="folder of a trained model, or a model id of the Hub; several are an ensemble: models of one vocabulary, "
-        "whose log-probabilities are averaged",
+        help="folder of a trained model, or a model id of the Hub; several models with one vocabulary form an ensemble "
+        "that averages their log-probabilities",
     )
     parser.add_argument("--input", "-i", help="text file, plain or gzipped (default: -, standard input)")
-    parser.add_argument("--output", "-o", help="file to write (default: -, standard output)")
+    parser.add_argument("--output", "-o", help="output file (default: -, standard output)")
     parser.add_argument(
         "--format",
         choices=("text", "n-best", "jsonl"),
         help="text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: "
-        "an object a line with scores and token ids (default: text, or n-best with --n-best)",
+        "one object per line with scores and token ids (default: text, or n-best with --n-best)",
     )
     parser.add_argument(
-        "--prefix", metavar="FILE", help="what the translation of each line must begin with; empty lines leave it free"
+        "--prefix",
+        metavar="FILE",
+        help="file with the beginning of the translation of each line; an empty line sets no prefix",
     )
     add_options(parser, DecodingOptions, DECODING, FLAGS)
     parser.add_argument(
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="NAME=VALUE",
-        help="what else transformers' generate shall do, by the names of its GenerationConfig, with values as YAML: "
+        help="further settings of transformers' GenerationConfig, with values in YAML: "
         "do_sample=true temperature=0.8 top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ...",
     )
     add_device_arguments(parser)
