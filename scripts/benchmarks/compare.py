@@ -26,9 +26,9 @@ from measuring import make_parser, of_choice, print_setup, run_script
 from torch.utils import flop_counter
 
 import recnmt_hf  # noqa: F401  (registers the models)
-from recnmt_hf.families import FAMILIES
 from recnmt_hf.commands.arguments import SEED, number, whole
 from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
+from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.loading import resolve_device
 from recnmt_hf.models import fast_paths
 from recnmt_hf.models.user_errors import UserError
@@ -214,7 +214,11 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
     """
     if model_type not in FAMILIES:
         raise UserError(f"--against does not support {model_type!r}. Remedy: use one of {', '.join(FAMILIES)}.")
-    prefix, configuration, modeling = FAMILIES[model_type].prefix, f"configuration_{model_type}", f"modeling_{model_type}"
+    prefix, configuration, modeling = (
+        FAMILIES[model_type].prefix,
+        f"configuration_{model_type}",
+        f"modeling_{model_type}",
+    )
     if not (Path(folder) / f"{modeling}.py").is_file():
         raise UserError(f"{folder} has no {modeling}.py. Remedy: pass src/recnmt_hf/models of another version.")
     package = f"recnmt_other_{abs(hash(str(Path(folder).resolve())))}"

@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from loopback_hub import loopback_hub
 from other_processes import other_process
+from recnmt_hf.hub.paper_figures import PAPERS
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig
 
@@ -25,7 +26,6 @@ from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.hub import card as card_module
 from recnmt_hf.hub.card import card_of, paper_table, run_isolated, write_card
-from recnmt_hf.hub.paper_figures import PAPERS
 from recnmt_hf.hub.publishing import (
     ALLOWED,
     check_contents,

@@ -17,8 +17,8 @@ from transformers import AutoConfig
 
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
-from ..models.seq2seq_card import CARD, usage
 from ..families import FAMILIES, PaperFigure
+from ..models.seq2seq_card import CARD, usage
 from ..models.user_errors import UserError
 from ..training.evidence import Evidence, TestScore
 from ..training.metrics import VALIDATION_METRICS
