@@ -81,11 +81,11 @@ if TYPE_CHECKING:
     from .models.modeling_rpe_transformer import RPETransformerModel as RPETransformerModel
     from .models.modeling_rpe_transformer import RPETransformerPreTrainedModel as RPETransformerPreTrainedModel
     from .models.user_errors import UserError as UserError
+    from .training.arguments import TranslationTrainingArguments as TranslationTrainingArguments
     from .training.checkpoints import average_checkpoints as average_checkpoints
     from .training.recipe import Recipe as Recipe
     from .training.run import train as train
     from .training.trainer import TranslationTrainer as TranslationTrainer
-    from .training.trainer import TranslationTrainingArguments as TranslationTrainingArguments
 
 _LAZY = names_for_type_checkers(__name__)
 for _family in FAMILIES.values():

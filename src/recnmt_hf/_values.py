@@ -1,6 +1,6 @@
 """
-Options: the type, range, default and meaning of a value are stated once, as a field of a dataclass, and feed its checks
-(one sentence for each mistake), YAML, the command line and the documentation.
+Options: a field of a dataclass declares the type, range, default and meaning of a value once. Its checks, YAML, the
+command line and the documentation use this declaration.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import reprlib
 import textwrap
 import types
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -74,15 +74,15 @@ class Range:
 @dataclass(frozen=True)
 class Option:
     """
-    What is stated of a field of a dataclass.
+    Declaration of a dataclass' field.
 
     Attributes:
-        name (`str`): The field's.
-        hint: Its type, as annotations write it.
-        allowed ([`Range`], *optional*): For numbers.
-        choices (sequence, *optional*): The only values, where the type does not name them.
-        default: `MISSING` where there is none, or where each object has its own.
-        help (`str`): What it means, for the command line and the documentation.
+        name (`str`): Name of the field.
+        hint: Its type, as in an annotation.
+        allowed ([`Range`], *optional*): Range of its numbers.
+        choices (sequence, *optional*): The allowed values, if the type does not list them.
+        default: The default; `MISSING` if there is none or a factory makes it.
+        help (`str`): Meaning, for the command line and the documentation.
         is_required (`bool`): Whether it has to be given.
     """
 
@@ -96,35 +96,35 @@ class Option:
 
     def check(self, value: Any, name: str | None = None) -> Any:
         """
-        The value, if it is allowed; whole numbers are `int`.
+        Return a value, if it is allowed; whole numbers are `int`.
 
         Args:
             value: The value.
-            name (`str`, *optional*): What the message calls the option; `None`: its name.
+            name (`str`, *optional*): Name of the option in messages; defaults to the field's.
 
         Raises:
-            UserError: It is not; the message names the option, the value, what is allowed and the remedy.
+            UserError: The value is not allowed; the message gives the name, the value, what is allowed and the remedy.
         """
         hint = self.hint if self.choices is None else Literal[self.choices]
         return check_value(name or self.name, value, hint, self.allowed, self.default)
 
     def kind(self) -> str:
-        """Which values are allowed, in words."""
+        """Describe the allowed values."""
         hint = self.hint if self.choices is None else Literal[self.choices]
         allowed = self.allowed
         if allowed is not None and allowed.most is not None and allowed.most >= MOST_TOKENS:
             allowed = replace(allowed, most=None)  # nobody reaches it
-        return " or ".join(dict.fromkeys(describe(one, allowed) for one in members(hint)))
+        return " or ".join(dict.fromkeys(describe(member, allowed) for member in members(hint)))
 
 
 def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
     """
-    A field of a dataclass that is an option. Its range stands in its annotation:
-    `beams: Annotated[int, Range(least=1)] = option(4, "beam size")`; its choices too (`Literal`), unless they are
-    `choices`. A field with a `default_factory` may say as much: `field(default_factory=list, metadata={"help": ...})`.
+    Declare a field of a dataclass. The annotation holds its range, as in
+    `beams: Annotated[int, Range(least=1)] = option(4, "beam size")`, and its choices (`Literal`), unless `choices`
+    does. With a `default_factory`, write `field(default_factory=list, metadata={"help": ...})`.
 
-    The metadata hold what argparse takes, `help` and `choices`, since transformers' `HfArgumentParser` passes on all of
-    them.
+    The metadata have the names of argparse, `help` and `choices`, because transformers' `HfArgumentParser` passes all
+    of them on.
     """
     metadata = {"help": help} | ({"choices": tuple(choices)} if choices is not None else {})
     return field(default=default, metadata=metadata)
@@ -132,76 +132,163 @@ def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> 
 
 @cache
 def options_of(kind: type) -> dict[str, Option]:
-    """What is stated of each field of a dataclass."""
-    found = {}
+    """Return the declarations of a dataclass' fields by name."""
+    options = {}
     hints = get_type_hints(kind, include_extras=True)
-    for one in fields(kind):
-        extras = get_args(hints[one.name])[1:] if get_origin(hints[one.name]) is Annotated else ()
-        allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
-        default = one.default if one.default_factory is MISSING else MISSING
-        about = one.metadata
-        found[one.name] = Option(
-            one.name,
-            hints_of(kind)[one.name],
-            allowed,
-            about.get("choices"),
-            default,
-            about.get("help", ""),
-            one.default is MISSING and one.default_factory is MISSING,
+    for entry in fields(kind):
+        if not entry.init:
+            continue
+        extras = get_args(hints[entry.name])[1:] if get_origin(hints[entry.name]) is Annotated else ()
+        options[entry.name] = Option(
+            entry.name,
+            hints_of(kind)[entry.name],
+            next((extra for extra in extras if isinstance(extra, Range)), None),
+            entry.metadata.get("choices"),
+            entry.default if entry.default_factory is MISSING else MISSING,
+            entry.metadata.get("help", ""),
+            entry.default is MISSING and entry.default_factory is MISSING,
         )
-    return found
+    return options
 
 
 def check_options(values: Any, place: str = "") -> None:
     """
-    Checks the fields of a dataclass' object, and puts whole numbers that were written as 1e5 into place.
+    Check the fields of a dataclass' object, and replace whole numbers written as 1e5.
 
     Args:
         values: The object.
-        place (`str`, *optional*): What stands before the fields' names in messages, e.g. `"data."`.
+        place (`str`, *optional*): Prefix of the fields' names in messages, e.g. `"data."`.
 
     Raises:
         UserError: A value is not allowed.
     """
     kind: type = type(values)
-    for name, each in options_of(kind).items():
-        setattr(values, name, each.check(getattr(values, name), f"{place}{name}"))
+    for name, field_option in options_of(kind).items():
+        object.__setattr__(values, name, field_option.check(getattr(values, name), f"{place}{name}"))
 
 
 def documented(kind: type[T]) -> type[T]:
-    """Adds a dataclass' options to its docstring, in the form of transformers' docstrings."""
+    """Add a dataclass' options to its docstring, in the form of transformers' docstrings."""
     lines = ["", "    Args:"]
     wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     fields_of: type = kind
-    for each in options_of(fields_of).values():
-        stated = "" if each.is_required else ", *optional*"
-        stated += f", defaults to `{shown_default(each)}`" if each.default not in (MISSING, None) else ""
-        lines += wrap.wrap(f"{each.name} ({each.kind()}{stated}): {each.help[:1].upper()}{each.help[1:]}.")
+    for entry in options_of(fields_of).values():
+        stated = "" if entry.is_required else ", *optional*"
+        stated += f", defaults to `{shown_default(entry)}`" if entry.default not in (MISSING, None) else ""
+        lines += wrap.wrap(f"{entry.name} ({entry.kind()}{stated}): {entry.help[:1].upper()}{entry.help[1:]}.")
     kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n" + "\n".join(lines) + "\n    "
     return kind
 
 
 def option_table(kind: type, names: Sequence[str] | None = None) -> str:
     """
-    A dataclass' options as a table in Markdown.
+    Return a dataclass' options as a table in Markdown.
 
     Args:
         kind (`type`): The dataclass.
         names (sequence of `str`, *optional*): Which fields; `None`: all.
     """
     rows = ["| option | default | values | meaning |", "|---|---|---|---|"]
-    for name, each in options_of(kind).items():
+    for name, entry in options_of(kind).items():
         if names is None or name in names:
-            default = "" if each.default is MISSING else f"`{shown_default(each)}`"
-            rows.append(f"| `{name}` | {default} | {each.kind()} | {each.help} |")
+            default = "" if entry.default is MISSING else f"`{shown_default(entry)}`"
+            rows.append(f"| `{name}` | {default} | {entry.kind()} | {entry.help} |")
     return "\n".join(row.replace("|  |", "| |") for row in rows)
 
 
-def shown_default(each: Option) -> str:
-    """A default as YAML and the command line write it."""
-    if each.default is None or isinstance(each.default, bool):
-        return {None: "null", True: "true", False: "false"}[each.default]
-    return str(each.default.value if isinstance(each.default, Enum) else each.default)
+def shown_default(entry: Option) -> str:
+    """Return a default as YAML and the command line write it."""
+    if entry.default is None or isinstance(entry.default, bool):
+        return {None: "null", True: "true", False: "false"}[entry.default]
+    return str(entry.default.value if isinstance(entry.default, Enum) else entry.default)
+
+
+# -- mappings, as recipes have them ------------------------------------------------------------------------------------
+
+# Value of a field that a recipe resets to its default.
+DEFAULT = object()
+# Attribute of a parsed object: the names of its fields that were given.
+_GIVEN = "_given_names"
+
+
+def parse(kind: type[T], content: Any, place: str) -> T:
+    """
+    Build an object of a dataclass from a mapping. [`stated`] reverses this.
+
+    Args:
+        kind (`type`): The dataclass. It checks its values itself, or [`check_options`] does later.
+        content: A mapping of the dataclass' fields, or `None` for none.
+        place (`str`): Name of the mapping in messages, e.g. `"data.train[0]"`.
+
+    Raises:
+        UserError: A field does not exist or is empty, or a value is not allowed.
+    """
+    dataclass_kind: type = kind
+    given = given_fields(content, options_of(dataclass_kind), place)
+    for name, value in given.items():
+        check_not_empty(value, f"{place}.{name}")
+    try:
+        parsed = kind(**given)
+    except UserError as error:
+        names_field = str(error).startswith(tuple(options_of(dataclass_kind)))
+        raise UserError(f"{place}{'.' if names_field else ': '}{error}") from error
+    return remember_given(parsed, given)
+
+
+def remember_given(parsed: T, names: Iterable[str]) -> T:
+    """Record for [`stated`] which fields of an object were given."""
+    object.__setattr__(parsed, _GIVEN, tuple(names))
+    return parsed
+
+
+def stated(values: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass' object that were given to [`parse`], then those that are not the default."""
+    given = getattr(values, _GIVEN, ())
+    changed = [entry.name for entry in fields(values) if getattr(values, entry.name) != default_of(entry)]
+    return {name: getattr(values, name) for name in dict.fromkeys((*given, *changed))}
+
+
+def default_of(entry: Field[Any]) -> Any:
+    """Return the default of a dataclass' field, also if a factory makes it; `MISSING` if there is none."""
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def given_fields(content: Any, known: Iterable[str], place: str) -> dict[str, Any]:
+    """
+    Return a mapping's fields without those that are reset to their default.
+
+    Raises:
+        UserError: The content is not a mapping, or has a field that is not known.
+    """
+    content = mapping(content, place)
+    known = sorted(known)
+    for name in content:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known[:12])} ..."
+            raise UserError(f"{place} has no field {shown(name)}; {hint} Remedy: correct it.")
+    return {name: value for name, value in content.items() if value is not DEFAULT}
+
+
+def mapping(content: Any, place: str) -> dict[str, Any]:
+    """Return a mapping's content; `None` has none."""
+    if content is not None and content is not DEFAULT and not isinstance(content, Mapping):
+        raise UserError(
+            f"{place} must be a mapping of names to values, not {kind_of(content)}. Remedy: write {place}: "
+            "{name: value}."
+        )
+    return dict(content) if isinstance(content, Mapping) else {}
+
+
+def check_not_empty(value: Any, place: str) -> None:
+    if value == "":
+        raise UserError(f"{place} is empty. Remedy: leave it out, or give it a value.")
+
+
+def kind_of(value: Any) -> str:
+    """Name the kind of a value, for messages that must not quote it."""
+    kinds = {str: "text", bool: "true or false", list: "a list", dict: "a mapping", type(None): "null"}
+    return kinds.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -209,7 +296,7 @@ def shown_default(each: Option) -> str:
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The types of a dataclass' fields, as `check_value` takes them."""
+    """Return the types of a dataclass' fields, as `check_value` takes them."""
     return get_type_hints(kind)
 
 
@@ -219,7 +306,7 @@ _short.maxlevel, _short.maxlist, _short.maxdict = 2, 4, 4
 
 
 def shown(value: Any) -> str:
-    """A value as a message quotes it: never longer than a line."""
+    """Quote a value for a message, never longer than a line."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"a number of {value.bit_length()} bits"
     return str(value.value) if isinstance(value, Enum) else _short.repr(value)
@@ -227,25 +314,25 @@ def shown(value: Any) -> str:
 
 def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, default: Any = MISSING) -> Any:
     """
-    A value, if it has its type and range.
+    Return a value, if it has the right type and range.
 
     Args:
-        name (`str`): What the message calls it.
-        hint: The type, as annotations write it. Whole numbers may be written as 1e5, numbers as whole ones; an Enum
-            stands for its values.
-        allowed ([`Range`], *optional*): For numbers.
+        name (`str`): Name of the value in messages.
+        hint: The type, as in an annotation. Whole numbers may be written as 1e5, numbers as whole ones; an Enum allows
+            its values.
+        allowed ([`Range`], *optional*): Of a number, or of the numbers in a list.
         default (*optional*): Named in the remedy.
 
     Returns:
         The value; whole numbers are `int`.
 
     Raises:
-        UserError: It has not; the message names `name`, the value, what is allowed and the remedy.
+        UserError: The value is not allowed; the message gives `name`, the value, what is allowed and the remedy.
     """
     kinds = members(hint)
     if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
         value = int(value)
-    if not any(fits(value, kind, allowed) for kind in kinds):
+    if not any(is_allowed(value, kind, allowed) for kind in kinds):
         words = " or ".join(dict.fromkeys(describe(kind, allowed) for kind in kinds))
         if isinstance(value, (int, float)) and LARGEST <= abs(value) < math.inf and {int, float} & set(kinds):
             words += ", of a size below 2^63"
@@ -255,7 +342,7 @@ def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, 
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; texts that name the members of an Enum count as that Enum."""
+    """Return the types of a union, without `str` beside an Enum, whose values are text."""
     if get_origin(hint) not in (Union, types.UnionType):
         return (hint,)
     kinds = get_args(hint)
@@ -267,16 +354,17 @@ def is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def fits(value: Any, kind: Any, allowed: Range | None) -> bool:
+def is_allowed(value: Any, kind: Any, allowed: Range | None) -> bool:
+    """Whether a value has a type, and its numbers are in range."""
     origin = get_origin(kind) or kind
     if kind is Any:
         return True
     if kind is None or kind is type(None):
         return value is None
     if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in get_args(kind))
+        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
     if is_enum(kind):
-        return isinstance(value, kind) or value in [one.value for one in kind]
+        return isinstance(value, kind) or value in [member.value for member in kind]
     if kind is int or kind is float:
         if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
             return False
@@ -287,7 +375,9 @@ def fits(value: Any, kind: Any, allowed: Range | None) -> bool:
     if origin in (list, dict) and get_args(kind):
         inner = get_args(kind)[-1]
         values = value.values() if isinstance(value, dict) else value
-        return isinstance(value, origin) and all(any(fits(v, k, None) for k in members(inner)) for v in values)
+        return isinstance(value, origin) and all(
+            any(is_allowed(item, member, allowed) for member in members(inner)) for item in values
+        )
     return not isinstance(origin, type) or isinstance(value, origin)
 
 
@@ -302,18 +392,18 @@ def is_plain(text: str) -> bool:
 def named_values(kind: Any) -> list[Any]:
     """The values of a type that names them."""
     if get_origin(kind) is Literal:
-        return [one for one in get_args(kind) if one is not None]
-    return [one.value for one in kind] if is_enum(kind) else []
+        return [choice for choice in get_args(kind) if choice is not None]
+    return [member.value for member in kind] if is_enum(kind) else []
 
 
 def describe(kind: Any, allowed: Range | None) -> str:
     if kind is None or kind is type(None):
         return "null"
     if get_origin(kind) is Literal:
-        values = ["null" if one is None else str(one) for one in get_args(kind)]
+        values = ["null" if choice is None else str(choice) for choice in get_args(kind)]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
     if is_enum(kind):
-        values = [str(one.value) for one in kind]
+        values = [str(member.value) for member in kind]
         return f"one of {', '.join(values[:12])}{' ...' * (len(values) > 12)}"
     if kind is int or kind is float:
         number = "whole number" if kind is int else "number"
@@ -321,6 +411,8 @@ def describe(kind: Any, allowed: Range | None) -> str:
             least, zero = (0, "") if allowed.least is not None else (1, " above 0")
             return f"a whole number of at least {least}, or a share of all steps{zero} and below 1"
         return f"a {number} {allowed.words() if allowed else ''}".rstrip()
+    if get_origin(kind) is list and allowed is not None:
+        return f"a list of numbers {allowed.words()}"
     named = {bool: "true or false", str: "text", list: "a list", dict: "a mapping of names to values"}
     return named.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
 
@@ -328,7 +420,9 @@ def describe(kind: Any, allowed: Range | None) -> str:
 def remedy(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
     if isinstance(value, str) and str not in kinds and reads_as(value, kinds):
         act = "write it without quotes"
-    elif near := difflib.get_close_matches(str(value), [str(one) for kind in kinds for one in named_values(kind)], n=1):
+    elif near := difflib.get_close_matches(
+        str(value), [str(choice) for kind in kinds for choice in named_values(kind)], n=1
+    ):
         act = f"write {near[0]}"
     elif isinstance(value, (bool, int, float)) and kinds[0] is str:
         act = "put it in quotes if it is meant as text"

@@ -162,8 +162,8 @@ def test_the_mark_of_a_space_is_a_space():
 
 def test_command_and_recipe_choose_bytes(tmp_path):
     from recnmt_hf.commands.main import main
+    from recnmt_hf.training.inputs import prepare_tokenizers
     from recnmt_hf.training.recipe import Recipe
-    from recnmt_hf.training.run import prepare_tokenizers
 
     (tmp_path / "text").write_text("hello world\n" * 3)
     for option, known in (("--byte-fallback", True), ("--no-byte-fallback", False)):

@@ -6,7 +6,7 @@ import pytest
 
 import recnmt_hf
 from recnmt_hf.data import TokenizerPair
-from recnmt_hf.training.tokenizers import forget_tokenizers, keep_tokenizers, kept_tokenizers
+from recnmt_hf.training.inputs import forget_tokenizers, keep_tokenizers, kept_tokenizers
 
 
 @pytest.fixture(scope="module")

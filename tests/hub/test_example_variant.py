@@ -12,8 +12,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from recnmt_hf.inference import Translator
 from recnmt_hf.models.user_errors import UserError
-from recnmt_hf.training.checks import build_config
-from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.building import build_config
+from recnmt_hf.training.recipe import ModelSection, Recipe
 from recnmt_hf.training.run import train
 
 
@@ -57,8 +57,8 @@ def test_a_recipe_trains_the_class_that_it_names(folder):
     assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is own
     assert type(Translator.from_pretrained(folder).model) is own
     # Once it is registered, its model_type names it too.
-    assert type(build_config(Recipe(model={"type": "mean_transformer"}))) is own.config_class
-    assert type(build_config(Recipe(model={"type": NAME.replace(":", ".")}))) is own.config_class
+    assert type(build_config(ModelSection("mean_transformer"))) is own.config_class
+    assert type(build_config(ModelSection(NAME.replace(":", ".")))) is own.config_class
 
 
 def test_it_changes_what_the_encoder_returns(folder):
@@ -157,7 +157,7 @@ def test_what_names_no_model(name, message, tmp_path, monkeypatch):
     (tmp_path / "bad_models.py").write_text(PLAIN)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=f"model.type={name}: {message}" if name != "marian" else message):
-        build_config(Recipe(model={"type": name}))
+        build_config(ModelSection(name))
     sys.modules.pop("bad_models", None)
 
 
@@ -167,4 +167,4 @@ def test_a_recipe_is_read_without_an_import(tmp_path, monkeypatch):
     recipe = Recipe(model={"type": "explosive:Model"})
     recipe.check()
     with pytest.raises(SystemExit, match="imported"):
-        build_config(recipe)
+        build_config(recipe.model)

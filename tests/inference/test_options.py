@@ -332,6 +332,6 @@ def test_recipes_take_them_too(tmp_path):
     file.write_text("decoding: {beams: 2, generate: {no_repeat_ngram_size: 3}}\n")
     recipe = Recipe.from_file(file, ["decoding.generate.repetition_penalty=1.5"])
     expected = {"no_repeat_ngram_size": 3, "repetition_penalty": 1.5}
-    assert DecodingOptions(**recipe.decoding) == DecodingOptions(beams=2, generate=expected)
+    assert recipe.decoding == DecodingOptions(beams=2, generate=expected)
     with pytest.raises(UserError, match=r"decoding\.generate has no setting 'top'"):
         Recipe.from_file(file, ["decoding.generate.top=3"])

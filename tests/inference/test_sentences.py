@@ -12,6 +12,7 @@ from recnmt_hf.data.text import SentencePair, read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
 from recnmt_hf.inference.model_task import EVIDENCE, ModelTask, read_model_task
 from recnmt_hf.inference.translation_warnings import count_letters, is_far_too_short
+from recnmt_hf.training.metrics import TextScorer
 from recnmt_hf.training.testing import test_model as score_test_set
 
 
@@ -211,7 +212,7 @@ def test_scores_and_test_sets_take_lines_as_they_are(translator, sentences, tmp_
         translator, "search_batch", lambda sources, *rest: seen.extend(sources) or search(sources, *rest)
     )
     pairs = [SentencePair(text, "Ja.")]
-    score, found, _ = score_test_set(translator, "set", pairs, "de", DecodingOptions(**OPTIONS), {})
+    score, found, _ = score_test_set(translator, "set", pairs, "de", DecodingOptions(**OPTIONS), TextScorer())
     assert seen == [whole]
     assert "split_sentences" not in score.decoding and found == [
         translator(text, split_sentences="never", **OPTIONS)[0].text

@@ -4,26 +4,27 @@ import pytest
 import yaml
 
 from recnmt_hf._values import options_of
+from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.inference.options import DecodingOptions
-from recnmt_hf.training.recipe import SAID_ELSEWHERE, SECTIONS, Recipe, RunSection
-from recnmt_hf.training.trainer import training_options
+from recnmt_hf.training.arguments import training_options
+from recnmt_hf.training.recipe import SET_ELSEWHERE, Recipe, RunSection
 
 
 def test_defaults_are_the_generated_corpus():
     recipe = Recipe()
-    assert recipe.data.train == [{"generated": "train"}] and recipe.model.type == "nmt_transformer"
-    assert recipe.training["adam_beta2"] == 0.98 and recipe.training["lr_scheduler_type"] == "inverse_sqrt"
+    assert recipe.data.train == [Corpus(generated="train")] and recipe.model.type == "nmt_transformer"
+    assert recipe.training.adam_beta2 == 0.98 and recipe.training.lr_scheduler_type == "inverse_sqrt"
 
 
 def test_one_corpus_needs_no_list():
-    assert Recipe(data={"train": {"generated": "train"}}).data.train == [{"generated": "train"}]
+    assert Recipe(data={"train": {"generated": "train"}}).data.train == [Corpus(generated="train")]
 
 
 def test_file_and_overrides(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("model: {preset: tiny}\ntraining: {max_steps: 5, eval_strategy: no}\n")
     recipe = Recipe.from_file(path, ["training.max_steps=7", "model.fields.dropout=0.3", "tokenizer.joint=false"])
-    assert recipe.training["max_steps"] == 7 and recipe.training["eval_strategy"] == "no"
+    assert recipe.training.max_steps == 7 and recipe.training.eval_strategy == "no"
     assert recipe.model.fields == {"dropout": 0.3} and recipe.tokenizer.joint is False
     recipe.save(tmp_path / "again.yaml")
     assert Recipe.from_file(tmp_path / "again.yaml") == recipe
@@ -41,8 +42,8 @@ def test_a_recipe_extends_another(tmp_path):
     (tmp_path / "sub/b.yaml").write_text("extends: a.yaml\ntraining: {max_steps: 7}\n")
     recipe = Recipe.from_file(tmp_path / "sub/b.yaml", ["training.seed=4"])
     assert recipe.model.preset == "tiny" and recipe.model.fields == {"dropout": 0.2, "init_std": 0.1}
-    assert recipe.training["max_steps"] == 7 and recipe.training["seed"] == 4
-    assert recipe.test == {"new": {"generated": "test_deep"}}
+    assert recipe.training.max_steps == 7 and recipe.training.seed == 4
+    assert recipe.test == {"new": [Corpus(generated="test_deep")]}
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
     with pytest.raises(ValueError, match="extends itself"):
         Recipe.from_file(tmp_path / "loop.yaml")
@@ -55,8 +56,12 @@ def test_a_recipe_extends_another(tmp_path):
 
 
 SECTIONS_AND_FIELDS = [
-    *((section, name) for section, kind in SECTIONS.items() for name in options_of(kind)),
-    *(("training", name) for name in training_options() | options_of(RunSection) if name not in SAID_ELSEWHERE),
+    *(
+        (section, name)
+        for section in ("model", "data", "tokenizer", "average")
+        for name in options_of(type(getattr(Recipe(), section)))
+    ),
+    *(("training", name) for name in training_options() | options_of(RunSection) if name not in SET_ELSEWHERE),
     *(("decoding", name) for name in options_of(DecodingOptions)),
 ]
 
@@ -122,13 +127,13 @@ def test_wrong_paths_and_overrides(tmp_path):
 
 
 def test_every_shipped_recipe_is_valid(repository):
-    from recnmt_hf.training.run import training_arguments
+    from recnmt_hf.training.stages import training_arguments
 
     paths = sorted((repository / "scripts" / "recipes").glob("*.yaml"))
     assert paths
     for path in paths:
         recipe = Recipe.from_file(path)
-        recipe.training.update(use_cpu=True)
+        recipe.training.use_cpu = True
         training_arguments(recipe, repository / "outputs" / "none")
 
 
@@ -144,12 +149,12 @@ def test_every_accelerate_file_is_valid(repository):
 
 def test_epochs_decide_where_no_steps_are_given():
     recipe = Recipe(training={"num_train_epochs": 3})
-    assert recipe.training["max_steps"] == -1
-    assert Recipe(training={"num_train_epochs": 3, "max_steps": 5}).training["max_steps"] == 5
+    assert recipe.training.max_steps == -1
+    assert Recipe(training={"num_train_epochs": 3, "max_steps": 5}).training.max_steps == 5
 
 
 def test_numbers_without_a_point(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("training: {learning_rate: 5e-4}\n")
     recipe = Recipe.from_file(path, ["training.adam_epsilon=1e-9"])
-    assert recipe.training["learning_rate"] == 5e-4 and recipe.training["adam_epsilon"] == 1e-9
+    assert recipe.training.learning_rate == 5e-4 and recipe.training.adam_epsilon == 1e-9

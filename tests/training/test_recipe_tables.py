@@ -5,7 +5,7 @@ import pytest
 from recnmt_hf._values import option_table
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.training import recipe
-from recnmt_hf.training.trainer import OWN_ARGUMENTS, TranslationTrainingArguments
+from recnmt_hf.training.arguments import OWN_ARGUMENTS, TranslationTrainingArguments
 
 
 TABLES = {

@@ -22,6 +22,7 @@ from test_kills import PAIRS, tiny
 from recnmt_hf.models.user_errors import ExistingFileError, UserError
 from recnmt_hf.training import output_folder
 from recnmt_hf.training.checkpoints import MANIFEST, average_checkpoints, checkpoints_in, newest_checkpoint
+from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
 
@@ -147,8 +148,9 @@ def test_early_stopping_ends_a_resumed_run_too(finished, tmp_path, capsys):
 
 
 def test_cpu_is_not_written_into_the_recipe(finished, tmp_path):
-    plan = small(finished, training={"max_steps": 1})
-    del plan.training["use_cpu"]
+    content = small(finished, training={"max_steps": 1}).to_dict()
+    del content["training"]["use_cpu"]
+    plan = Recipe(**content)
     with mock.patch("torch.accelerator.is_available", lambda: False):
         train(plan, tmp_path / "run")
     assert "use_cpu" not in yaml.safe_load((tmp_path / "run/recipe.yaml").read_text())["training"]

@@ -101,8 +101,8 @@ def test_summaries_of_a_set_of_datasets(repository, tmp_path, monkeypatch, corpu
 
 def test_what_measures_is_checked():
     recipe = Recipe(training={"text_metric": "rouge"})
-    assert recipe.training["metric_for_best_model"] == "rougeL"
-    assert Recipe().training["metric_for_best_model"] == "bleu"
+    assert recipe.training.metric_for_best_model == "rougeL"
+    assert Recipe().training.metric_for_best_model == "bleu"
     with pytest.raises(UserError, match=r"metric_for_best_model=bleu is not measured: .* is rouge"):
         Recipe(training={"text_metric": "rouge", "metric_for_best_model": "bleu"})
     with pytest.raises(UserError, match=r"metric_for_best_model=rouge1 is not measured: .* is bleu"):
@@ -110,5 +110,5 @@ def test_what_measures_is_checked():
     with pytest.raises(UserError, match="text_metric='meteor' is not allowed"):
         TranslationTrainingArguments(output_dir="unused", text_metric="meteor")
     recipe = Recipe(data={"on_long": "truncate", "max_source_length": 77})
-    assert recipe.decoding["on_long"] == "truncate" and recipe.decoding["max_source_length"] == 77
-    assert Recipe(data={"on_long": "truncate"}, decoding={"on_long": "split"}).decoding["on_long"] == "split"
+    assert recipe.decoding.on_long == "truncate" and recipe.decoding.max_source_length == 77
+    assert Recipe(data={"on_long": "truncate"}, decoding={"on_long": "split"}).decoding.on_long == "split"

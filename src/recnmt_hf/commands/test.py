@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> None:
     from ..data.text import read_parallel
     from ..hub.checked_copy import model_folder
     from ..training.evidence import Evidence, public
+    from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
     from ..training.testing import add_score, compare_with_baseline, test_model
 
@@ -101,16 +102,14 @@ def run(args: argparse.Namespace) -> None:
     args.model = str(folder)
     translator = load_translator(args)
     language = args.target_lang or (Evidence.load(folder).languages or ["", "txt"])[1]
-    training = {"bleu_lowercase": args.lowercase}
-    if args.rouge:
-        training = {"text_metric": "rouge", "rouge_units": args.rouge}
+    scorer = TextScorer("rouge", args.rouge) if args.rouge else TextScorer(lowercase=args.lowercase)
     for name, source, reference in args.set:
         dataset = [{"source": Path(source).name, "target": Path(reference).name}]
         pairs = sets[name]
-        score, found, words = test_model(translator, name, pairs, language, args.options, training, dataset)
+        score, found, words = test_model(translator, name, pairs, language, args.options, scorer, dataset)
         if baseline is not None:
             references = [pair.target for pair in pairs]
-            compare_with_baseline(score, found, references, baseline, public(args.baseline), training)
+            compare_with_baseline(score, found, references, baseline, public(args.baseline), scorer)
             before = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
             words += f"; {args.baseline} {before}, p = {score.p_value:.4f} ({score.test})"
         print(words)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +19,11 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._plain_text import encode_plain, is_blank, truncated
-from .._values import Range, check_value, documented, option, options_of
-from ..models.user_errors import UserError
+from .._values import Range, check_options, check_value, documented, kind_of, option, parse
+from ..models.user_errors import MissingFileError, UserError
 from .files import partial_folder
 from .generated import Pair, generate_corpus
-from .text import SentencePair, check_empty_choice, read_jsonl, read_lcsts, read_parallel, read_tsv
+from .text import SentencePair, check_empty_choice, open_text, read_jsonl, read_lcsts, read_parallel, read_tsv
 
 
 logger = logging.get_logger(__name__)
@@ -74,10 +74,10 @@ class Corpus:
     seed: int = option(1, "seed of the generated corpus")
 
     def __post_init__(self) -> None:
-        for name, each in options_of(Corpus).items():
-            value = getattr(self, name)
-            value = os.fspath(value) if isinstance(value, os.PathLike) else value
-            object.__setattr__(self, name, each.check(value))
+        for name, value in vars(self).copy().items():
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+        check_options(self)
         kinds = [name for name in ("source", "tsv", "jsonl", "lcsts", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(
@@ -97,19 +97,8 @@ class Corpus:
                 f"{', '.join(GENERATED_SPLITS)}."
             )
 
-    @classmethod
-    def from_any(cls, value: Corpus | Mapping[str, Any]) -> Corpus:
-        """From a mapping, as recipes have it; unknown keys are named in the `ValueError`."""
-        if isinstance(value, Corpus):
-            return value
-        known = {field.name for field in fields(cls)}
-        if not isinstance(value, Mapping) or set(value) - known:
-            wrong = sorted(set(value) - known) if isinstance(value, Mapping) else value
-            raise UserError(f"A corpus has no fields {wrong}; it may have {', '.join(sorted(known))}.")
-        return cls(**value)
-
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
-        """The sentence pairs, checked; see [`read_parallel`] for the errors."""
+        """Yield the checked sentence pairs; see [`read_parallel`] for the errors."""
         check_empty_choice(on_empty)
         self.check_languages(source_lang, target_lang)
         if self.source and self.target is not None:
@@ -126,7 +115,7 @@ class Corpus:
         return self._from_datasets(source_lang, target_lang, on_empty)
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
-        """Raises `ValueError` where the corpus is known not to have the languages, without reading it."""
+        """Raise `UserError` if the corpus is known not to have the languages, without reading it."""
         if self.generated and {source_lang, target_lang} != {"en", "de"}:
             raise UserError(
                 f"The generated corpus is English-German; {source_lang}-{target_lang} was asked for. Remedy: set "
@@ -140,7 +129,7 @@ class Corpus:
             )
 
     def local_files(self) -> list[str]:
-        """The files that the corpus names itself."""
+        """Return the local files that the corpus names."""
         return [path for path in (self.source, self.target, self.tsv, self.jsonl, self.lcsts) if path]
 
     def _generated(self, split: str, source_lang: str, target_lang: str) -> Iterator[SentencePair]:
@@ -193,6 +182,19 @@ class Corpus:
                     "on_empty: skip to leave such pairs out."
                 )
 
+    def check_files(self) -> None:
+        """
+        Check that the corpus' files can be opened and are not empty, without reading them.
+
+        Raises:
+            FileNotFoundError: A file or folder does not exist.
+            UserError: A file cannot be read, is a folder, or is empty.
+        """
+        for path in self.local_files():
+            check_file(path)
+        if self.dataset and self.dataset.startswith(("/", "./", "../", "~")) and not Path(self.dataset).exists():
+            raise MissingFileError(f"There is no folder {self.dataset}. Remedy: correct the path.")
+
     def fingerprint(self) -> list[Any]:
         """What identifies the content: fields, and the bytes of local files."""
         files = self.local_files()
@@ -202,6 +204,10 @@ class Corpus:
             {field.name: getattr(self, field.name) for field in fields(self)},
             [digest_of_file(path) for path in files if Path(path).is_file()],
         ]
+
+
+# One corpus or several, as public functions take them.
+Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
 
 
 @lru_cache(maxsize=1)
@@ -215,20 +221,62 @@ def digest_of_file(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_file(path: str) -> None:
+    """Raise `UserError` for a file that cannot be read, is a folder, or is empty."""
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a folder. Remedy: name a file in it.")
+    try:
+        with open_text(path) as file:
+            if not file.buffer.read(1):
+                raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence.")
+    except (OSError, EOFError) as error:
+        if isinstance(error, UserError):
+            raise
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path} cannot be read ({why}). Remedy: correct the path or its permissions.") from None
+
+
+def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
+    """
+    Return corpora as a list of [`Corpus`]. They may be given as one corpus or several, as objects or mappings.
+
+    Args:
+        corpora: The corpora.
+        place (`str`, *optional*, defaults to `"corpora"`): Their name in messages, e.g. `"data.train"`.
+
+    Raises:
+        UserError: A mapping has an unknown field, a value of the wrong type, or not exactly one kind of source.
+    """
+    if isinstance(corpora, Corpus):
+        return [corpora]
+    if isinstance(corpora, Mapping):
+        return [parse(Corpus, corpora, place)]
+    if not isinstance(corpora, (list, tuple)) or not corpora:
+        kind = "an empty list" if isinstance(corpora, (list, tuple)) else kind_of(corpora)
+        raise UserError(
+            f"{place} must be a list of corpora, not {kind}. Remedy: write e.g. [{{source: a.en, target: a.de}}] or "
+            "[{generated: train}]."
+        )
+    return [
+        corpus if isinstance(corpus, Corpus) else parse(Corpus, corpus, f"{place}[{number}]")
+        for number, corpus in enumerate(corpora)
+    ]
+
+
 def load_pairs(
-    corpora: Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]],
+    corpora: Corpora,
     source_lang: str,
     target_lang: str,
     on_empty: str = "error",
 ) -> Iterator[SentencePair]:
     """
-    The pairs of one corpus, or of several one after the other.
+    Yield the pairs of one corpus, or of several one after the other.
 
     Raises:
         ValueError, FileNotFoundError: Something is wrong with a corpus; the message names file and line.
     """
-    for corpus in [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora:
-        yield from Corpus.from_any(corpus).pairs(source_lang, target_lang, on_empty)
+    for corpus in parse_corpora(corpora):
+        yield from corpus.pairs(source_lang, target_lang, on_empty)
 
 
 def tokenize_pairs(
@@ -267,7 +315,7 @@ def keep_lengths(
 
 
 def prepare_dataset(
-    corpora: Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]],
+    corpora: Corpora,
     source_lang: str,
     target_lang: str,
     source_tokenizer: PreTrainedTokenizerBase,
@@ -303,12 +351,13 @@ def prepare_dataset(
     Raises:
         ValueError: No pair is left, a setting is not allowed, or something is wrong with a corpus.
     """
-    check_settings(max_source_length, max_target_length, max_length_ratio, num_proc)
+    check_value("max_source_length", max_source_length, int, Range(least=1))
+    check_value("max_target_length", max_target_length, int, Range(least=1))
+    check_value("max_length_ratio", max_length_ratio, float | None, Range(least=1))
+    check_value("num_proc", num_proc, int | None, Range(least=1))
     check_empty_choice(on_empty)
-    if on_long not in ON_LONG:
-        raise UserError(f'on_long="{on_long}" is not allowed; it must be "skip" or "truncate".')
-    given = [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora
-    parts = [Corpus.from_any(each) for each in given]
+    check_value("on_long", on_long, Literal[ON_LONG])
+    parts = parse_corpora(corpora)
     settings = [
         PREPARATION,
         [part.fingerprint() for part in parts],
@@ -378,16 +427,6 @@ def prepare_dataset(
             if not folder.is_dir():
                 raise
     return load_from_disk(str(folder))
-
-
-def check_settings(
-    max_source_length: int, max_target_length: int, max_length_ratio: float | None, num_proc: int | None
-) -> None:
-    """Raises `ValueError` for lengths, a ratio or a number of processes that cannot be meant."""
-    check_value("max_source_length", max_source_length, int, Range(least=1))
-    check_value("max_target_length", max_target_length, int, Range(least=1))
-    check_value("max_length_ratio", max_length_ratio, float | None, Range(least=1))
-    check_value("num_proc", num_proc, int | None, Range(least=1))
 
 
 def contents_of(folder: Path) -> dict[str, list[int]]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from .._values import MOST_SEED, Range, check_options, documented, option, shown
+from .._values import DEFAULT, MOST_SEED, Range, check_options, documented, given_fields, mapping, option, parse, shown
 from ..data.logic import MOST_OPERATORS, RELATIONS
 from ..models.configuration_onlstm_transformer import ONLSTMTransformerConfig
 from ..models.user_errors import UserError
-from ..training.recipe import DEFAULT, NAME_OF_A_TEST_SET, check_names, content_of, given_fields, mapping, section
-from ..training.recipe_yaml import dump_yaml
+from ..training.recipe import NAME_OF_A_TEST_SET
+from ..training.recipe_yaml import content_of, dump_yaml
 
 
 @documented
@@ -78,7 +78,7 @@ class LogicRecipe:
         for name, kind in (("data", LogicData), ("training", LogicTraining)):
             value = getattr(self, name)
             if not isinstance(value, kind):
-                value = section(kind, value, name)
+                value = parse(kind, value, name)
                 setattr(self, name, value)
             check_options(value, f"{name}.")
         models = mapping(self.models, "models")
@@ -91,8 +91,7 @@ class LogicRecipe:
                     f"models: {shown(name)} is no name of a folder; it must be letters, digits, _, - and . Remedy: "
                     "choose another."
                 )
-            value = mapping(value, f"models.{name}")
-            check_names(value, {"preset", "fields"}, f"models.{name}")
+            value = given_fields(value, ("preset", "fields"), f"models.{name}")
             self.models[name] = {
                 "preset": value.get("preset", "logic_hybrid"),
                 "fields": mapping(value.get("fields"), f"models.{name}.fields"),
@@ -112,12 +111,13 @@ class LogicRecipe:
             ValueError: Its preset or a field of it does not exist, or a value is not allowed.
         """
         place, chosen = f"models.{name}", self.models[name]
-        check_names(chosen["fields"], {each.name for each in fields(ONLSTMTransformerConfig)}, f"{place}.fields")
+        known = [entry.name for entry in fields(ONLSTMTransformerConfig)]
+        model_fields = given_fields(chosen["fields"], known, f"{place}.fields")
         labels = dict(enumerate(RELATIONS))
         try:
             return ONLSTMTransformerConfig.from_preset(
                 str(chosen["preset"]),
-                **{"vocab_size": vocab_size, "max_position_embeddings": 1024, "id2label": labels, **chosen["fields"]},
+                **{"vocab_size": vocab_size, "max_position_embeddings": 1024, "id2label": labels, **model_fields},
                 label2id={label: number for number, label in labels.items()},
             )
         except UserError as error:
@@ -126,7 +126,7 @@ class LogicRecipe:
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> LogicRecipe:
         """As [`~recnmt_hf.training.recipe.Recipe.from_file`], with other sections."""
-        known = {each.name for each in fields(cls)}
+        known = {entry.name for entry in fields(cls)}
         return cls(**given_fields(content_of(Path(path), overrides, known), known, "the recipe"))
 
     def alone(self, name: str) -> str:

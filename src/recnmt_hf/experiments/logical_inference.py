@@ -37,7 +37,7 @@ from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePai
 from ..models.user_errors import ExistingFileError, UserError
 from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
 from ..training.output_folder import FINAL, REPLACED, locked, replace_folder
-from ..training.processes import Processes, keep_freed_memory, progress_bars_on_terminals, say, settings_of_one_run
+from ..training.processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
 from ..training.resuming import RECIPE
 from .logic_recipe import LogicRecipe
 
@@ -246,7 +246,7 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
         processes.on_main(lambda: check_folders(recipe, output, overwrite))
         training, validation, tests = load_logic(recipe)
         processes.on_main(lambda: prepare_folders(recipe, output, overwrite, held))
-        say(f"{len(training)} training pairs, {len(validation)} validation pairs.")
+        logger.info(f"{len(training)} training pairs, {len(validation)} validation pairs.")
         tokenizer = logic_tokenizer()
         data = {name: tokenized(pairs, tokenizer) for name, pairs in (("train", training), ("valid", validation))}
         results: list[LogicResult] = []
@@ -254,10 +254,10 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
             folder = output / name
             found = read_result(folder)
             if found is None:
-                say(f"{name} ({number} of {len(recipe.models)})")
+                logger.info(f"{name} ({number} of {len(recipe.models)})")
                 found = train_one(recipe, name, folder, data["train"], data["valid"], tests, processes)
             else:
-                say(f"{name} ({number} of {len(recipe.models)}) is done.")
+                logger.info(f"{name} ({number} of {len(recipe.models)}) is done.")
             results.append(found)
             processes.on_main(lambda: write_results(results, output))
     return results
@@ -308,7 +308,7 @@ def train_one(
 ) -> LogicResult:
     """Trains a model, tests it, and saves it with its result."""
     trainer = build_trainer(recipe, name, folder, train, validation)
-    checkpoint = newest_intact_checkpoint(folder, say)
+    checkpoint = newest_intact_checkpoint(folder, logger.info)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     reached = trainer.evaluate(metric_key_prefix="final")["final_accuracy"]

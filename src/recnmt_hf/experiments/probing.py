@@ -21,7 +21,7 @@ from ..data.text import read_lines
 from ..inference.translator import Translator
 from ..models.recurrent_layers import masked_mean
 from ..models.user_errors import MissingFileError, UserError
-from ..training.processes import say
+from ..training.processes import logger
 from .probing_options import TASKS, ClassifierOptions
 from .sentence_states import vectors_by_name
 
@@ -209,7 +209,7 @@ def cached_vectors(
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
-            say(f"{path} is damaged ({error}) and made anew.")
+            logger.info(f"{path} is damaged ({error}) and made anew.")
     found = sentence_vectors(translator, sentences)
     with open_output(path, binary=True) as file:
         file.write(save({name: vectors.contiguous() for name, vectors in found.items()}))
@@ -312,7 +312,7 @@ def probe(
     vectors: Sequence[str] | None = None,
     options: ClassifierOptions | None = None,
     cache: str | Path | None = None,
-    tell: Callable[[str], None] = say,
+    report: Callable[[str], None] = logger.info,
 ) -> list[ProbeResult]:
     """
     Accuracies of classifiers that read one vector of a sentence, for each task and each vector of the model.
@@ -324,7 +324,7 @@ def probe(
             combined by a gate. `None`: all that the model has.
         options ([`ClassifierOptions`], *optional*): How to train.
         cache (`str` or `Path`, *optional*): A folder where the model's vectors are kept.
-        tell (`Callable`, *optional*): Is told which task comes next.
+        report (`Callable`, *optional*): Called with the name of each task when it starts.
 
     Returns:
         For each task what naming the most frequent label reaches, and a result for each vector.
@@ -337,7 +337,7 @@ def probe(
     options = options or ClassifierOptions()
     results = []
     for number, task in enumerate(tasks, start=1):
-        tell(f"{task.name} ({number} of {len(tasks)})")
+        report(f"{task.name} ({number} of {len(tasks)})")
         every = [sentence for part in PARTS for sentence in task.sentences[part]]
         try:
             found = cached_vectors(translator, every, cache)

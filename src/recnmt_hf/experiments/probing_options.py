@@ -34,11 +34,13 @@ class ClassifierOptions:
         "mlp: one hidden layer with sigmoid; logistic: none (word_content never has one)",
         choices=("mlp", "logistic"),
     )
-    hidden: list[int] = field(default_factory=lambda: [50, 100, 200], metadata={"help": "sizes of the hidden layer"})
-    dropout: list[float] = field(
+    hidden: Annotated[list[int], Range(least=1, most=10_000)] = field(
+        default_factory=lambda: [50, 100, 200], metadata={"help": "sizes of the hidden layer"}
+    )
+    dropout: Annotated[list[float], Range(least=0, below=1)] = field(
         default_factory=lambda: [0.0, 0.1, 0.2], metadata={"help": "of the hidden layer, before its sigmoid"}
     )
-    l2: list[float] = field(
+    l2: Annotated[list[float], Range(least=0)] = field(
         default_factory=lambda: [1e-5, 1e-4, 1e-3, 1e-2], metadata={"help": "weight decays of the logistic classifier"}
     )
     epochs: Annotated[int, Range(least=1, most=10_000)] = option(200, "most passes over the training sentences")
@@ -50,15 +52,6 @@ class ClassifierOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name, allowed in (
-            ("hidden", Range(least=1, most=10_000)),
-            ("dropout", Range(least=0, below=1)),
-            ("l2", Range(least=0)),
-        ):
-            values = getattr(self, name)
-            wanted = int if name == "hidden" else (int, float)
-            if not values or not all(isinstance(each, wanted) and allowed.allows(each) for each in values):
-                raise UserError(
-                    f"{name}={values!r} is not allowed; it must be a list of numbers {allowed.words()}. Remedy: "
-                    "correct it."
-                )
+        for name in ("hidden", "dropout", "l2"):
+            if not getattr(self, name):
+                raise UserError(f"{name}=[] is not allowed; it must be a list of at least one number. Remedy: correct it.")

@@ -18,16 +18,15 @@ from .._values import shown
 from ..analysis.plots import grid_of_scores, points_of_scores
 from ..data.files import open_output, refuse_model_folder
 from ..data.text import read_lines
-from ..metrics.significance import compare_systems
 from ..models.user_errors import UserError
 from ..training.checkpoints import newest_intact_checkpoint, state_of
 from ..training.checks import check_decoding, check_model, without_memory
 from ..training.metrics import TEXT_METRICS, without_prefix
 from ..training.output_folder import FINAL, RESULTS, locked
-from ..training.processes import say
+from ..training.processes import logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import load_yaml, read_text
-from ..training.resuming import RECIPE
+from ..training.resuming import changes_of_recipe
 from ..training.stages import with_whole_steps
 
 
@@ -217,13 +216,13 @@ def sweep(
         for number, (cell, own) in enumerate(zip(cells, recipes, strict=True), start=1):
             folder = output / cell.name
             if is_done(folder, own):
-                say(f"{cell.name} ({number} of {len(cells)}) is done.")
+                logger.info(f"{cell.name} ({number} of {len(cells)}) is done.")
             else:
-                say(f"{cell.name} ({number} of {len(cells)})")
+                logger.info(f"{cell.name} ({number} of {len(cells)})")
                 try:
                     train(own, folder, resume=True)
                 except UserError as error:
-                    say(f"{cell.name} failed: {error}")
+                    logger.info(f"{cell.name} failed: {error}")
                     failed.append(f"{cell.name} ({error})")
                     continue
             results.append(result_of(cell, folder))
@@ -240,7 +239,7 @@ def sweep(
 
 def scores_of(recipe: Recipe) -> list[str]:
     """The columns of the table that hold scores."""
-    kinds = TEXT_METRICS[recipe.training.get("text_metric", "bleu")]
+    kinds = recipe.training.scorer.names
     return [f"{name} {kind}" for name in recipe.test for kind in kinds] + [
         f"validation {kind}" for kind in ("loss", "perplexity", *kinds)
     ]
@@ -258,19 +257,14 @@ def joined(shared: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 def is_done(folder: Path, recipe: Recipe) -> bool:
-    """Whether a folder holds the final model of this very recipe, and its scores."""
-    try:
-        written = (folder / RECIPE).read_text(encoding="utf-8")
-    except OSError:
-        return False
-    recipe = with_whole_steps(recipe, folder, resume=True)
+    """Return whether a folder holds the final model of a recipe, and its scores."""
     finished = (folder / FINAL / "config.json").is_file() and (not recipe.test or (folder / RESULTS).is_file())
-    return finished and written == recipe.to_yaml()
+    return finished and changes_of_recipe(with_whole_steps(recipe, folder, resume=True), folder) == {}
 
 
 def result_of(cell: Cell, folder: Path) -> CellResult:
     """What a finished run left."""
-    checkpoint = newest_intact_checkpoint(folder, say)
+    checkpoint = newest_intact_checkpoint(folder, logger.info)
     state = state_of(checkpoint) if checkpoint is not None else {}
     evaluated = [entry for entry in state.get("log_history", []) if "eval_loss" in entry]
     kinds = {"loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names)}
@@ -296,17 +290,13 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
     """Adds to a result how it differs from the first one of the same seed, unless that failed."""
     if first is None or first is last:
         return
-    kind = recipe.training.get("text_metric", "bleu")
-    options: dict[str, Any] = {"lowercase": bool(recipe.training.get("bleu_lowercase"))}
-    if kind == "rouge":
-        options = {"metric": TEXT_METRICS[kind][-1], "units": recipe.training.get("rouge_units", "words")}
     for name in last.scores:
         ending = f"{FINAL}-{name}.{recipe.data.target_lang}"
         paths = [output / each.name / ending for each in (first, last)]
         if name not in first.scores or not all(path.is_file() for path in paths):
             continue
-        systems = {each.name: list(read_lines(path)) for each, path in zip((first, last), paths, strict=True)}
-        p_value = compare_systems(systems, references_of(recipe, name), **options)[-1].p_value
+        baseline, texts = (list(read_lines(path)) for path in paths)
+        p_value = recipe.training.scorer.compare(baseline, texts, references_of(recipe, name)).p_value
         if p_value is not None:
             last.p_values[name] = p_value
 

@@ -29,7 +29,7 @@ from ..data.files import open_output_folder
 from ..models.seq2seq_card import CARD
 from ..models.user_errors import MissingFileError, UserError
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
-from ..training.processes import say
+from ..training.processes import logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import dump_yaml
 from ..training.resuming import RECIPE
@@ -191,7 +191,7 @@ def recipe_of(folder: Path, evidence: Evidence) -> str | None:
                 reason = f"{EVIDENCE} of the model does not record it"
             except UserError as error:
                 reason = f"it is no recipe: {shorten(str(error))}"
-            say(f"{place} is not published ({reason}).")
+            logger.warning(f"{place} is not published ({reason}).")
     return None
 
 

@@ -1,46 +1,66 @@
-"""The model of a recipe: its configuration with the vocabulary of the tokenizers, and fresh weights."""
+"""The configuration of a recipe's model."""
 
 from __future__ import annotations
 
-from typing import Any
+import difflib
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PreTrainedConfig
 
+from .._values import shown
 from ..data.tokenizer_pair import TokenizerPair
-from ..inference.translator import DecodingOptions
 from ..models.user_errors import UserError
-from .checks import build_config
-from .recipe import Recipe
+from .model_types import config_class_of
 
 
-def build_model(
-    recipe: Recipe,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
-    baseline: bool = False,
-) -> PreTrainedModel:
-    """A fresh model whose vocabulary is that of the tokenizers; on demand the plain one that a variant starts from."""
-    config = model_config(recipe, TokenizerPair(source_tokenizer, target_tokenizer), baseline)
-    model = AutoModelForSeq2SeqLM.from_config(config)
-    model.generation_config = generation_config(config, recipe)
-    return model
+if TYPE_CHECKING:
+    from .recipe import ModelSection
 
 
-def model_config(recipe: Recipe, tokenizers: TokenizerPair, baseline: bool = False) -> PreTrainedConfig:
+def build_config(section: ModelSection, **vocabulary: Any) -> Any:
     """
-    The configuration of [`build_model`]'s model.
+    Build the configuration of a recipe's model.
+
+    Args:
+        section ([`ModelSection`]): Type, preset and fields.
+        **vocabulary: Fields that the tokenizers decide, unless `section.fields` has them.
 
     Raises:
-        UserError: `model.fields` names a vocabulary that is smaller than the tokenizer's, or the padding ids differ.
+        UserError: The type, preset or a field does not exist, or a value is not allowed.
+    """
+    config_class = config_class_of(section.type)
+    known = {field.name for field in fields(config_class)} | config_class.former_fields
+    for name in section.fields:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"write {near[0]}" if near else f"see the fields of {config_class.__name__}"
+            raise UserError(
+                f"model.fields.{name} is not allowed: {config_class.__name__} has no {name}. Remedy: {hint}."
+            )
+    if section.preset not in config_class.presets:
+        raise UserError(
+            f"model.preset={shown(section.preset)} is not allowed; {section.type} has "
+            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and say the rest in model.fields."
+        )
+    try:
+        return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
+    except UserError as error:
+        raise UserError(f"model.fields: {error}") from error
+    except (TypeError, ValueError) as error:  # of transformers, which checks some types itself
+        raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
+
+
+def model_config(section: ModelSection, tokenizers: TokenizerPair) -> Any:
+    """
+    Build the configuration of a recipe's model for its tokenizers.
+
+    Raises:
+        UserError: `model.fields` has a vocabulary that is smaller than the tokenizer's, or the padding ids differ.
     """
     tokenizers.check_padding()
     source, target = tokenizers
+    start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
     vocabulary = {
         "vocab_size": len(source),
         "decoder_vocab_size": len(target),
@@ -48,34 +68,34 @@ def model_config(recipe: Recipe, tokenizers: TokenizerPair, baseline: bool = Fal
         "pad_token_id": target.pad_token_id,
         "eos_token_id": target.eos_token_id,
         "bos_token_id": target.bos_token_id,
-        "decoder_start_token_id": first_not_none(target.bos_token_id, target.pad_token_id),
+        "decoder_start_token_id": start,
     }
     for name in ("vocab_size", "decoder_vocab_size"):
-        given = recipe.model.fields.get(name)
-        if isinstance(given, int) and given < vocabulary[name]:
+        size = section.fields.get(name)
+        if isinstance(size, int) and size < vocabulary[name]:
             raise UserError(
-                f"model.fields.{name}={given} is smaller than the tokenizer's {vocabulary[name]} symbols. Remedy: "
+                f"model.fields.{name}={size} is smaller than the tokenizer's {vocabulary[name]} symbols. Remedy: "
                 "leave it out, or train a smaller tokenizer."
             )
-    config = build_config(recipe, **vocabulary)
-    if baseline:
-        config = config.baseline()
+    config = build_config(section, **vocabulary)
     tokenizers.stamp(config)
     return config
 
 
-def first_not_none(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
+def baseline_config(config: Any, tokenizers: TokenizerPair) -> PreTrainedConfig:
+    """Return the configuration of the plain model that a variant starts from."""
+    config = config.baseline()
+    tokenizers.stamp(config)
+    return config
 
 
-def generation_config(config: Any, recipe: Recipe) -> GenerationConfig:
-    """What `model.generate` does without arguments: the recipe's beams (Vaswani's penalty is the Translator's)."""
-    options = DecodingOptions(**recipe.decoding)
+def generation_config(config: Any, beams: int) -> GenerationConfig:
+    """Return the defaults of `model.generate`; Vaswani's length penalty is the Translator's."""
     return GenerationConfig(
         decoder_start_token_id=config.decoder_start_token_id,
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,
         bos_token_id=config.bos_token_id,
         max_length=min(config.max_position_embeddings, 256),
-        num_beams=options.beams,
+        num_beams=beams,
     )

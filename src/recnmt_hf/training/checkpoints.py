@@ -133,13 +133,13 @@ def newest_checkpoint(run: str | Path) -> Path | None:
     return found[-1][1] if found else None
 
 
-def newest_intact_checkpoint(run: str | Path, tell: Callable[[str], None] = lambda text: None) -> Path | None:
+def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None] = lambda text: None) -> Path | None:
     """
     The newest checkpoint of a run whose files are as they were saved, or `None` if none was ever saved whole.
 
     Args:
         run (`str` or `Path`): A run's output folder.
-        tell (`Callable`, *optional*): Is told of each newer checkpoint that is damaged, and how.
+        report (`Callable`, *optional*): Called with a sentence for each newer checkpoint that is damaged.
 
     Raises:
         ValueError: There are checkpoints, and all are damaged.
@@ -151,7 +151,7 @@ def newest_intact_checkpoint(run: str | Path, tell: Callable[[str], None] = lamb
         faults = faults_of(folder)
         if not faults:
             for text in damaged:
-                tell(f"{text} An older checkpoint is taken.")
+                report(f"{text} An older checkpoint is taken.")
             return folder
         damaged.append(f"{folder} is damaged: {'; '.join(faults[:3])}.")
     if damaged:
@@ -210,7 +210,7 @@ def choose_checkpoints(
     which: str = "last",
     metric: str = "eval_bleu",
     greater_is_better: bool | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """
     Choose the checkpoints to average.
@@ -220,7 +220,7 @@ def choose_checkpoints(
         count (`int`): How many; fewer if there are fewer.
         which (`str`, *optional*, defaults to `"last"`): `"last"` or `"best"` by `metric`.
         greater_is_better (`bool`, *optional*): Its direction; `None`: what is known of the metric.
-        tell (`Callable`, *optional*): Called with a sentence for each incomplete checkpoint that is skipped.
+        report (`Callable`, *optional*): Called with a sentence for each incomplete checkpoint that is skipped.
 
     Raises:
         ValueError: There is no complete checkpoint, or no value of the metric.
@@ -230,7 +230,7 @@ def choose_checkpoints(
     found = []
     for step, folder in numbered_in(run):
         if faults := faults_of(folder, contents=False):
-            tell(f"{folder} is incomplete and skipped: {'; '.join(faults[:3])}.")
+            report(f"{folder} is incomplete and skipped: {'; '.join(faults[:3])}.")
         else:
             found.append((step, folder))
     if not found:

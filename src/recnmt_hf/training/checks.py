@@ -1,15 +1,16 @@
-"""What can be known of a training run before anything is read, tokenized or written."""
+"""Checks of a training run before anything is read, tokenized or written."""
 
 from __future__ import annotations
 
-import difflib
+import copy
 import inspect
 import os
 import tempfile
 import warnings
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from accelerate.utils import DynamoBackend
@@ -20,17 +21,17 @@ from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from .._loading_errors import looks_local
-from .._values import shown
-from ..data.corpora import Corpus
+from .._values import check_value, shown
 from ..data.files import PREFIX
-from ..data.text import open_text
 from ..data.tokenization import train_tokenizer
-from ..inference.translator import DecodingOptions, Translator
+from ..inference.translator import Translator
 from ..models import fast_paths
 from ..models.user_errors import MissingFileError, UserError
+from .arguments import TranslationTrainingArguments
+from .building import build_config
 from .model_types import config_class_of
-from .recipe import Recipe, check_choice, check_corpus, each_corpus
-from .trainer import TranslationTrainer, TranslationTrainingArguments
+from .recipe import ModelSection, Recipe
+from .trainer import TranslationTrainer
 
 
 MOST_PARAMETERS = 10**11
@@ -44,92 +45,71 @@ def check_before_training(
     recipe: Recipe, arguments: TranslationTrainingArguments, from_checkpoint: bool = False
 ) -> None:
     """
-    Checks what a run would otherwise find out after hours: values that contradict each other, files that are not
-    there, a model that cannot be built or does not fit the memory. Reads no corpus and writes nothing.
+    Check everything that can be checked before data is read: missing files, a model that cannot be built or exceeds the
+    memory, settings that a library rejects. Reads no corpus and writes nothing.
 
     Args:
-        recipe ([`Recipe`]): The run.
-        arguments ([`TranslationTrainingArguments`]): Made from it.
-        from_checkpoint (`bool`, *optional*, defaults to `False`): Whether the run goes on from one, so that it needs
-            no baseline any more.
+        recipe ([`Recipe`]): The recipe.
+        arguments ([`TranslationTrainingArguments`]): The Trainer's arguments of the recipe.
+        from_checkpoint (`bool`, *optional*, defaults to `False`): Whether the run resumes from a checkpoint, so that it
+            no longer needs a baseline to start from.
 
     Raises:
-        UserError: The message names the field, and the remedy.
+        UserError: A check failed; the message names the field, and the remedy.
     """
-    recipe.check()
-    if not from_checkpoint:
-        check_baseline(recipe)
-    check_tokenizers(recipe)
-    for name, corpora in recipe.corpora():
-        for place, corpus in each_corpus(name, corpora):
-            check_files(place, check_corpus(place, corpus), recipe)
+    model_section, data = recipe.model, recipe.data
+    if model_section.init_from is not None and not from_checkpoint:
+        needed = {"config.json": "config.json", "*.safetensors": "weights (*.safetensors)"}
+        remedy = "train the baseline first, or name its folder"
+        check_folder(f"model.init_from={model_section.init_from}", needed, "model", remedy)
+    for side in ("source", "target"):
+        if folder := getattr(recipe.tokenizer, side):
+            needed = {"tokenizer_config.json": "tokenizer_config.json"}
+            remedy = "name a folder written by training or `recnmt tokenizer`, or leave it out to train one"
+            check_folder(f"tokenizer.{side}={folder}", needed, "tokenizer", remedy)
+    for place, corpus in recipe.corpora():
+        try:
+            corpus.check_languages(data.source_lang, data.target_lang)
+            corpus.check_files()
+        except FileNotFoundError as error:
+            raise MissingFileError(f"{place}: {error}") from None
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
     fast_paths.setting()  # raises for a wrong value
     model = check_model(recipe)
     check_decoding(recipe)
-    check_stages(recipe, arguments)
+    if recipe.training.baseline_steps is not None:
+        check_stages(recipe, arguments, model.config)
     check_optimizer(arguments, model)
     check_schedule(arguments)
     if arguments.gradient_checkpointing:
         check_checkpointing(arguments, model)
     check_machinery(arguments)
-    if recipe.data.cache_dir:
-        check_cache(Path(recipe.data.cache_dir))
+    if data.cache_dir:
+        check_cache(Path(data.cache_dir))
 
 
-def check_baseline(recipe: Recipe) -> None:
-    """The model that a warm start needs is there."""
-    baseline = recipe.model.init_from
-    if baseline is None or not looks_local(baseline):
-        return
-    for wanted, what in (("config.json", "config.json"), ("*.safetensors", "weights (*.safetensors)")):
-        if not list(Path(baseline).glob(wanted)):
-            raise MissingFileError(
-                f"model.init_from={baseline} holds no model ({what} missing). Remedy: train the baseline first, or "
-                "name its folder."
-            )
+def check_folder(place: str, needed: Mapping[str, str], content: str, remedy: str) -> None:
+    """
+    Check that a local folder named by a recipe is there. Names of models on the Hub pass.
 
+    Args:
+        place (`str`): The field and the folder: `"section.field=folder"`.
+        needed (mapping): Patterns of files that the folder must have, with their names in the message.
+        content (`str`): What the folder should hold: `"model"` or `"tokenizer"`.
+        remedy (`str`): Remedy in the message.
 
-def check_tokenizers(recipe: Recipe) -> None:
-    """Folders of tokenizers that are to be loaded are there."""
-    for side in ("source", "target"):
-        folder = getattr(recipe.tokenizer, side)
-        if folder and looks_local(folder) and not (Path(folder) / "tokenizer_config.json").is_file():
-            raise MissingFileError(
-                f"tokenizer.{side}={folder} holds no tokenizer (tokenizer_config.json is missing). Remedy: name a "
-                "folder written by training or `recnmt tokenizer`, or leave it out to train one."
-            )
-
-
-def check_files(place: str, corpus: Corpus, recipe: Recipe) -> None:
-    """A corpus' files can be opened and hold something, and its languages are those of the recipe where known."""
-    try:
-        corpus.check_languages(recipe.data.source_lang, recipe.data.target_lang)
-        for path in corpus.local_files():
-            check_file(path)
-    except FileNotFoundError as error:
-        raise MissingFileError(f"{place}: {error}") from None
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
-    if corpus.dataset and corpus.dataset.startswith(("/", "./", "../", "~")) and not Path(corpus.dataset).exists():
-        raise MissingFileError(f"{place}: there is no folder {corpus.dataset}. Remedy: correct the path.")
-
-
-def check_file(path: str) -> None:
-    if Path(path).is_dir():
-        raise UserError(f"{path} is a folder. Remedy: name a file in it.")
-    try:
-        with open_text(path) as file:
-            if not file.buffer.read(1):
-                raise UserError(f"{path} is empty. Remedy: give a file with at least one sentence.")
-    except (OSError, EOFError) as error:
-        if isinstance(error, UserError):
-            raise
-        why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path} cannot be read ({why}). Remedy: correct the path or its permissions.") from None
+    Raises:
+        FileNotFoundError: A file is missing.
+    """
+    folder = place.partition("=")[2]
+    for pattern, name in needed.items() if looks_local(folder) else ():
+        if not list(Path(folder).glob(pattern)):
+            raise MissingFileError(f"{place} holds no {content} ({name} missing). Remedy: {remedy}.")
 
 
 def check_cache(folder: Path) -> None:
-    """Prepared data can be kept there."""
+    """Check that prepared data can be written to a folder."""
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     why = None if nearest.is_dir() else "is no folder"
     if why is None:
@@ -142,129 +122,94 @@ def check_cache(folder: Path) -> None:
         raise UserError(f"data.cache_dir={folder}: {nearest} {why}. Remedy: choose another, or leave it out.")
 
 
-def build_config(recipe: Recipe, **vocabulary: Any) -> PreTrainedConfig:
-    """
-    The model's configuration.
-
-    Args:
-        recipe ([`Recipe`]): Its section `model` says which.
-        **vocabulary: Fields that the tokenizers decide, unless `model.fields` does.
-
-    Raises:
-        UserError: There is no such model, preset or field, or a value is not allowed.
-    """
-    section = recipe.model
-    config_class = config_class_of(section.type)
-    known = {field.name for field in fields(config_class)} | config_class.former_fields
-    for name in section.fields:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"write {near[0]}" if near else f"see the fields of {config_class.__name__}"
-            raise UserError(
-                f"model.fields.{name} is not allowed: {config_class.__name__} has no {name}. Remedy: {hint}."
-            )
-    if section.preset not in config_class.presets:
-        raise UserError(
-            f"model.preset={shown(section.preset)} is not allowed; {section.type} has "
-            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and say the rest in model.fields."
-        )
-    try:
-        return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
-    except UserError as error:
-        raise UserError(f"model.fields: {error}") from error
-    except (TypeError, ValueError) as error:  # of transformers, which checks some types itself
-        raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
-
-
 def check_model(recipe: Recipe) -> PreTrainedModel:
     """
-    The model can be built, has positions for the longest training sentences, and fits the memory.
+    Check that the model can be built, has positions for the longest training sentences, and fits the memory, without
+    allocating it.
 
     Returns:
         The model on the meta device.
 
     Raises:
-        UserError: It has not; nothing of the model's size was asked for.
+        UserError: The model does not meet a condition.
     """
-    section, tokenizer = recipe.model, recipe.tokenizer
+    section, tokenizer, data = recipe.model, recipe.tokenizer, recipe.data
     vocabulary: dict[str, Any] = {}
     if not (section.init_from or tokenizer.source):
         vocabulary = {"vocab_size": tokenizer.vocab_size, "share_encoder_decoder_embeddings": tokenizer.joint}
         if not tokenizer.joint:
             vocabulary["decoder_vocab_size"] = tokenizer.target_vocab_size or tokenizer.vocab_size
-    config = build_config(recipe, **vocabulary)
+    config = build_config(section, **vocabulary)
     if config.sides_with_positions:
         for side in config.sides_with_positions:
-            longest = getattr(recipe.data, f"max_{side}_length")
+            longest = getattr(data, f"max_{side}_length")
             if longest > config.max_position_embeddings:
                 raise UserError(
                     f"data.max_{side}_length={longest} is more than the model's positions "
                     f"(max_position_embeddings={config.max_position_embeddings}). Remedy: lower the one, or raise "
                     "model.fields.max_position_embeddings."
                 )
-        # Made in float64 wherever the weights are.
-        refuse_beyond_memory(recipe, 4 * 8 * config.max_position_embeddings * config.d_model, "a table of positions")
+        # The table is made in float64 before the weights' dtype is applied.
+        size = 4 * 8 * config.max_position_embeddings * config.d_model
+        refuse_beyond_memory(section, size, "a table of positions")
     model = without_memory(config)
     count = model.num_parameters()
     if count > MOST_PARAMETERS:
-        raise UserError(f"{described(recipe)} has {count:,} parameters. Remedy: lower the largest of model.fields.")
-    each = TRAINING_BYTES if recipe.training.get("use_cpu") else WEIGHT_BYTES
-    refuse_beyond_memory(recipe, count * each, f"{count:,} parameters")
+        raise UserError(f"{described(section)} has {count:,} parameters. Remedy: lower the largest of model.fields.")
+    size = count * (TRAINING_BYTES if recipe.training.use_cpu else WEIGHT_BYTES)
+    refuse_beyond_memory(section, size, f"{count:,} parameters")
     return model
 
 
 def check_decoding(recipe: Recipe) -> None:
     """
-    What `decoding.generate` asks for works: a tiny model with random weights translates a word. `generate` checks most
-    of its settings only when it uses them, which a run does after training.
+    Check that `decoding.generate` works: a tiny model with random weights translates a word. `generate` checks most of
+    its settings only when it uses them, which a run does after training.
 
     Raises:
         UserError: `generate` rejects a setting.
     """
-    options = DecodingOptions(**recipe.decoding)
+    options, section, model = recipe.decoding, recipe.tokenizer, recipe.model
     if not options.generate:
         return
-    given = recipe.model.init_from or recipe.tokenizer.source  # a vocabulary whose size is unknown
-    size = MOST_SYMBOLS_OF_TOKENIZERS if given else recipe.tokenizer.vocab_size
-    if not recipe.tokenizer.joint:
-        size = max(size, recipe.tokenizer.target_vocab_size or 0)
-    tokenizer = train_tokenizer(["abcdef"], recipe.tokenizer.target_kind or recipe.tokenizer.kind, 50)
-    config_class = config_class_of(recipe.model.type)
-    preset = "tiny" if "tiny" in config_class.presets else recipe.model.preset
+    is_given = model.init_from or section.source  # a vocabulary whose size is unknown
+    size = MOST_SYMBOLS_OF_TOKENIZERS if is_given else section.vocab_size
+    if not section.joint:
+        size = max(size, section.target_vocab_size or 0)
+    tokenizer = train_tokenizer(["abcdef"], section.target_kind or section.kind, 50)
+    config_class = config_class_of(model.type)
+    preset = "tiny" if "tiny" in config_class.presets else model.preset
     config = config_class.from_preset(preset, vocab_size=max(size, len(tokenizer)))
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForSeq2SeqLM.from_config(config)
+        translator = Translator(AutoModelForSeq2SeqLM.from_config(config).eval(), tokenizer, check=False)
         short = replace(options, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)
         try:
-            list(Translator(model.eval(), tokenizer, check=False).translate(["abcdef"], short, scores=False))
-        except Exception as error:  # of whatever computes what the setting asks for
-            said = str(error)
-            if not said.startswith("generate="):
-                said = f"generate={shown(options.generate)} fails ({first_line(error)}). Remedy: correct it."
-            raise UserError(f"decoding.{said}") from error
+            list(translator.translate(["abcdef"], short, scores=False))
+        except Exception as error:  # of any library that computes a setting
+            message = str(error)
+            if not message.startswith("generate="):
+                message = f"generate={shown(options.generate)} fails ({first_line(error)}). Remedy: correct it."
+            raise UserError(f"decoding.{message}") from error
 
 
 def without_memory(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model on the meta device: shapes without memory. Leaves the random numbers as they are."""
+    """Build a model on the meta device: shapes without memory. The random number generators do not change."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return AutoModelForSeq2SeqLM.from_config(config)
+            return AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))
     finally:
         logging.set_verbosity(level)
 
 
-def check_stages(recipe: Recipe, arguments: TranslationTrainingArguments) -> None:
-    """A run in two stages has a baseline to begin with."""
-    steps = recipe.training.get("baseline_steps")
-    if steps is None:
-        return
-    if build_config(recipe).baseline() is None:
+def check_stages(recipe: Recipe, arguments: TranslationTrainingArguments, config: Any) -> None:
+    """Check that a run in two stages has a baseline to begin with."""
+    if config.baseline() is None:
         raise UserError(
-            f"training.baseline_steps={steps} trains the plain model that a variant starts from, and "
-            f"{described(recipe)} is a plain one itself. Remedy: set it to null, or choose a variant in model.type, "
-            "e.g. biarn_transformer."
+            f"training.baseline_steps={recipe.training.baseline_steps} trains the plain model that a variant starts "
+            f"from, and {described(recipe.model)} is a plain one itself. Remedy: set it to null, or choose a variant "
+            "in model.type, e.g. biarn_transformer."
         )
     if arguments.deepspeed:
         raise UserError(
@@ -274,7 +219,7 @@ def check_stages(recipe: Recipe, arguments: TranslationTrainingArguments) -> Non
 
 
 def check_planned_steps(baseline_steps: int, steps: int) -> None:
-    """Raises `UserError` when a baseline's stage leaves no step to the variant."""
+    """Raise `UserError` if a baseline's stage leaves no step to the variant."""
     if baseline_steps >= steps:
         raise UserError(
             f"training.baseline_steps={baseline_steps} leaves no step for the variant: both stages together have "
@@ -282,23 +227,24 @@ def check_planned_steps(baseline_steps: int, steps: int) -> None:
         )
 
 
-def refuse_beyond_memory(recipe: Recipe, needed: int, what: str) -> None:
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
+def refuse_beyond_memory(section: ModelSection, size: int, content: str) -> None:
+    """Raise `UserError` if the machine has less memory than `size` bytes."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > available:
         raise UserError(
-            f"{described(recipe)} needs {needed / 2**30:,.1f} GiB for {what}, and this machine has "
-            f"{there / 2**30:,.1f}. Remedy: use a smaller preset, or lower the largest of model.fields and "
+            f"{described(section)} needs {size / 2**30:,.1f} GiB for {content}, and this machine has "
+            f"{available / 2**30:,.1f}. Remedy: use a smaller preset, or lower the largest of model.fields and "
             "tokenizer.vocab_size."
         )
 
 
-def described(recipe: Recipe) -> str:
-    given = ", ".join(f"{name}={shown(value)}" for name, value in list(recipe.model.fields.items())[:6])
-    return f"model: {recipe.model.type} ({recipe.model.preset}{', ' * bool(given)}{given})"
+def described(section: ModelSection) -> str:
+    model_fields = "".join(f", {name}={shown(value)}" for name, value in list(section.fields.items())[:6])
+    return f"model: {section.type} ({section.preset}{model_fields})"
 
 
 def check_optimizer(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
-    """The optimizer is installed and takes its arguments."""
+    """Check that the optimizer is installed and accepts its arguments."""
     if arguments.optimizer is not None:  # Adadelta, which is none of transformers' optimizers
         return
     try:
@@ -316,7 +262,7 @@ def check_optimizer(arguments: TranslationTrainingArguments, model: PreTrainedMo
 
 
 def check_schedule(arguments: TranslationTrainingArguments) -> None:
-    """The learning rate's schedule can be made."""
+    """Check that the schedule of the learning rate can be made."""
     name, steps = arguments.lr_scheduler_type, max(arguments.max_steps, 1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9))
     try:
@@ -335,7 +281,7 @@ def check_schedule(arguments: TranslationTrainingArguments) -> None:
 
 
 def check_machinery(arguments: TranslationTrainingArguments) -> None:
-    """What reports, compiles and shards is there; the Trainer would look for it after the data is prepared."""
+    """Check what reports, compiles and shards; the Trainer would do so only after the data is prepared."""
     for name in arguments.report_to or []:
         try:
             for callback in get_reporting_integration_callbacks([name]):
@@ -355,7 +301,7 @@ def check_machinery(arguments: TranslationTrainingArguments) -> None:
 
 
 def check_checkpointing(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
-    """Transformers and torch take the arguments of gradient checkpointing: torch's are tried on one number."""
+    """Check that transformers and torch accept the arguments of gradient checkpointing, by a trial on one number."""
     given: Any = arguments.gradient_checkpointing_kwargs or {}
     # Older versions of transformers have the other name.
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
@@ -377,7 +323,7 @@ def check_checkpointing(arguments: TranslationTrainingArguments, model: PreTrain
 
 
 def check_compiler(arguments: TranslationTrainingArguments) -> None:
-    """The compiler's backend and mode exist."""
+    """Check that the compiler's backend and mode exist."""
     import torch._dynamo
     import torch._inductor
 
@@ -387,8 +333,8 @@ def check_compiler(arguments: TranslationTrainingArguments) -> None:
         choices["torch_compile_mode"] = list(torch._inductor.list_mode_options())
     for name, values in choices.items():
         value = getattr(arguments, name)
-        if value is not None and value not in values:
-            check_choice(f"training.{name}", value, values)
+        if value is not None:
+            check_value(f"training.{name}", value, Literal[tuple(values)])
 
 
 def first_line(error: Exception) -> str:

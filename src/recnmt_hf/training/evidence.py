@@ -277,16 +277,16 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says that its defaults do not; languages, data, preset, steps and seed in any case."""
+    """Return the values of a recipe that are not the default, and always languages, data, preset, steps and seed."""
     always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
-    plain = Recipe().to_dict()
-    found = {}
+    defaults = {**Recipe().to_dict(), "training": TRAINING_DEFAULTS}
+    changed = {}
     for section, values in recipe.to_dict().items():
-        defaults = {"training": TRAINING_DEFAULTS, "decoding": {}, "test": {}}.get(section, plain[section])
-        changed = {name: value for name, value in values.items() if name in always or defaults.get(name, None) != value}
-        if changed:
-            found[section] = changed
-    return found
+        default = defaults[section]
+        fields = {name: value for name, value in values.items() if name in always or default.get(name, None) != value}
+        if fields:
+            changed[section] = fields
+    return changed
 
 
 def public(value: Any) -> Any:

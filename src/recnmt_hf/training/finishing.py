@@ -13,18 +13,20 @@ import torch
 from datasets import Dataset
 
 from .._plain_text import is_blank
+from .._values import stated
 from ..data.corpora import load_pairs
 from ..data.files import open_output
 from ..inference.loading import load_model
-from ..inference.options import OF_TEXTS, DecodingOptions
+from ..inference.options import OF_TEXTS
 from ..inference.translator import Translator
+from .arguments import TranslationTrainingArguments
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
 from .evidence import Evidence, evidence_of_run, hardware
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
-from .processes import say
-from .recipe import Recipe, each_corpus
+from .processes import logger
+from .recipe import Recipe
 from .testing import add_score, test_model
-from .trainer import Stopwatch, TranslationTrainer, TranslationTrainingArguments
+from .trainer import Stopwatch, TranslationTrainer
 
 
 # Batches over which the averages of batch norm are recomputed for averaged weights.
@@ -38,13 +40,17 @@ def finish(
     final: Path,
     trainer: TranslationTrainer,
 ) -> None:
-    """Averages checkpoints into the final model and tests it."""
+    """Average checkpoints into the final model and test it."""
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    better = arguments.greater_is_better is not False
-    chosen = choose_checkpoints(output_dir, recipe.average.count, recipe.average.which, metric, better, say)
-    say(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
-    if len(chosen) < recipe.average.count:
-        say(f"These are fewer checkpoints than average.count={recipe.average.count}: the run has no others to average.")
+    average = recipe.average
+    chosen = choose_checkpoints(
+        output_dir, average.count, average.which, metric, arguments.best_is_highest, logger.info
+    )
+    logger.info(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
+    if len(chosen) < average.count:
+        logger.info(
+            f"These are fewer checkpoints than average.count={average.count}: the run has no others to average."
+        )
     working = output_dir / f"{FINAL}.partial"
     shutil.rmtree(working, ignore_errors=True)
     average_checkpoints(chosen, working)
@@ -71,7 +77,7 @@ def finish(
     evidence.save(working)
     replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
-        results = test(recipe, final, arguments)
+        results = test(recipe, final, arguments.device)
         results["averaged"] = [folder.name for folder in chosen]
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
@@ -111,29 +117,27 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval()
         norm.momentum = momentum
-    say(f"Running averages of {len(norms)} batch norms recomputed from {count} training batches.")
+    logger.info(f"Running averages of {len(norms)} batch norms recomputed from {count} training batches.")
     model.save_pretrained(folder)
 
 
-def test(recipe: Recipe, model: str | Path, arguments: TranslationTrainingArguments | None = None) -> dict[str, Any]:
+def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     """
-    Translates the recipe's test sets and returns the scores. The translations stand beside the model's folder and in
-    it, where the scores join its evidence.
+    Translate the recipe's test sets and return the scores. The translations are written beside the model's folder and
+    into it, and the scores into its evidence.
     """
-    device = None if arguments is None else arguments.device
-    translator = Translator.from_pretrained(model, device=device)
-    options = DecodingOptions(**recipe.decoding)
-    stated = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in OF_TEXTS}
-    results: dict[str, Any] = {"decoding": stated}
-    folder, data = Path(model), recipe.data
+    translator = Translator.from_pretrained(folder, device=device)
+    options, data, scorer = recipe.decoding, recipe.data, recipe.training.scorer
+    decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in OF_TEXTS}
+    results: dict[str, Any] = {"decoding": decoding}
     for name, corpora in recipe.test.items():
         pairs = list(load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty))
-        dataset = [corpus for _, corpus in each_corpus(name, corpora)]
-        score, found, words = test_model(translator, name, pairs, data.target_lang, options, recipe.training, dataset)
+        dataset = [stated(corpus) for corpus in corpora]
+        score, texts, line = test_model(translator, name, pairs, data.target_lang, options, scorer, dataset)
         with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:
-            file.writelines(f"{text}\n" for text in found)
-        say(words)
+            file.writelines(f"{text}\n" for text in texts)
+        logger.info(line)
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(pairs)}
         with Evidence.changing(folder) as evidence:
-            add_score(evidence, folder, score, found)
+            add_score(evidence, folder, score, texts)
     return results

@@ -1,66 +1,85 @@
-"""Names and directions of validation metrics, and what measures generated text."""
+"""Names and directions of validation metrics, and the scorer of generated text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ..metrics.bleu import MetricScore, sacrebleu_score
 from ..metrics.rouge import ROUGE_TYPES, rouge_scores
+from ..metrics.significance import Comparison, compare_systems
 from ..models.user_errors import UserError
 
 
-# What measures generated text, and the names under which it does.
+# Metrics of generated text, and the names of their scores.
 TEXT_METRICS = {"bleu": ("bleu",), "rouge": ROUGE_TYPES}
-# What an evaluation during training gives.
+# Metrics of an evaluation during training.
 VALIDATION_METRICS = ("loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names))
 LOWER = frozenset({"loss", "perplexity", "ppl", "nll", "ter", "wer", "cer", "aer"})
 HIGHER = frozenset({"bleu", "chrf", "comet", "accuracy", "rouge1", "rouge2", "rougel", "rougelsum", "meteor", "f1"})
 
 
-def text_scores(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    metric: str = "bleu",
-    rouge_units: str = "words",
-    lowercase: bool = False,
-) -> dict[str, MetricScore]:
+@dataclass(frozen=True)
+class TextScorer:
     """
-    The scores of generated text by their names.
+    How generated text is scored.
 
     Args:
-        hypotheses, references (sequences of `str`): One each for a sentence.
         metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, or `"rouge"`: F1 of ROUGE-1, ROUGE-2 and ROUGE-L.
-        rouge_units (`str`, *optional*, defaults to `"words"`): What ROUGE counts.
+        rouge_units (`str`, *optional*, defaults to `"words"`): Units that ROUGE counts.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
     """
-    if metric == "rouge":
-        return dict(zip(ROUGE_TYPES, rouge_scores(hypotheses, references, rouge_units), strict=True))
-    return {"bleu": sacrebleu_score(hypotheses, references, lowercase=lowercase)}
+
+    metric: str = "bleu"
+    rouge_units: str = "words"
+    lowercase: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return TEXT_METRICS[self.metric]
+
+    def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, MetricScore]:
+        """Return the scores of generated text by name; there is one reference per hypothesis."""
+        if self.metric == "rouge":
+            return dict(zip(ROUGE_TYPES, rouge_scores(hypotheses, references, self.rouge_units), strict=True))
+        return {"bleu": sacrebleu_score(hypotheses, references, lowercase=self.lowercase)}
+
+    def compare(
+        self, baseline: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], samples: int = 1000
+    ) -> Comparison:
+        """Test by a paired bootstrap whether generated text differs from a baseline's."""
+        options: dict[str, Any] = {"lowercase": self.lowercase}
+        if self.metric == "rouge":
+            options = {"metric": self.names[-1], "units": self.rouge_units}
+        systems = {"baseline": baseline, "model": hypotheses}
+        return compare_systems(systems, references, samples=samples, **options)[-1]
 
 
 def without_prefix(metric: str) -> str:
-    """A metric's name as recipes have it, without the Trainer's `eval_`."""
+    """Return a metric's name without the Trainer's prefix `eval_`."""
     return metric.removeprefix("eval_")
 
 
 def known_direction(metric: str) -> bool | None:
-    """Whether more of a metric is better; `None` where the metric is not known."""
+    """Return whether more of a metric is better; `None` if the metric is not known."""
     last = metric.lower().rsplit("_", 1)[-1]
     return False if last in LOWER else True if last in HIGHER else None
 
 
 def higher_is_better(metric: str, stated: bool | None = None, place: str = "") -> bool:
     """
-    The direction of a metric.
+    Return whether more of a metric is better.
 
     Args:
-        metric (`str`): With or without `eval_` or a data set's name before it.
-        stated (`bool`, *optional*): The direction that the user gives; needed for a metric that is not known and of
-            which less is better.
-        place (`str`, *optional*): What stands before `greater_is_better` in the message.
+        metric (`str`): The metric, with or without `eval_` or the name of a data set as prefix.
+        stated (`bool`, *optional*): The direction given by the user; required for an unknown metric that is better when
+            lower.
+        place (`str`, *optional*): Prefix of `greater_is_better` in the message.
 
     Raises:
-        UserError: What is stated contradicts what is known of the metric.
+        UserError: The given direction contradicts that of a known metric.
     """
     known = known_direction(metric)
     if stated is not None and known is not None and stated is not known:

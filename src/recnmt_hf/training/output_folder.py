@@ -18,17 +18,16 @@ from ..data.files import remove, remove_abandoned
 from ..data.locks import lock
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..models.user_errors import ExistingFileError, UserError
+from .arguments import TranslationTrainingArguments
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
-from .processes import say
+from .inputs import DATA, PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
+from .processes import logger
 from .recipe import SECTIONS
 from .resuming import RECIPE, RECORD
-from .tokenizers import PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
-from .trainer import TranslationTrainingArguments
 
 
 FINAL = "model"
 RESULTS = "results.json"
-DATA = "data"
 # The first stage of a run in two: the checkpoints of its baseline.
 BASELINE = "baseline"
 LOCK = ".lock"
@@ -79,7 +78,7 @@ def locked(folder: Path) -> Iterator[bool]:
                 f"{folder} cannot be written ({error.strerror}). Remedy: choose a folder where files may be written."
             ) from error
         if unsupported is not None:
-            say(
+            logger.info(
                 f"{folder / LOCK} cannot be locked ({unsupported.strerror}): see that no second run writes into "
                 f"{folder}."
             )
@@ -304,7 +303,7 @@ def sudden_ends_explained(output_dir: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"Interrupted. {where_it_stands(output_dir)}")
+        logger.info(f"Interrupted. {where_it_stands(output_dir)}")
         raise
     except Exception as error:
         reason = disk_full(error)

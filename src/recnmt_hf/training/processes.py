@@ -1,9 +1,10 @@
-"""The processes of a run: how they start, wait for the first of them, speak, and end with their launcher."""
+"""The processes of a run: how they start, wait for the first of them, log, and end with their launcher."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import sys
 import threading
@@ -29,10 +30,19 @@ WITHOUT_LIMIT = timedelta(days=365)
 WATCH_INTERVAL = 0.5
 
 
-def say(text: str) -> None:
-    """Tells the user what happens now, once for all processes."""
-    if PartialState().is_main_process:
-        print(text, file=sys.stderr, flush=True)
+class MainProcessHandler(logging.Handler):
+    """Writes messages of the main process to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if PartialState().is_main_process:
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+# Progress of commands and runs.
+logger = logging.getLogger("recnmt_hf.progress")
+logger.setLevel(logging.INFO)
+logger.propagate = False
+logger.addHandler(MainProcessHandler())
 
 
 class Processes:
@@ -45,14 +55,14 @@ class Processes:
         backend (`str`, *optional*): Of the process group; chosen by accelerate when not given.
 
     Raises:
-        ValueError: The timeout is no number of seconds.
+        ValueError: The timeout is not a valid number of seconds.
     """
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, backend: str | None = None):
         try:
             limit = timedelta(seconds=timeout)
         except (TypeError, OverflowError) as error:
-            raise UserError(f"training.ddp_timeout={timeout!r} is no number of seconds ({error}).") from error
+            raise UserError(f"training.ddp_timeout={timeout!r} is not a valid number of seconds ({error}).") from error
         if limit <= timedelta(0):
             raise UserError(f"training.ddp_timeout={timeout!r} is not allowed; it must be above 0 seconds.")
         end_with_launcher()
@@ -73,13 +83,13 @@ class Processes:
 
     def on_main(self, work: Callable[[], T]) -> T:
         """
-        The first process works; the others wait for it as long as it takes, past any timeout of a collective.
+        Run work on the first process; the others wait, without any timeout.
 
         Returns:
-            What `work` returned (it is pickled), on every process.
+            The result of `work` (it is pickled), on every process.
 
         Raises:
-            SystemExit: On the others, when the first process failed; that one raises its own error.
+            SystemExit: On the other processes if the first one failed, which raises its own error.
         """
         if self.waiting is None:
             return work()
@@ -99,7 +109,7 @@ class Processes:
         return result
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """The first process works, the others work after it and find what it left; each returns its own result."""
+        """Run work on the first process, then on the others, which find its files; each returns its own result."""
         results: list[T] = []
 
         def first() -> None:
@@ -129,8 +139,8 @@ def settings_of_one_run() -> Iterator[None]:
 
 def end_with_launcher() -> None:
     """
-    Has this process end when its launcher (torchrun, `accelerate launch`) dies, by whatever cause: orphans would go on
-    writing beside the run that is started in their place. A process that was started from a shell outlives the shell.
+    End this process when its launcher (torchrun, `accelerate launch`) dies: an orphan would write into the folder of
+    the run that replaces it. A process that was started from a shell outlives the shell.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
@@ -147,7 +157,7 @@ def end_with_launcher() -> None:
 
 @contextlib.contextmanager
 def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
-    """Other libraries show the first process's progress bars on terminals, and none where standard error is a file."""
+    """Let other libraries show progress bars only on the first process, and only if standard error is a terminal."""
     if is_main and sys.stderr.isatty():
         yield
         return
@@ -166,10 +176,10 @@ def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
 
 def keep_freed_memory() -> None:
     """
-    Has glibc keep the large blocks that training frees and asks for again at every step.
+    Let glibc keep the large blocks that training frees and allocates again in every step.
 
-    By default it returns them to the system, and the kernel clears their pages each time, which takes a quarter
-    of a small model's training step on the CPU. Does nothing with other allocators.
+    By default glibc returns them to the system, and the kernel clears their pages each time, which takes a quarter of a
+    small model's training step on the CPU. Has no effect with other allocators.
     """
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     try:

@@ -1,31 +1,31 @@
 """
-YAML as recipes have it: the core schema of YAML 1.2, and nothing that is larger than a recipe.
+Reading and writing recipes: YAML in the core schema of YAML 1.2, `extends`, and overrides of the command line.
 
-Of plain words only true and false are booleans and null is nothing, so that `no` is Norwegian; 1:30 and 2024-01-01 are
-text, 010 is ten, 5e-4 a number. Names may not stand twice in a mapping. What a message says of a file is its name and
-the line, not its content: `extends` may name any file.
+Plain `true` and `false` are the only booleans, so that `no` is Norwegian; 1:30 and 2024-01-01 are text, 010 is ten,
+5e-4 a number. A name may occur once in a mapping. Messages give the name of a file and the line, never its content,
+because `extends` may name any file.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
+from .._values import DEFAULT, kind_of, shown
 from ..models.user_errors import MissingFileError, UserError
 
 
 MAX_BYTES = 2**20
-MAX_NODES = 20000  # after aliases are written out
 MAX_DEPTH = 32
+MAX_ALIASES = 20
 MAX_DIGITS = 40
-# How long a pipe may stay without anyone who writes into it.
-SECONDS_FOR_WRITER = 5.0
+MAX_EXTENDED = 32
+# Depth at which `null` resets a value: section.field.
+FIELD_DEPTH = 2
 
 _PREFIX = "tag:yaml.org,2002:"
 _CORE_SCHEMA = (
@@ -42,7 +42,7 @@ _CORE_SCHEMA = (
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that knows the core schema alone and looks at a document's size before it makes anything of it."""
+    """A loader of the core schema alone, with limits on nesting and aliases."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
     yaml_constructors: dict[str | None, Any] = {
@@ -52,22 +52,35 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str):
         super().__init__(text)
-        self.depth = 0
+        self.open_anchors: list[str | None] = []
+        self.aliases = 0
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, f"nested more than {MAX_DEPTH} deep", self.peek_event().start_mark
-            )
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
+        event = self.peek_event()
+        is_alias = isinstance(event, yaml.AliasEvent)
+        self.aliases += is_alias
+        if len(self.open_anchors) >= MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", event.start_mark)
+        if is_alias and event.anchor in self.open_anchors:
+            raise yaml.composer.ComposerError(None, None, "an alias within its own anchor", event.start_mark)
+        if self.aliases > MAX_ALIASES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_ALIASES} aliases", event.start_mark)
+        self.open_anchors.append(None if is_alias else event.anchor)
+        node = super().compose_node(parent, index)
+        self.open_anchors.pop()
+        return node
 
-    def compose_document(self) -> yaml.Node:
-        node = super().compose_document()
-        check_tree(node, {})
+    def compose_mapping_node(self, anchor: Any) -> yaml.Node:
+        node = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.composer.ComposerError(
+                    None, None, "a list or mapping where a name is expected", key.start_mark
+                )
+            if key.value in names and key.tag != f"{_PREFIX}merge":
+                raise yaml.composer.ComposerError(None, None, "a name that occurs twice in a mapping", key.start_mark)
+            names.add(key.value)
         return node
 
     def number(self, node: yaml.Node) -> int | float:
@@ -90,7 +103,7 @@ for _name in ("int", "float"):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what any reader could take for something else, of YAML 1.1 or 1.2."""
+    """A dumper that quotes all text that a reader of YAML 1.1 or 1.2 could take for another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -100,57 +113,17 @@ for _name, _pattern, _first in _CORE_SCHEMA:
     _Dumper.add_implicit_resolver(f"{_PREFIX}{_name}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
-def check_tree(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """
-    The number of nodes and the depth of a tree whose aliases are written out.
-
-    Raises:
-        yaml.MarkedYAMLError: It is too large or too deep, holds itself, or a mapping has a name twice.
-    """
-
-    def refuse(problem: str, at: yaml.Node) -> NoReturn:
-        raise yaml.composer.ComposerError(None, None, problem, at.start_mark)
-
-    if id(node) in known:
-        found = known[id(node)]
-        if found is None:
-            refuse("an alias within what it stands for", node)
-        return found
-    known[id(node)] = None
-    children = []
-    if isinstance(node, yaml.MappingNode):
-        names: set[str] = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                refuse("a list or mapping where a name is expected", key)
-            if key.value in names and key.tag != f"{_PREFIX}merge":
-                refuse("a name that stands twice in one mapping", key)
-            names.add(key.value)
-            children += [key, value]
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    size, depth = 1, 1
-    for child in children:
-        below = check_tree(child, known)
-        size, depth = size + below[0], max(depth, below[1] + 1)
-        if size > MAX_NODES:
-            refuse(f"more than {MAX_NODES:,} values, aliases written out", node)
-        if depth > MAX_DEPTH:
-            refuse(f"nested more than {MAX_DEPTH} deep", node)
-    known[id(node)] = (size, depth)
-    return size, depth
-
-
 def load_yaml(text: str, name: str) -> Any:
     """
-    A YAML document or value.
+    Parse a YAML document or value.
 
     Args:
         text (`str`): The document.
-        name (`str`): What messages call it.
+        name (`str`): Its name in messages.
 
     Raises:
-        UserError: It is no YAML, or too large; the message names line and column, and quotes nothing of it.
+        UserError: The document is not valid YAML, or exceeds a limit; the message gives line and column, and quotes
+            nothing.
     """
     loader = None
     try:
@@ -171,33 +144,36 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def dump_yaml(content: Any) -> str:
-    """What [`load_yaml`] reads back as it was."""
+    """Return YAML from which [`load_yaml`] reads the same content."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_text(path: Path) -> str:
     """
-    A recipe's file, whole.
+    Read a recipe's file.
 
     Raises:
-        UserError: It is not there, is no file, cannot be read, is too large, or is not UTF-8 text.
+        UserError: The file does not exist, is not a regular file, cannot be read, is too large, or is not UTF-8 text.
     """
     try:
-        mode = path.stat().st_mode
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; it holds {yaml_files(path)}. Remedy: name a recipe in it.")
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file. Remedy: name a recipe.")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise MissingFileError(
             f"There is no recipe {path}; {path.parent} holds {yaml_files(path.parent)}. Remedy: correct the path."
         ) from None
+    except UserError:
+        raise
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
-    if stat.S_ISDIR(mode):
-        raise UserError(f"{path} is a folder; it holds {yaml_files(path)}. Remedy: name a recipe in it.")
-    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-        raise UserError(f"{path} is no file. Remedy: name a recipe.")
-    try:
-        content = read_pipe(path) if stat.S_ISFIFO(mode) else read_start(path)
-    except OSError as error:
-        raise unreadable(path, error) from None
+        place = f"{str(path)[:60]}..." if len(str(path)) > 200 else path
+        why = getattr(error, "strerror", None) or "not a file name"
+        raise UserError(
+            f"The recipe {place} cannot be read ({why}). Remedy: correct the path or its permissions."
+        ) from None
     if len(content) > MAX_BYTES:
         raise UserError(f"{path} has more than {MAX_BYTES:,} bytes, too many for a recipe. Remedy: correct the path.")
     try:
@@ -209,42 +185,98 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def unreadable(path: Path, error: Exception) -> UserError:
-    shown = f"{str(path)[:60]}..." if len(str(path)) > 200 else path
-    why = getattr(error, "strerror", None) or "no name of a file"
-    return UserError(f"The recipe {shown!s} cannot be read ({why}). Remedy: correct the path or its permissions.")
-
-
-def read_start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)
-
-
-def read_pipe(path: Path) -> bytes:
-    """What is written into a pipe, without waiting for ever for someone who does."""
-    import select
-
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    content, end = b"", time.monotonic() + SECONDS_FOR_WRITER
-    try:
-        while len(content) <= MAX_BYTES:
-            try:
-                part = os.read(handle, 65536)
-            except BlockingIOError:  # a writer is there and has not written yet
-                select.select([handle], [], [], 1.0)
-                continue
-            content += part
-            if not part and content:
-                break
-            if not part and time.monotonic() > end:
-                raise UserError(f"{path} is a pipe that nobody writes into. Remedy: name a file.")
-            if not part:
-                time.sleep(0.02)
-        return content
-    finally:
-        os.close(handle)
-
-
 def yaml_files(folder: Path, most: int = 12) -> str:
     names = sorted(path.name for path in folder.glob("*.yaml"))
     return ", ".join(names[:most]) + " ..." * (len(names) > most) or "no YAML file"
+
+
+# -- recipes that extend others, and overrides -------------------------------------------------------------------------
+
+
+def content_of(path: Path, overrides: Sequence[str], sections: set[str]) -> dict[str, Any]:
+    """
+    Read a recipe's file and apply overrides; see [`~recnmt_hf.training.recipe.Recipe.from_file`].
+
+    Args:
+        path (`Path`): The file.
+        overrides (sequence of `str`): `section.field=value`.
+        sections (set of `str`): Names of the sections that a recipe of this kind has.
+
+    Raises:
+        UserError: A file cannot be read, or an override is malformed.
+    """
+    content = read_recipe(path, sections)
+    applied: list[list[str]] = []
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        parts = name.split(".")
+        if not equals or not all(parts) or name != name.strip():
+            raise UserError(f"{shown(override)} is no override. Remedy: write section.field=value.")
+        if not value.strip():
+            raise UserError(
+                f"{name}= has no value. Remedy: write {name}=null for its default, {name}='\"\"' for no text."
+            )
+        for earlier in applied:
+            if parts == earlier[: len(parts)]:
+                raise UserError(f"{name} replaces {'.'.join(earlier)} given before it. Remedy: give one of them.")
+        applied.append(parts)
+        place = content
+        for depth, parent in enumerate(parts[:-1], start=1):
+            if place.get(parent) in (None, DEFAULT):
+                place[parent] = {}
+            place = place[parent]
+            if not isinstance(place, dict):
+                scalar = ".".join(parts[:depth])
+                raise UserError(
+                    f"{name} cannot be set: {scalar} is {kind_of(place)}, not a mapping. Remedy: give {scalar} as "
+                    "a whole."
+                )
+        parsed = load_yaml(value, f"the value of {name}")
+        place[parts[-1]] = DEFAULT if parsed is None and len(parts) <= FIELD_DEPTH else parsed
+    return content
+
+
+def read_recipe(path: Path, sections: set[str], extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a recipe's file, merged into the one it extends."""
+    text = read_text(path)
+    if path.resolve() in extended_by:
+        raise UserError(f"{path} extends itself. Remedy: correct its line `extends`.")
+    if len(extended_by) >= MAX_EXTENDED:
+        raise UserError(
+            f"{path} is the last of more than {MAX_EXTENDED} recipes that extend each other. Remedy: join some."
+        )
+    content = load_yaml(text, str(path))
+    if content is not None and not isinstance(content, dict):
+        raise UserError(
+            f"{path} is no recipe: it must be a mapping of sections, not {kind_of(content)}. Remedy: correct the path, "
+            "or write sections such as training: {max_steps: 1000}."
+        )
+    content = content or {}
+    extended = content.pop("extends", None)
+    if extended_by and any(name not in sections for name in content):  # a message must not quote a foreign file
+        raise UserError(
+            f"{path} is no recipe: it has other sections than {', '.join(sorted(sections))}. Remedy: correct the line "
+            f"`extends` of {extended_by[-1]}, or this file."
+        )
+    if extended is None:
+        return content
+    if not isinstance(extended, str) or not extended:
+        raise UserError(
+            f"{path}: extends must be the name of one file, not {kind_of(extended)}. Remedy: write extends: base.yaml."
+        )
+    return merged(read_recipe(path.parent / extended, sections, (*extended_by, path.resolve())), content)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any], depth: int = FIELD_DEPTH) -> dict[str, Any]:
+    """
+    Merge changes into a base: mappings are merged, other values replaced. Down to `depth`, `None` becomes `DEFAULT`;
+    deeper, as in `model.fields`, it is a value.
+    """
+    result = dict(base)
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            inner = result.get(name)
+            result[name] = merged(inner if isinstance(inner, Mapping) else {}, value, max(depth - 1, 0))
+        else:
+            result[name] = DEFAULT if value is None and depth else value
+    return result

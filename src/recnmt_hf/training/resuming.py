@@ -1,11 +1,11 @@
-"""Whether a run may go on as it is asked to: its recipe, data and processes against those it was started with."""
+"""Whether a run may resume: its recipe, data and processes are compared with those it was started with."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ import yaml
 from datasets import Dataset
 from transformers import PreTrainedConfig
 
+from .._values import default_of, stated
+from ..data.corpora import parse_corpora
 from ..data.files import open_output
+from ..inference.options import DecodingOptions
 from ..models.user_errors import UserError
+from .arguments import TranslationTrainingArguments
 from .checkpoints import state_of, steps_of
-from .recipe import NOT_DONE, AverageSection, DataSection, ModelSection, Recipe, TokenizerSection
-from .trainer import TranslationTrainingArguments
+from .recipe import WITHOUT_EFFECT, AverageSection, DataSection, ModelSection, Recipe, TokenizerSection
 
 
 RECIPE = "recipe.yaml"
@@ -61,7 +64,7 @@ FREE = {
     "training.skip_memory_metrics",
     "training.torch_empty_cache_steps",
 }
-FREE |= {f"training.{name}" for name in NOT_DONE}
+FREE |= {f"training.{name}" for name in WITHOUT_EFFECT}
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # These hold from the checkpoint on: what it has learnt stays meaningful.
 FROM_HERE = {
@@ -133,7 +136,7 @@ class RunRecord:
 
     @classmethod
     def load(cls, output_dir: Path) -> RunRecord | None:
-        """The record of an earlier run, or `None` where there is none: runs of earlier versions wrote none."""
+        """Load the record of an earlier run; `None` if there is none, as in runs of old versions."""
         try:
             content = json.loads((output_dir / RECORD).read_text(encoding="utf-8"))
             return cls(**content)
@@ -142,7 +145,7 @@ class RunRecord:
 
 
 def digest_of(data: Dataset) -> str:
-    """SHA-256 of a prepared dataset's token ids, whatever files they stand in."""
+    """Return the SHA-256 sum of a prepared dataset's token ids, however it is divided into files."""
     digest = hashlib.sha256()
     for batch in data.select_columns(["input_ids", "labels"]).with_format("arrow").iter(10_000):
         for name in ("input_ids", "labels"):
@@ -153,7 +156,7 @@ def digest_of(data: Dataset) -> str:
 
 
 def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
-    """The content of the recipe that a run was started with, or `None` where there is none that can be read."""
+    """Read the recipe that a run was started with; `None` if there is none that can be read."""
     try:
         content = yaml.safe_load((output_dir / RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -163,38 +166,50 @@ def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
 
 def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:
     """
-    The fields of a recipe that differ from the one its run was started with, each with `"old -> new"`; `None` where
+    Return the fields of a recipe that differ from the one its run was started with, each with `"old -> new"`; `None` if
     there is no earlier recipe that can be read.
     """
     old = recipe_in(output_dir)
     if old is None:
         return None
     new = yaml.safe_load(yaml.safe_dump(recipe.to_dict()))
-    old, new = flattened(old), flattened(new)
+    old_fields, new_fields = fields_of(old), fields_of(new)
     changes = {}
-    for name in sorted(old.keys() | new.keys()):
-        before, after = (values[name] if name in values else default_of(name) for values in (old, new))
-        if before != after:
-            changes[name] = f"{shown(before)} -> {shown(after)}"
+    for name in sorted(old_fields.keys() | new_fields.keys()):
+        old_value, new_value = (
+            values[name] if name in values else recipe_default(name) for values in (old_fields, new_fields)
+        )
+        if old_value != new_value:
+            changes[name] = f"{display(old_value)} -> {display(new_value)}"
     if not torch.accelerator.is_available():
         changes.pop("training.use_cpu", None)  # there is nothing else to use
     return changes
 
 
-def flattened(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """`section.field`, and `section.fields.field`, with their values."""
+def fields_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe by `section.field` and `model.fields.field`."""
     result: dict[str, Any] = {}
     for section, values in recipe.items():
         for name, value in (values or {}).items():
-            if section == "model" and name == "fields":
-                result |= {f"model.fields.{inner}": inner_value for inner, inner_value in (value or {}).items()}
+            place = f"{section}.{name}"
+            if place == "model.fields":
+                result |= {f"{place}.{inner}": inner_value for inner, inner_value in (value or {}).items()}
             else:
-                result[f"{section}.{name}"] = value
+                names_corpora = section == "test" or place in ("data.train", "data.validation")
+                result[place] = comparable_corpora(value) if names_corpora else value
     return result
 
 
-def default_of(name: str) -> Any:
-    """What holds where a recipe (perhaps of an earlier version) leaves a field out."""
+def comparable_corpora(corpora: Any) -> Any:
+    """Return corpora in one form, so that they can be compared, or unchanged if they are not valid."""
+    try:
+        return [stated(replace(corpus)) for corpus in parse_corpora(corpora)]  # a copy forgets which fields were given
+    except UserError:
+        return corpora
+
+
+def recipe_default(name: str) -> Any:
+    """Return the default of a field that a recipe (perhaps of an earlier version) leaves out."""
     section, _, last = name.partition(".")
     kinds = {
         "model": ModelSection,
@@ -202,52 +217,48 @@ def default_of(name: str) -> Any:
         "tokenizer": TokenizerSection,
         "average": AverageSection,
         "training": TranslationTrainingArguments,
+        "decoding": DecodingOptions,
     }
-    for entry in fields(kinds[section]) if section in kinds else ():
-        if entry.name == last:
-            if entry.default_factory is not MISSING:
-                return entry.default_factory()
-            return None if entry.default is MISSING else entry.default
-    return None
+    entries = fields(kinds[section]) if section in kinds else ()
+    return next((default_of(entry) for entry in entries if entry.name == last), None)
 
 
-def shown(value: Any) -> str:
+def display(value: Any) -> str:
     text = "unset" if value is None else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str]:
     """
-    Whether a run may go on with this recipe.
+    Check that a run may resume with a recipe.
 
     Returns:
-        Sentences about what changed and may.
+        A line for each change, all of them allowed.
 
     Raises:
-        ValueError: Something changed that cannot; the message names all such fields, old and new.
+        ValueError: A change is not allowed; the message has all of these, with old and new value.
     """
-    wanted, made = recipe.training["max_steps"], steps_of(checkpoint)
-    if 0 < wanted < made:
+    max_steps, steps = recipe.training.max_steps, steps_of(checkpoint)
+    if 0 < max_steps < steps:
         raise UserError(
-            f"training.max_steps={wanted} is fewer than the {made} steps that {checkpoint} has. Remedy: set it to "
-            f"{made} or more, or start anew in another folder or with --overwrite."
+            f"training.max_steps={max_steps} is fewer than the {steps} steps that {checkpoint} has. Remedy: set it to "
+            f"{steps} or more, or start anew in another folder or with --overwrite."
         )
     changes = changes_of_recipe(recipe, output_dir)
     if changes is None:
         return [f"{output_dir} has no readable {RECIPE}: what changed since the run began cannot be told."]
-    compares = recipe.average.which == "best" or recipe.training.get("early_stopping_patience") is not None
     known_data = RunRecord.load(output_dir) is not None
     sentences, refused = [], []
     for name, change in changes.items():
         if name in FREE or name.startswith(FREE_PREFIXES):
             sentences.append(f"{name}: {change}.")
         elif name in FROM_HERE:
-            sentences.append(f"{name}: {change} (from step {steps_of(checkpoint)} on).")
+            sentences.append(f"{name}: {change} (from step {steps} on).")
         elif name in ROUNDING:
             sentences.append(f"{name}: {change}; the run goes on, but not bit by bit as it would have.")
         elif name in LOOKED_AT and known_data:
             continue  # by `check_record`
-        elif name in MEASURES and not compares:
+        elif name in MEASURES and not recipe.compares_evaluations:
             sentences.append(f"{name}: {change}; evaluations before and after are not comparable.")
         else:
             refused.append(f"{name}: {change}")
@@ -260,19 +271,25 @@ def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str
     return [f"Changed since the run began: {sentence}" for sentence in sentences]
 
 
-def check_record(new: RunRecord, recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str]:
+def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, checkpoint: Path) -> list[str]:
     """
-    Whether a run may go on with this data on these processes.
+    Check that a run may resume with its data and processes.
 
-    The tokens of an update, and with them learning rate, schedule and the place in the data, are those of processes
-    times accumulated batches. Where that product stays, other processes deal the same data in other shares: the run
-    goes on in the same sense, but not bit by bit. Where it changes, what the recipe says means something else.
+    Processes times accumulated batches determine the tokens of an update, and so learning rate, schedule and place in
+    the data. If the product stays, another number of processes only divides the same data in another way: the run
+    resumes, but not bit by bit. If it changes, the recipe has another meaning.
+
+    Args:
+        new ([`RunRecord`]): The record of the resumed run.
+        compares_evaluations (`bool`): Whether the run compares scores of evaluations at different steps.
+        output_dir (`Path`): The run's folder.
+        checkpoint (`Path`): The checkpoint.
 
     Returns:
-        Sentences about what changed and may.
+        A line for each change, all of them allowed.
 
     Raises:
-        ValueError: Something changed that cannot.
+        ValueError: A change is not allowed.
     """
     old = RunRecord.load(output_dir)
     if old is None:
@@ -289,7 +306,7 @@ def check_record(new: RunRecord, recipe: Recipe, output_dir: Path, checkpoint: P
             f"The validation data changed ({old.validation_pairs} sentence pairs then, {new.validation_pairs} now): "
             "evaluations before and after are not comparable"
         )
-        if recipe.average.which == "best" or recipe.training.get("early_stopping_patience") is not None:
+        if compares_evaluations:
             raise UserError(
                 f"{text}, and this run compares them. Remedy: bring the old data back, or set average.which: last and "
                 "no early_stopping_patience."
@@ -328,10 +345,10 @@ def check_record(new: RunRecord, recipe: Recipe, output_dir: Path, checkpoint: P
 
 def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
     """
-    Whether the model that the recipe and the tokenizers make is that of the checkpoint.
+    Check that the configuration made from recipe and tokenizers is that of the checkpoint.
 
     Raises:
-        ValueError: A field of the configuration differs.
+        ValueError: A field differs.
     """
     try:
         saved = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -343,7 +360,7 @@ def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
     now = json.loads(config.to_json_string(use_diff=False))
     differing = [name for name in sorted(own & saved.keys() & now.keys()) if saved[name] != now[name]]
     if differing:
-        listed = "; ".join(f"{name}: {shown(saved[name])} -> {shown(now[name])}" for name in differing)
+        listed = "; ".join(f"{name}: {display(saved[name])} -> {display(now[name])}" for name in differing)
         raise UserError(
             f"The model of {checkpoint} is not the one that the recipe describes: {listed}. Remedy: resume with the "
             "recipe it was started with, or start anew in another folder or with --overwrite."
@@ -351,7 +368,7 @@ def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
 
 
 def stopped_early(checkpoint: Path, patience: int | None) -> bool:
-    """Whether early stopping ended the run with this checkpoint."""
+    """Return whether early stopping ended the run with this checkpoint."""
     states = state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
     states = states if isinstance(states, list) else [states]
     counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]

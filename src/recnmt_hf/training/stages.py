@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, set_seed
 
 from ..data.tokenizer_pair import TokenizerPair
-from .arguments import baseline_arguments
-from .building import build_model
+from .arguments import TranslationTrainingArguments, make_arguments
+from .building import baseline_config, generation_config, model_config
 from .checkpoints import newest_checkpoint, steps_of
 from .output_folder import BASELINE
-from .processes import say
+from .processes import logger
 from .recipe import Recipe
 from .resuming import recipe_in, stopped_early
-from .trainer import TranslationTrainer, TranslationTrainingArguments
+from .trainer import TranslationTrainer
 
 
 @dataclass(frozen=True)
@@ -26,97 +28,136 @@ class Stage:
     A part of a run that trains one model. Its steps are counted from the beginning of the run.
 
     Args:
-        folder (`Path`): Gets its checkpoints.
-        arguments ([`TranslationTrainingArguments`]): Of its trainer.
-        patience (`int`, *optional*): Of early stopping.
-        last_step (`int`, *optional*): After which it ends; `None`: as its arguments say.
-        baseline (`Path`, *optional*): The last checkpoint of the stage before it, from which it starts.
+        folder (`Path`): Folder of its checkpoints.
+        arguments ([`TranslationTrainingArguments`]): Arguments of its trainer.
+        config (`PreTrainedConfig`): Configuration of its model.
+        beams (`int`): Default beam size of its model.
+        patience (`int`, *optional*): Patience of early stopping.
+        last_step (`int`, *optional*): Step after which it ends; `None`: when its arguments say.
+        init_from (`Path` or `str`, *optional*): Trained baseline that initialises its model.
+        baseline (`Path`, *optional*): That baseline, if it is the last checkpoint of the stage before.
     """
 
     folder: Path
     arguments: TranslationTrainingArguments
+    config: PreTrainedConfig
+    beams: int
     patience: int | None = None
     last_step: int | None = None
+    init_from: Path | str | None = None
     baseline: Path | None = None
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether it trains the plain model from which another stage starts."""
-        return self.last_step is not None
+    def is_from_scratch(self) -> bool:
+        """Whether it trains a variant without the baseline that its paper trains first."""
+        config: Any = self.config
+        return self.init_from is None and config.baseline_first is not None and config.baseline() is not None
+
+
+def training_arguments(recipe: Recipe, output_dir: Path, use_cpu: bool | None = None) -> TranslationTrainingArguments:
+    """Make the Trainer's arguments of a recipe."""
+    settings: dict[str, Any] = {"disable_tqdm": not sys.stderr.isatty(), **recipe.training.trainer_settings()}
+    if use_cpu is not None:
+        settings["use_cpu"] = use_cpu
+    keep = recipe.average.keep_option
+    return make_arguments({**settings, keep: max(settings.get(keep, 1), recipe.average.count)}, output_dir)
 
 
 def stages_of(
-    recipe: Recipe,
-    output_dir: Path,
-    arguments: TranslationTrainingArguments,
-    patience: int | None,
-    use_cpu: bool,
+    recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArguments, tokenizers: TokenizerPair
 ) -> list[Stage]:
-    """The stages of a run: one, or a baseline's before it."""
-    steps = recipe.training.get("baseline_steps")
-    if steps is None:
-        return [Stage(output_dir, arguments, patience)]
-    folder = output_dir / BASELINE
-    first = Stage(folder, baseline_arguments(recipe, folder, use_cpu), last_step=steps)
-    return [first, Stage(output_dir, arguments, patience, baseline=folder / f"checkpoint-{steps}")]
+    """
+    Plan the stages of a run: one, or a baseline's before it.
+
+    Raises:
+        UserError: The tokenizers do not suit each other or the model.
+    """
+    config = model_config(recipe.model, tokenizers)
+    training = recipe.training
+    last = Stage(
+        output_dir,
+        arguments,
+        config,
+        recipe.decoding.beams,
+        training.early_stopping_patience,
+        init_from=recipe.model.init_from,
+    )
+    if training.baseline_steps is None:
+        return [last]
+    folder, steps = output_dir / BASELINE, int(training.baseline_steps)
+    # No checkpoints of the baseline are averaged.
+    settings = {**training.trainer_settings(), "load_best_model_at_end": False}
+    settings |= {"disable_tqdm": arguments.disable_tqdm, "use_cpu": arguments.use_cpu}
+    first = replace(
+        last,
+        folder=folder,
+        arguments=make_arguments(settings, folder),
+        config=baseline_config(config, tokenizers),
+        patience=None,
+        last_step=steps,
+    )
+    checkpoint = folder / f"checkpoint-{steps}"
+    return [first, replace(last, init_from=checkpoint, baseline=checkpoint)]
 
 
 def with_whole_steps(recipe: Recipe, output_dir: Path, resume: bool) -> Recipe:
     """
-    The recipe with `training.baseline_steps` as a whole number, where it is a share of all steps. A run keeps the
-    number that it was started with, also if it is resumed with more steps.
+    Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps. A resumed run
+    keeps the number it was started with, even if it has more steps now.
     """
-    share = recipe.training.get("baseline_steps")
+    share, max_steps = recipe.training.baseline_steps, recipe.training.max_steps
     if share is None or share >= 1:
         return recipe
-    most = recipe.training["max_steps"]
-    before = ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps") if resume else None
-    steps = before if isinstance(before, int) and 0 < before < most else max(int(share * most), 1)
-    say(f"The first {steps} of {most} steps train the baseline.")
-    recipe = copy.copy(recipe)
-    recipe.training = {**recipe.training, "baseline_steps": steps}
-    return recipe
+    earlier = ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps") if resume else None
+    steps = max(int(share * max_steps), 1)
+    if isinstance(earlier, int) and 0 < earlier < max_steps:
+        steps = earlier
+    logger.info(f"The first {steps} of {max_steps} steps train the baseline.")
+    return recipe.with_baseline_steps(steps)
 
 
 def is_of(checkpoint: Path, stage: Stage) -> bool:
+    """Return whether a checkpoint belongs to a stage."""
     return checkpoint.parent == stage.folder
 
 
 def stages_left(stages: list[Stage], checkpoint: Path | None) -> list[Stage]:
-    """The stages that a run has before it when it goes on from a checkpoint."""
+    """Return the stages that remain when a run resumes from a checkpoint."""
     is_done = checkpoint is not None and (is_of(checkpoint, stages[-1]) or checkpoint == stages[-1].baseline)
     return stages[-1:] if is_done else stages
 
 
-def is_from_scratch(recipe: Recipe, config: PreTrainedConfig) -> bool:
-    """Whether a variant is trained without the baseline that its paper trains first."""
-    has_baseline = recipe.model.init_from or recipe.training.get("baseline_steps")
-    return not has_baseline and config.baseline_first is not None and config.baseline() is not None
+def validation_decoding(decoding: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given decoding options of lengths, which also hold for text generated during training."""
+    names = ("max_length_factor", "max_length_extra", "max_source_length", "on_long")
+    options = {name: decoding[name] for name in names if name in decoding}
+    # A validation sentence that is too long must not end the training.
+    return {**options, "on_long": "split"} if options.get("on_long") == "error" else options
 
 
-def stage_model(recipe: Recipe, tokenizers: TokenizerPair, stage: Stage, checkpoint: Path | None) -> PreTrainedModel:
-    """The model with which a stage begins; one that goes on from a checkpoint gets its weights from the trainer."""
+def stage_model(stage: Stage, checkpoint: Path | None) -> PreTrainedModel:
+    """Build the model of a stage. If the stage resumes from a checkpoint, the trainer loads its weights."""
     if stage.baseline is not None:
-        set_seed(stage.arguments.seed)  # whether the stage before it ran just now or in an earlier process
-    model: Any = build_model(recipe, tokenizers.source, tokenizers.target, baseline=stage.is_baseline)
-    say(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
-    start = stage.baseline or recipe.model.init_from
-    if checkpoint is None and start is not None:
-        say(f"Warm start from {start}: {model.init_from_baseline(start)}.")
+        set_seed(stage.arguments.seed)  # the same whether or not the stage before ran in this process
+    model: Any = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(stage.config))
+    model.generation_config = generation_config(stage.config, stage.beams)
+    logger.info(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
+    if checkpoint is None and stage.init_from is not None:
+        logger.info(f"Warm start from {stage.init_from}: {model.init_from_baseline(stage.init_from)}.")
     return model
 
 
 def train_stage(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> None:
-    """Trains to the stage's end, from its start or a checkpoint; the last step has a checkpoint of its own."""
+    """Train to the stage's end, from its start or a checkpoint, and save a checkpoint of the last step."""
     if checkpoint is not None:
         if trainer.args.should_save:
-            trainer.rotate()  # which a killed run may have left undone
-        # The Trainer would make one step more before it looks at the limit.
+            trainer.rotate()  # a killed run may not have done so
+        # The Trainer would make one more step before it checks the limit.
         if steps_of(checkpoint) >= trainer.args.max_steps > 0:
-            say(f"{checkpoint.name} has all {trainer.args.max_steps} steps already.")
+            logger.info(f"{checkpoint.name} has all {trainer.args.max_steps} steps already.")
             return
         if stopped_early(checkpoint, stage.patience):
-            say(f"{checkpoint.name} ended the run by early stopping.")
+            logger.info(f"{checkpoint.name} ended the run by early stopping.")
             return
     start = checkpoint or stage.baseline
     trainer.train(resume_from_checkpoint=str(start) if start else None)

@@ -7,15 +7,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..data.corpora import Corpus
 from ..data.files import open_output
 from ..data.text import SentencePair, read_lines
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
-from ..metrics.significance import compare_systems
 from ..models.user_errors import MissingFileError, UserError
 from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
-from .metrics import TEXT_METRICS, text_scores
+from .metrics import TextScorer
 
 
 # What every score says of its decoding, defaults too.
@@ -24,21 +22,12 @@ SAMPLES = 1000
 
 
 def options_in_words(options: DecodingOptions) -> dict[str, Any]:
-    """Beams and penalty, and what differs from the defaults."""
-    plain = DecodingOptions()
+    """Return beams and penalty, and all options that are not the default."""
+    default = DecodingOptions()
     return {
-        each.name: getattr(options, each.name)
-        for each in fields(options)
-        if each.name in ALWAYS or getattr(options, each.name) != getattr(plain, each.name)
-    }
-
-
-def as_said(corpus: Corpus | Mapping[str, Any]) -> dict[str, Any]:
-    """A corpus as a recipe says it, without what it leaves to the defaults."""
-    if not isinstance(corpus, Corpus):
-        return dict(corpus)
-    return {
-        each.name: getattr(corpus, each.name) for each in fields(Corpus) if getattr(corpus, each.name) != each.default
+        entry.name: getattr(options, entry.name)
+        for entry in fields(options)
+        if entry.name in ALWAYS or getattr(options, entry.name) != getattr(default, entry.name)
     }
 
 
@@ -48,37 +37,31 @@ def test_model(
     pairs: Sequence[SentencePair],
     language: str,
     options: DecodingOptions,
-    training: Mapping[str, Any],
-    dataset: Sequence[Corpus | Mapping[str, Any]] = (),
+    scorer: TextScorer,
+    dataset: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """
-    Translates a test set, and scores the translations. [`add_score`] keeps both.
+    Translate a test set, and score the translations. [`add_score`] saves both.
 
     Args:
         translator ([`Translator`]): The model.
-        name (`str`): Of the test set.
+        name (`str`): Name of the test set.
         pairs (sequence of [`SentencePair`]): Sources and references.
-        language (`str`): Of the target; ends the file's name.
-        options ([`DecodingOptions`]): How.
-        training (mapping): `text_metric`, `rouge_units` and `bleu_lowercase` of a recipe.
-        dataset (sequence of [`Corpus`] or mappings, *optional*): Where the pairs come from, as recipes say it.
+        language (`str`): Code of the target language, the suffix of the file's name.
+        options ([`DecodingOptions`]): Decoding options.
+        scorer ([`TextScorer`]): Scorer of the translations.
+        dataset (sequence of mappings, *optional*): The corpora of the pairs, as recipes have them.
 
     Returns:
-        The score, the translations, and the score in words.
+        The score, the translations, and a line with the score.
     """
     references = [pair.target for pair in pairs]
     sources = (pair.source for pair in pairs)
-    is_rouge = training.get("text_metric") == "rouge"
     # A line is a segment: splitting it would change what the score is compared with.
     segments = replace(options, split_sentences="never")
-    found = [each.text for each in translator.translate(sources, segments, scores=False, warn_short=not is_rouge)]
-    scores = text_scores(
-        found,
-        references,
-        training.get("text_metric", "bleu"),
-        training.get("rouge_units", "words"),
-        bool(training.get("bleu_lowercase")),
-    )
+    warns = scorer.metric != "rouge"
+    texts = [result.text for result in translator.translate(sources, segments, scores=False, warn_short=warns)]
+    scores = scorer.scores(texts, references)
     return (
         TestScore(
             name=name,
@@ -89,9 +72,9 @@ def test_model(
             reference_sha256=sum_of_lines(references),
             decoding=options_in_words(options),
             translations=f"{TRANSLATIONS}/{name}.{language}",
-            dataset=[as_said(each) for each in dataset],
+            dataset=[dict(corpus) for corpus in dataset],
         ),
-        found,
+        texts,
         f"{name}: {', '.join(map(str, scores.values()))}",
     )
 
@@ -99,7 +82,7 @@ def test_model(
 test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 
 
-def add_score(evidence: Evidence, folder: Path, score: TestScore, found: Sequence[str]) -> None:
+def add_score(evidence: Evidence, folder: Path, score: TestScore, texts: Sequence[str]) -> None:
     """
     Write translations into a model's folder, and add their score to its evidence.
 
@@ -107,40 +90,40 @@ def add_score(evidence: Evidence, folder: Path, score: TestScore, found: Sequenc
         evidence ([`Evidence`]): Of the model, as [`Evidence.changing`] gives it.
         folder (`Path`): Of the model.
         score ([`TestScore`]): Is added.
-        found (sequence of `str`): The translations.
+        texts (sequence of `str`): The translations.
 
     Raises:
         UserError: The file of translations is a link or cannot be written.
     """
     refuse_links(folder / score.translations)
     with open_output(folder / score.translations) as file:
-        file.writelines(f"{text}\n" for text in found)
+        file.writelines(f"{text}\n" for text in texts)
     evidence.add(score)
 
 
 def compare_with_baseline(
     score: TestScore,
-    found: Sequence[str],
+    texts: Sequence[str],
     references: Sequence[str],
     baseline: Path,
     name: str,
-    training: Mapping[str, Any],
+    scorer: TextScorer,
 ) -> None:
     """
-    Adds to a score how it differs from what another model scored on the same test set.
+    Add to a score its difference from another model's score on the same test set.
 
     Args:
         score ([`TestScore`]): Is added to.
-        found (sequence of `str`): The translations.
+        texts (sequence of `str`): The translations.
         references (sequence of `str`): Of the test set.
         baseline (`Path`): Folder of the other model, whose evidence has the test set.
         name (`str`): What that model is called.
-        training (mapping): As for [`test_model`].
+        scorer ([`TextScorer`]): Scorer of the translations.
 
     Raises:
         UserError: The other model has no score on this very test set.
     """
-    known = {each.name: each for each in Evidence.load(baseline).tests}
+    known = {test.name: test for test in Evidence.load(baseline).tests}
     other = known.get(score.name)
     if other is None:
         listed = ", ".join(known) or "none"
@@ -155,11 +138,6 @@ def compare_with_baseline(
     path = baseline / other.translations
     if not path.is_file():
         raise MissingFileError(f"{path} is missing. Remedy: test {baseline} again.")
-    kind = training.get("text_metric", "bleu")
-    options: dict[str, Any] = {"lowercase": bool(training.get("bleu_lowercase"))}
-    if kind == "rouge":
-        options = {"metric": TEXT_METRICS[kind][-1], "units": training.get("rouge_units", "words")}
-    systems = [("baseline", list(read_lines(path))), ("model", list(found))]
-    result = compare_systems(systems, references, samples=SAMPLES, **options)[-1]
-    score.baseline, score.baseline_scores, score.p_value = name, dict(other.scores), result.p_value
+    score.baseline, score.baseline_scores = name, dict(other.scores)
+    score.p_value = scorer.compare(list(read_lines(path)), texts, references, SAMPLES).p_value
     score.test = f"paired bootstrap, {SAMPLES} samples"

@@ -6,10 +6,9 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -22,7 +21,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -31,138 +29,18 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
-from .._values import Option, Range, option, options_of
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_pair import TokenizerPair
 from ..inference.translator import DecodingOptions, Translator
 from ..metrics.bleu import MetricScore
-from ..metrics.rouge import ROUGE_UNITS
 from ..models.seq2seq_loading import read_safetensors
 from ..models.user_errors import UserError
+from .arguments import TranslationTrainingArguments
 from .checkpoints import checkpoints_in, discard, mark_complete, rotate, steps_of
-from .metrics import TEXT_METRICS, higher_is_better, text_scores
 
 
 # Of a model that compares all pairs: a batch's pairs for each token of its budget.
 PAIRS_PER_TOKEN = 64
-# Which numbers are allowed in the arguments of transformers, which do not say so themselves.
-_STEPS = Range(above=0, share=True)
-_FRACTION = Range(least=0, below=1)
-_SEED = Range(least=0, most=2**32 - 1)
-TRANSFORMERS_RANGES: dict[str, Range] = {
-    "num_train_epochs": Range(above=0),
-    "max_steps": Range(least=1),
-    "learning_rate": Range(least=0, most=10**6),  # beyond it, a slip of the pen
-    "warmup_steps": Range(least=0, share=True),
-    "weight_decay": Range(least=0),
-    "adam_beta1": _FRACTION,
-    "adam_beta2": _FRACTION,
-    "adam_epsilon": Range(above=0),
-    "max_grad_norm": Range(least=0),
-    "label_smoothing_factor": _FRACTION,
-    "gradient_accumulation_steps": Range(least=1),
-    "eval_steps": _STEPS,
-    "save_steps": _STEPS,
-    "logging_steps": _STEPS,
-    "eval_delay": Range(least=0),
-    "per_device_train_batch_size": Range(least=1),
-    "per_device_eval_batch_size": Range(least=1),
-    "eval_accumulation_steps": Range(least=1),
-    "torch_empty_cache_steps": Range(least=1),
-    "neftune_noise_alpha": Range(least=0),
-    "generation_max_length": Range(least=1),
-    "generation_num_beams": Range(least=1),
-    "dataloader_num_workers": Range(least=0, most=1024),
-    "dataloader_prefetch_factor": Range(least=1),
-    "ddp_bucket_cap_mb": Range(least=1),
-    "ddp_timeout": Range(least=1),
-    "seed": _SEED,
-    "data_seed": _SEED,
-}
-
-
-@dataclass
-class TranslationTrainingArguments(Seq2SeqTrainingArguments):
-    """`Seq2SeqTrainingArguments`, and the fields below, each with what it means."""
-
-    max_tokens: Annotated[int, Range(least=1)] = option(
-        4096, "source tokens, and target tokens, of a batch on one device, padding included"
-    )
-    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "most sentences of a batch")
-    max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
-        None,
-        "most sentences times squared source length of a batch; null: any number, but for a model that compares all "
-        "pairs of words (RNMT) 64 max_tokens, so that batches of sentences longer than 64 tokens get smaller; 0: any "
-        "number for that too",
-    )
-    optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of what optim names")
-    adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
-    adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "added under Adadelta's roots")
-    text_metric: str = option(
-        "bleu",
-        "what measures the text generated for validation and test sets; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L, for "
-        "summaries",
-        choices=tuple(TEXT_METRICS),
-    )
-    rouge_units: str = option(
-        "words", "what ROUGE counts; english: letters a to z with Porter's stemmer", choices=ROUGE_UNITS
-    )
-    bleu_samples: Annotated[int, Range(least=0)] = option(
-        500, "validation sentences translated for BLEU or ROUGE; 0 switches it off"
-    )
-    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of that translation")
-    bleu_lowercase: bool = option(False, "case-insensitive BLEU, of the test sets too")
-    keep_last: Annotated[int, Range(least=1)] = option(5, "newest checkpoints kept")
-    keep_best: Annotated[int, Range(least=0)] = option(1, "best checkpoints kept, by metric_for_best_model")
-
-    def __post_init__(self) -> None:
-        for name, each in training_options().items():
-            is_stated = each.allowed is not None or each.choices is not None
-            if is_stated and not (name == "max_steps" and self.max_steps == -1):  # -1: epochs decide
-                setattr(self, name, each.check(getattr(self, name)))
-        if self.metric_for_best_model is not None:
-            self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
-        super().__post_init__()
-        if self.dataloader_persistent_workers and not self.dataloader_num_workers:
-            raise UserError(
-                "dataloader_persistent_workers=True needs dataloader_num_workers >= 1, got 0. Remedy: set "
-                "dataloader_num_workers, or leave dataloader_persistent_workers out."
-            )
-        if self.optimizer not in (None, "adadelta"):
-            raise UserError(
-                f"optimizer={self.optimizer!r} is not allowed; it must be adadelta. Remedy: leave it out and name "
-                "transformers' optimizers in optim, e.g. optim=adamw_torch."
-            )
-
-    @property
-    def device(self) -> torch.device:
-        """As in transformers, but that the CPU has no number: torch 2.6 loads no optimizer's state to cpu:0."""
-        device = super().device
-        return torch.device("cpu") if device.type == "cpu" else device
-
-    @property
-    def folder(self) -> Path:
-        """The output folder, which transformers names where nobody does."""
-        assert self.output_dir is not None
-        return Path(self.output_dir)
-
-
-# Those that transformers does not have.
-OWN_ARGUMENTS = tuple(TranslationTrainingArguments.__annotations__)
-
-
-@cache
-def training_options() -> dict[str, Option]:
-    """What is stated of each of [`TranslationTrainingArguments`], with the ranges of those of transformers."""
-    return {
-        # The choices of transformers leave out null, which is the default of some.
-        name: replace(
-            each,
-            allowed=each.allowed or TRANSFORMERS_RANGES.get(name),
-            choices=each.choices if name in OWN_ARGUMENTS else None,
-        )
-        for name, each in options_of(TranslationTrainingArguments).items()
-    }
 
 
 class NonFiniteLossError(UserError):
@@ -392,7 +270,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         warmup = round(min(self.args.get_warmup_steps(num_training_steps), 2 / (1 - self.args.adam_beta2)))
         if is_new and self.baseline is not None and warmup > 0 and isinstance(scheduler, LambdaLR):
-            rise = partial(rising, first_step=self.first_step, warmup=warmup)
+            rise = partial(warmup_share, first_step=self.first_step, warmup=warmup)
             scheduler.lr_lambdas = [partial(product, each, rise) for each in scheduler.lr_lambdas]
         return scheduler
 
@@ -514,8 +392,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         pairs = [(i, translation.text) for i, translation in zip(own, found, strict=True)]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
         texts = [text for _, text in pairs]
-        args = self.args
-        return text_scores(texts, references, args.text_metric, args.rouge_units, args.bleu_lowercase)
+        return self.args.scorer.scores(texts, references)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -583,8 +460,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             callback.early_stopping_patience = patience[0]
 
     def rotate(self) -> None:
-        """Keeps the newest and the best checkpoints."""
-        rotate_as_said(self.args)
+        """Delete all checkpoints but the newest and the best."""
+        rotate_checkpoints(self.args)
 
 
 def check_prepared(dataset: Any, name: str = "The dataset") -> None:
@@ -620,14 +497,13 @@ def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | Non
     return DataCollatorForSeq2Seq(tokenizer, model)
 
 
-def rotate_as_said(args: TranslationTrainingArguments) -> None:
-    """Keeps the newest and the best of the checkpoints in an output folder."""
-    better = args.greater_is_better is not False
-    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, better)
+def rotate_checkpoints(args: TranslationTrainingArguments) -> None:
+    """Delete all checkpoints of an output folder but the newest and the best, by `keep_last` and `keep_best`."""
+    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, args.best_is_highest)
 
 
-def rising(step: int, first_step: int, warmup: int) -> float:
-    """The share of the learning rate at a step, where a fresh optimizer has its first update at `first_step`."""
+def warmup_share(step: int, first_step: int, warmup: int) -> float:
+    """Return the factor of the learning rate at a step, for a fresh optimizer whose first update is `first_step`."""
     return min(1.0, max(step - first_step + 1, 0) / warmup)
 
 

@@ -1,4 +1,4 @@
-"""The tokenizers of a run: loaded, taken over from a trained model, or trained; kept in the output folder whole."""
+"""The inputs of a run: its tokenizers, and its training and validation data."""
 
 from __future__ import annotations
 
@@ -8,43 +8,76 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from .._loading_errors import looks_local
-from ..data.corpora import load_pairs
+from ..data.corpora import load_pairs, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..models.user_errors import MissingFileError
-from .processes import say
-from .recipe import Recipe
+from .processes import logger
+from .recipe import DataSection, Recipe, TokenizerSection
 
 
+# Folder of prepared data in the output folder.
+DATA = "data"
 SOURCE_TOKENIZER = "tokenizer"
 PARTIAL_TOKENIZERS = "tokenizers.partial"
 
 
+def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[TokenizerPair, Dataset, Dataset]:
+    """Return the tokenizers, which a resumed run takes from its checkpoint, and the training and validation data."""
+    tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else tokenizers_of(checkpoint)
+    data = recipe.data
+    # Longer validation pairs are kept, if the model has positions for them.
+    positions = recipe.model.fields.get("max_position_embeddings", 1024) - 1
+    longest = (data.max_source_length, data.max_target_length)
+    longest_validation = longest if data.on_long == "truncate" else tuple(max(positions, length) for length in longest)
+
+    def prepare(split: str) -> Dataset:
+        is_training = split == "train"
+        max_source_length, max_target_length = longest if is_training else longest_validation
+        return prepare_dataset(
+            data.train if is_training else data.validation,
+            data.source_lang,
+            data.target_lang,
+            tokenizers.source,
+            tokenizers.target,
+            data.cache_dir or str(output_dir / DATA),
+            max_source_length=max_source_length,
+            max_target_length=max_target_length,
+            max_length_ratio=data.max_length_ratio if is_training else None,
+            on_empty=data.on_empty,
+            num_proc=data.num_proc,
+            keep_text=not is_training,
+            on_long=data.on_long,
+        )
+
+    return tokenizers, prepare("train"), prepare("validation")
+
+
 def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
-    """Loads or trains the tokenizers. A warm start keeps those of its baseline."""
+    """Load or train the tokenizers. A warm start keeps those of its baseline."""
     section, baseline = recipe.tokenizer, recipe.model.init_from
     if section.source:
         target = None if section.joint else load_tokenizer(section.target or section.source)
         return TokenizerPair(load_tokenizer(section.source), target)
-    kept = kept_tokenizers(output_dir)
-    if kept is None:
+    tokenizers = kept_tokenizers(output_dir)
+    if tokenizers is None:
         if baseline:
-            made = tokenizers_of(baseline)
-            say(f"The tokenizers are those of {baseline}; none is trained.")
+            tokenizers = tokenizers_of(baseline)
+            logger.info(f"The tokenizers are those of {baseline}; none is trained.")
         else:
-            say(f"Training the {'joint ' if section.joint else ''}{section.kind} tokenizer.")
-            made = trained_tokenizers(recipe)
-        keep_tokenizers(made, output_dir)
-        return made
-    return kept
+            logger.info(f"Training the {'joint ' if section.joint else ''}{section.kind} tokenizer.")
+            tokenizers = trained_tokenizers(recipe.data, section)
+        keep_tokenizers(tokenizers, output_dir)
+    return tokenizers
 
 
 def kept_tokenizers(output_dir: Path) -> TokenizerPair | None:
-    """The tokenizers that [`keep_tokenizers`] left in the folder, or `None`."""
+    """Load the tokenizers that [`keep_tokenizers`] wrote; `None` if there are none."""
     if not (output_dir / SOURCE_TOKENIZER).is_dir():
         return None
     return TokenizerPair.load(output_dir, source_subfolder=SOURCE_TOKENIZER)
@@ -52,8 +85,8 @@ def kept_tokenizers(output_dir: Path) -> TokenizerPair | None:
 
 def keep_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
     """
-    Writes tokenizers into the output folder. The source's folder is renamed into its place last: where it is, both are
-    there and whole, whenever the run may be killed.
+    Write tokenizers into the output folder. The source's folder is moved into place last: if it exists, both tokenizers
+    are complete, whenever the run is killed.
     """
     forget_tokenizers(output_dir)
     working = output_dir / PARTIAL_TOKENIZERS
@@ -65,7 +98,7 @@ def keep_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
 
 
 def forget_tokenizers(output_dir: Path) -> None:
-    """Deletes the tokenizers kept in the folder, whole or not; the source's folder loses its name first."""
+    """Delete the tokenizers in the output folder; the source's folder is renamed first."""
     working = output_dir / PARTIAL_TOKENIZERS
     shutil.rmtree(working, ignore_errors=True)
     if (output_dir / SOURCE_TOKENIZER).is_dir():
@@ -74,9 +107,8 @@ def forget_tokenizers(output_dir: Path) -> None:
     shutil.rmtree(output_dir / TARGET_TOKENIZER, ignore_errors=True)
 
 
-def trained_tokenizers(recipe: Recipe) -> TokenizerPair:
-    """Tokenizers trained on the recipe's training corpora."""
-    data, section = recipe.data, recipe.tokenizer
+def trained_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerPair:
+    """Train tokenizers on the training corpora."""
 
     def texts(side: str) -> Iterator[str]:
         pairs: Iterator[SentencePair] = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
@@ -104,7 +136,7 @@ def trained_tokenizers(recipe: Recipe) -> TokenizerPair:
 
 
 def tokenizers_of(model: str | Path) -> TokenizerPair:
-    """The tokenizers of a trained model or a checkpoint."""
+    """Load the tokenizers of a trained model or a checkpoint."""
     model = str(model)
     if looks_local(model) and not (Path(model) / "config.json").is_file():
         raise MissingFileError(
