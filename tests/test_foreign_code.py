@@ -55,7 +55,7 @@ LISTED_RUNS = {
     "models/compiled_on_lstm.py: CompiledSteps.__init__: ctypes.CDLL": "the type of an argument",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
-    "training/model_types.py: import_model_class: importlib.import_module": "a class named in model.type",
+    "training/building.py: import_model_class: importlib.import_module": "a class named in model.type",
     "training/processes.py: keep_freed_memory: ctypes.CDLL": "the C library of the running process",
 }
 # Values of trust_remote_code that are neither `False` nor the user's own flag.

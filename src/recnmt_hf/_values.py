@@ -280,6 +280,25 @@ def mapping(content: Any, place: str) -> dict[str, Any]:
     return dict(content) if isinstance(content, Mapping) else {}
 
 
+def check_fields(section: Any, place: str) -> None:
+    """Check the fields of a dataclass' object, none of which may be empty text."""
+    check_options(section, f"{place}.")
+    for entry in fields(section):
+        check_not_empty(getattr(section, entry.name), f"{place}.{entry.name}")
+
+
+def check_content(value: Any, place: str) -> None:
+    """Check that all text in a value can be written to a file, and that all numbers are finite."""
+    if isinstance(value, str) and not is_plain(value):
+        raise UserError(f"{place}={shown(value)} is not allowed; it must be text. Remedy: correct it.")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_value(place, value, float)
+    for name, item in value.items() if isinstance(value, Mapping) else ():
+        check_content(item, f"{place}.{name}")
+    for number, item in enumerate(value) if isinstance(value, list) else ():
+        check_content(item, f"{place}[{number}]")
+
+
 def check_not_empty(value: Any, place: str) -> None:
     if value == "":
         raise UserError(f"{place} is empty. Remedy: leave it out, or give it a value.")

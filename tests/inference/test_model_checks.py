@@ -318,10 +318,10 @@ def test_a_model_without_an_end(tiny_folder):
 
 def test_training_tells_the_model_its_tokenizers(tokenizer, other):
     from recnmt_hf.data.tokenizer_pair import TokenizerPair
-    from recnmt_hf.training.building import model_config
+    from recnmt_hf.training.building import stage_configs
     from recnmt_hf.training.recipe import ModelSection
 
-    config = model_config(ModelSection(preset="tiny"), TokenizerPair(tokenizer))
+    (config,) = stage_configs(ModelSection(preset="tiny"), TokenizerPair(tokenizer))
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     Translator(model, tokenizer)
     with pytest.raises(ValueError, match="is not the one that the model was trained with"):
@@ -339,14 +339,14 @@ def test_padding_ids_must_agree(corpus, tokenizer, smaller):
     """The row of the model's padding id is zero in both embeddings: a source whose word stands there learns nothing."""
     from recnmt_hf.data.tokenizer_pair import TokenizerPair
     from recnmt_hf.training.arguments import TranslationTrainingArguments
-    from recnmt_hf.training.building import model_config
+    from recnmt_hf.training.building import stage_configs
     from recnmt_hf.training.recipe import ModelSection
     from recnmt_hf.training.trainer import TranslationTrainer
 
     source = with_padding(corpus, "<s>")
     message = r"The padding ids differ \(source tokenizer 1, target tokenizer 0.*Remedy"
     with pytest.raises(ValueError, match=message):
-        model_config(ModelSection(preset="tiny"), TokenizerPair(source, smaller))
+        stage_configs(ModelSection(preset="tiny"), TokenizerPair(source, smaller))
     config = recnmt_hf.NMTTransformerConfig.from_preset(
         "tiny", vocab_size=len(source), decoder_vocab_size=len(smaller), share_encoder_decoder_embeddings=False
     )

@@ -19,7 +19,6 @@ from recnmt_hf.training.metrics import higher_is_better
 from recnmt_hf.training.processes import logger
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
-from recnmt_hf.training.stages import training_arguments
 from recnmt_hf.training.trainer import TranslationTrainer
 
 
@@ -242,7 +241,7 @@ def test_direction_of_a_metric(tmp_path, metric, higher):
     ],
 )
 def test_a_recipe_derives_the_direction(tmp_path, training, metric, higher):
-    arguments = training_arguments(Recipe(training={**training, "use_cpu": True}), tmp_path)
+    arguments = Recipe(training={**training, "use_cpu": True}).trainer_arguments(tmp_path)
     assert (arguments.metric_for_best_model, arguments.greater_is_better) == (metric, higher)
 
 
@@ -370,14 +369,14 @@ def test_before_training(tmp_path, monkeypatch, case):
     # Later runs in this process have none of its settings.
     assert dict(os.environ) == environment
     logger.info("Something else.")
-    training_arguments(Recipe(training={"use_cpu": True}), tmp_path)
+    Recipe(training={"use_cpu": True}).trainer_arguments(tmp_path)
 
 
 def test_arguments_of_checkpointing_that_are_right(tmp_path):
     for given in ({"use_reentrant": False, "determinism_check": "none"}, {"preserve_rng_state": False}, {}, None):
         settings = {"use_cpu": True, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": given}
         plan = Recipe(model={"preset": "tiny"}, training=settings)
-        arguments = training_arguments(plan, tmp_path)
+        arguments = plan.trainer_arguments(tmp_path)
         check_before_training(plan, arguments)
 
 
@@ -385,7 +384,7 @@ def test_arguments_of_checkpointing_that_are_right(tmp_path):
 def test_every_optimizer_of_transformers_trains_or_is_refused(tmp_path, name):
     """With what is installed here; none of them ends in a traceback."""
     plan = Recipe(model={"preset": "tiny", "fields": {"d_model": 16}}, training={"use_cpu": True, "optim": name})
-    arguments = training_arguments(plan, tmp_path)
+    arguments = plan.trainer_arguments(tmp_path)
     try:
         check_before_training(plan, arguments)
     except UserError as error:
@@ -424,7 +423,7 @@ def test_a_recipe_changed_after_it_was_made_is_checked_again(tmp_path):
 
 def test_missing_files_stay_such_errors(tmp_path):
     plan = Recipe(data={"train": [{"tsv": "none.tsv"}]}, training={"use_cpu": True})
-    arguments = training_arguments(plan, tmp_path)
+    arguments = plan.trainer_arguments(tmp_path)
     with pytest.raises(MissingFileError):
         check_before_training(plan, arguments)
 

@@ -28,7 +28,8 @@ from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in, 
 from recnmt_hf.training.evidence import EVIDENCE, Evidence
 from recnmt_hf.training.output_folder import disk_full
 from recnmt_hf.training.recipe import Recipe
-from recnmt_hf.training.run import checkpoint_to_resume, train
+from recnmt_hf.training.resuming import checkpoint_to_resume
+from recnmt_hf.training.run import train
 
 
 # Twenty short pairs of the generated corpus, which would take longer to generate.
@@ -233,7 +234,7 @@ def killed_everywhere(plan, folder, expected, scratch, resume=False):
     resumed = set()
     for what, tree in snapshots.states:
         restore(tree, scratch)
-        with mock.patch("recnmt_hf.training.run.check_recipe", lambda *arguments: []):  # which changes nothing
+        with mock.patch("recnmt_hf.training.resuming.check_recipe", lambda *arguments: []):  # which changes nothing
             checkpoint_to_resume(plan, scratch)
         cleaned = {name: content for name, content in Snapshots(scratch).look()[0].items() if name != ".lock"}
         if name_of(cleaned) in resumed:

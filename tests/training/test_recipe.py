@@ -127,14 +127,12 @@ def test_wrong_paths_and_overrides(tmp_path):
 
 
 def test_every_shipped_recipe_is_valid(repository):
-    from recnmt_hf.training.stages import training_arguments
-
     paths = sorted((repository / "scripts" / "recipes").glob("*.yaml"))
     assert paths
     for path in paths:
         recipe = Recipe.from_file(path)
         recipe.training.use_cpu = True
-        training_arguments(recipe, repository / "outputs" / "none")
+        recipe.trainer_arguments(repository / "outputs" / "none")
 
 
 def test_every_accelerate_file_is_valid(repository):

@@ -101,8 +101,10 @@ class Corpus:
         """Yield the checked sentence pairs; see [`read_parallel`] for the errors."""
         check_empty_choice(on_empty)
         self.check_languages(source_lang, target_lang)
-        if self.source and self.target is not None:
-            return read_parallel(self.source, self.target, on_empty)
+        if self.dataset:
+            return self._from_datasets(source_lang, target_lang, on_empty)
+        if self.generated:
+            return self._generated(self.generated, source_lang, target_lang)
         if self.tsv:
             return read_tsv(self.tsv, on_empty)
         if self.jsonl:
@@ -110,9 +112,8 @@ class Corpus:
             return read_jsonl(self.jsonl, left, right, on_empty)
         if self.lcsts:
             return read_lcsts(self.lcsts, self.min_score, on_empty)
-        if self.generated:
-            return self._generated(self.generated, source_lang, target_lang)
-        return self._from_datasets(source_lang, target_lang, on_empty)
+        assert self.source is not None and self.target is not None, "a corpus has one kind of source"
+        return read_parallel(self.source, self.target, on_empty)
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus is known not to have the languages, without reading it."""
@@ -275,7 +276,14 @@ def load_pairs(
     Raises:
         ValueError, FileNotFoundError: Something is wrong with a corpus; the message names file and line.
     """
-    for corpus in parse_corpora(corpora):
+    yield from pairs_of(parse_corpora(corpora), source_lang, target_lang, on_empty)
+
+
+def pairs_of(
+    corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str = "error"
+) -> Iterator[SentencePair]:
+    """Yield the pairs of several corpora one after the other, as [`load_pairs`]."""
+    for corpus in corpora:
         yield from corpus.pairs(source_lang, target_lang, on_empty)
 
 
@@ -357,12 +365,44 @@ def prepare_dataset(
     check_value("num_proc", num_proc, int | None, Range(least=1))
     check_empty_choice(on_empty)
     check_value("on_long", on_long, Literal[ON_LONG])
-    parts = parse_corpora(corpora)
+    return prepare_corpora(
+        parse_corpora(corpora),
+        source_lang,
+        target_lang,
+        source_tokenizer,
+        target_tokenizer,
+        cache_dir,
+        max_source_length,
+        max_target_length,
+        max_length_ratio,
+        on_empty,
+        num_proc,
+        keep_text,
+        on_long,
+    )
+
+
+def prepare_corpora(
+    corpora: Sequence[Corpus],
+    source_lang: str,
+    target_lang: str,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    cache_dir: str | Path,
+    max_source_length: int,
+    max_target_length: int,
+    max_length_ratio: float | None,
+    on_empty: str,
+    num_proc: int | None,
+    keep_text: bool,
+    on_long: str,
+) -> Dataset:
+    """Return what [`prepare_dataset`] does, from values that are checked."""
     settings = [
         PREPARATION,
-        [part.fingerprint() for part in parts],
+        [corpus.fingerprint() for corpus in corpora],
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
-        [tokenizer_fingerprint(source_tokenizer), tokenizer_fingerprint(target_tokenizer)],
+        [tokenizer_fingerprint(tokenizer) for tokenizer in (source_tokenizer, target_tokenizer)],
         *([] if on_long == "skip" else [on_long]),
     ]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
@@ -371,7 +411,7 @@ def prepare_dataset(
         return found
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     with partial_folder(Path(cache_dir)) as working:
-        data = collect(parts, source_lang, target_lang, on_empty, working)
+        data = collect(corpora, source_lang, target_lang, on_empty, working)
         total = len(data)
         if num_proc is not None:
             num_proc = max(1, min(num_proc, total // 1000))
@@ -481,7 +521,7 @@ def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_em
     schema = pa.schema({"source": pa.string(), "target": pa.string()})
     writer = ArrowWriter(path=str(path), schema=schema)
     count = 0
-    for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
+    for pair in pairs_of(corpora, source_lang, target_lang, on_empty):
         writer.write({"source": pair.source, "target": pair.target})
         count += 1
     writer.finalize()

@@ -36,9 +36,8 @@ from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
 from ..models.user_errors import ExistingFileError, UserError
 from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
-from ..training.output_folder import FINAL, REPLACED, locked, replace_folder
+from ..training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
 from ..training.processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
-from ..training.resuming import RECIPE
 from .logic_recipe import LogicRecipe
 
 

@@ -54,4 +54,4 @@ class ClassifierOptions:
         check_options(self)
         for name in ("hidden", "dropout", "l2"):
             if not getattr(self, name):
-                raise UserError(f"{name}=[] is not allowed; it must be a list of at least one number. Remedy: correct it.")
+                raise UserError(f"{name}=[] is not allowed; it must be a list of numbers. Remedy: correct it.")

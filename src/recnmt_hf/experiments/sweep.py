@@ -26,8 +26,7 @@ from ..training.output_folder import FINAL, RESULTS, locked
 from ..training.processes import logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import load_yaml, read_text
-from ..training.resuming import changes_of_recipe
-from ..training.stages import with_whole_steps
+from ..training.resuming import changes_of_recipe, earlier_baseline_steps
 
 
 SEED = "training.seed"
@@ -259,7 +258,7 @@ def joined(shared: Sequence[str], own: Sequence[str]) -> list[str]:
 def is_done(folder: Path, recipe: Recipe) -> bool:
     """Return whether a folder holds the final model of a recipe, and its scores."""
     finished = (folder / FINAL / "config.json").is_file() and (not recipe.test or (folder / RESULTS).is_file())
-    return finished and changes_of_recipe(with_whole_steps(recipe, folder, resume=True), folder) == {}
+    return finished and changes_of_recipe(recipe.with_whole_steps(earlier_baseline_steps(folder)), folder) == {}
 
 
 def result_of(cell: Cell, folder: Path) -> CellResult:

@@ -29,10 +29,10 @@ from ..data.files import open_output_folder
 from ..models.seq2seq_card import CARD
 from ..models.user_errors import MissingFileError, UserError
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
+from ..training.output_folder import RECIPE
 from ..training.processes import logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import dump_yaml
-from ..training.resuming import RECIPE
 from .card import card_of_copy
 from .checked_copy import SHARD, model_folder, write_checked_copy
 

@@ -1,21 +1,156 @@
-"""The configuration of a recipe's model."""
+"""Section `model` of recipes: its check, the classes that it names, and the configuration of its model."""
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+import importlib
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+)
 
-from .._values import shown
+from .._loading_errors import looks_local
+from ..families import MODEL_TYPES
+from .._values import Range, check_content, check_fields, check_value, documented, option, shown
+from ..data.tokenizer_checks import check_padding, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
+from ..models.configuration_seq2seq import Seq2SeqConfig
+from ..models.seq2seq_base import Seq2SeqConditionalGeneration
 from ..models.user_errors import UserError
-from .model_types import config_class_of
 
 
-if TYPE_CHECKING:
-    from .recipe import ModelSection
+CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
+EXAMPLE = "package.module:ClassForConditionalGeneration"
+# Larger sizes are typing errors; they are refused before memory is allocated.
+MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS = 1000, 2**20, 10**7
+
+
+@documented
+@dataclass
+class ModelSection:
+    """Section `model`: the model to train."""
+
+    type: str = option(
+        "nmt_transformer",
+        f"its `model_type`: {', '.join(MODEL_TYPES)}, or another that is registered with `AutoConfig`; or the path of "
+        f"a class to import: `{EXAMPLE}`",
+    )
+    preset: str = option("small", "its size")
+    fields: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "configuration fields in place of the preset's"}
+    )
+    init_from: str | None = option(None, "a trained baseline to start from (`init_from_baseline`), with its tokenizers")
+
+    @property
+    def base_model(self) -> str | None:
+        """Model id on the Hub that initialises the model."""
+        return None if self.init_from is None or looks_local(self.init_from) else self.init_from
+
+    def check(self) -> None:
+        """
+        Check the section; nothing is imported.
+
+        Raises:
+            UserError: A value has the wrong type or range.
+        """
+        check_model_type(self.type)
+        check_fields(self, "model")
+        check_content(self.fields, "model.fields")
+        for name, value in self.fields.items():
+            most = MOST_LAYERS if name.endswith("_layers") else MOST_SYMBOLS if "vocab" in name else MOST_WIDTH
+            for number, size in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(size, int) and not isinstance(size, bool):
+                    place = f"model.fields.{name}" + (f"[{number}]" if isinstance(value, list) else "")
+                    check_value(place, size, int, Range(most=most))
+
+
+def check_model_type(name: Any) -> None:
+    """
+    Check that `model.type` is registered, or has the form of a class path. Nothing is imported.
+
+    Raises:
+        UserError: The type is neither.
+    """
+    if isinstance(name, str) and (is_registered(name) or CLASS_PATH.fullmatch(name)):
+        return
+    near = difflib.get_close_matches(str(name), MODEL_TYPES, n=1)
+    raise UserError(
+        f"model.type={shown(name)} is not allowed; it must be one of {', '.join(MODEL_TYPES)}, another model_type that "
+        f"is registered with AutoConfig, or the path of a class, e.g. {EXAMPLE}. Remedy: "
+        f"{f'write {near[0]}' if near else 'choose one of them'}."
+    )
+
+
+def is_registered(name: str) -> bool:
+    """Return whether a name is the `model_type` of a configuration that recipes can build."""
+    return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
+
+
+def config_class_of(name: str) -> type[Seq2SeqConfig]:
+    """
+    Return the configuration class of `model.type`. A class path is imported, and its class registered with the Auto
+    classes, so that the trained model can be loaded in this process.
+
+    Raises:
+        UserError: The path names no generating class, or one whose configuration belongs to another model.
+    """
+    check_model_type(name)
+    if is_registered(name):
+        return cast("type[Seq2SeqConfig]", CONFIG_MAPPING[name])
+    model_class = import_model_class(name)
+    config_class, model_type = model_class.config_class, model_class.config_class.model_type
+    owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, None)
+    is_taken = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
+    if not model_type or is_taken or owner not in (None, model_class):
+        raise UserError(
+            f"model.type={name}: {config_class.__name__} has model_type={model_type!r}, which "
+            f"{'belongs to another class' if model_type else 'is empty'}. Remedy: give {model_class.__name__} a "
+            "configuration class with a model_type of its own."
+        )
+    AutoConfig.register(model_type, config_class, exist_ok=True)
+    AutoModel.register(config_class, model_class.model_class, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(config_class, model_class, exist_ok=True)
+    return config_class
+
+
+def import_model_class(path: str) -> Any:
+    """
+    Import the generating class of a path.
+
+    Raises:
+        UserError: The module or class does not exist, or is not a generating class.
+    """
+    match = CLASS_PATH.fullmatch(path)
+    assert match is not None
+    module_name, class_name = match.groups()
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"model.type={path}: the module {module_name} cannot be imported ({error}). Remedy: correct the name, or "
+            "install its package or add its folder to PYTHONPATH."
+        ) from error
+    if not hasattr(module, class_name):
+        near = difflib.get_close_matches(class_name, vars(module), n=1)
+        raise UserError(
+            f"model.type={path}: {module_name} has no {class_name}. Remedy: "
+            f"{f'write {near[0]}' if near else 'correct the name'}."
+        )
+    model_class = getattr(module, class_name)
+    if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
+        raise UserError(
+            f"model.type={path}: {class_name} is not a generating model class. Remedy: name a subclass of one, e.g. of "
+            "NMTTransformerForConditionalGeneration."
+        )
+    return model_class
 
 
 def build_config(section: ModelSection, **vocabulary: Any) -> Any:
@@ -51,15 +186,16 @@ def build_config(section: ModelSection, **vocabulary: Any) -> Any:
         raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
 
 
-def model_config(section: ModelSection, tokenizers: TokenizerPair) -> Any:
+def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """
-    Build the configuration of a recipe's model for its tokenizers.
+    Build the configuration of a recipe's model for its tokenizers, after that of the plain model that it starts from if
+    that is trained too.
 
     Raises:
         UserError: `model.fields` has a vocabulary that is smaller than the tokenizer's, or the padding ids differ.
     """
-    tokenizers.check_padding()
     source, target = tokenizers
+    check_padding(source, target)
     start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
     vocabulary = {
         "vocab_size": len(source),
@@ -78,15 +214,10 @@ def model_config(section: ModelSection, tokenizers: TokenizerPair) -> Any:
                 "leave it out, or train a smaller tokenizer."
             )
     config = build_config(section, **vocabulary)
-    tokenizers.stamp(config)
-    return config
-
-
-def baseline_config(config: Any, tokenizers: TokenizerPair) -> PreTrainedConfig:
-    """Return the configuration of the plain model that a variant starts from."""
-    config = config.baseline()
-    tokenizers.stamp(config)
-    return config
+    configs = [config.baseline(), config] if with_baseline else [config]
+    for stage_config in configs:
+        stamp_tokenizers(stage_config, source, target)
+    return configs
 
 
 def generation_config(config: Any, beams: int) -> GenerationConfig:

@@ -28,9 +28,8 @@ from ..inference.translator import Translator
 from ..models import fast_paths
 from ..models.user_errors import MissingFileError, UserError
 from .arguments import TranslationTrainingArguments
-from .building import build_config
-from .model_types import config_class_of
-from .recipe import ModelSection, Recipe
+from .building import ModelSection, build_config, config_class_of
+from .recipe import Recipe
 from .trainer import TranslationTrainer
 
 
@@ -67,7 +66,7 @@ def check_before_training(
             needed = {"tokenizer_config.json": "tokenizer_config.json"}
             remedy = "name a folder written by training or `recnmt tokenizer`, or leave it out to train one"
             check_folder(f"tokenizer.{side}={folder}", needed, "tokenizer", remedy)
-    for place, corpus in recipe.corpora():
+    for place, corpus in recipe.corpora:
         try:
             corpus.check_languages(data.source_lang, data.target_lang)
             corpus.check_files()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .._loading_errors import looks_local, without_remedy
+from .._loading_errors import without_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..data.tokenizer_pair import TokenizerPair
@@ -237,14 +237,14 @@ def evidence_of_run(
         training (mapping): What [`Evidence`] says of `training`.
     """
     joint = tokenizers.is_joint
-    base = recipe.model.init_from
+    section, model_section = recipe.tokenizer, recipe.model
     return Evidence(
-        model={**about_model(model.config, model.num_parameters()), "preset": recipe.model.preset},
+        model={**about_model(model.config, model.num_parameters()), "preset": model_section.preset},
         languages=[recipe.data.source_lang, recipe.data.target_lang],
         recipe=differences(recipe),
         data=dict(pairs),
         tokenizer={
-            "kind": recipe.tokenizer.kind if not (base or recipe.tokenizer.source) else "given",
+            "kind": "given" if model_section.init_from or section.source else section.kind,
             "source_symbols": len(tokenizers.source),
             "target_symbols": len(tokenizers.target),
             "joint": joint,
@@ -252,7 +252,7 @@ def evidence_of_run(
         training=dict(training),
         curve=curve_of(log),
         versions=versions(),
-        base_model=None if base is None or looks_local(base) else base,
+        base_model=model_section.base_model,
     )
 
 

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from .._plain_text import is_blank
 from .._values import stated
-from ..data.corpora import load_pairs
+from ..data.corpora import pairs_of
 from ..data.files import open_output
 from ..inference.loading import load_model
 from ..inference.options import OF_TEXTS
@@ -131,7 +131,7 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in OF_TEXTS}
     results: dict[str, Any] = {"decoding": decoding}
     for name, corpora in recipe.test.items():
-        pairs = list(load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty))
+        pairs = list(pairs_of(corpora, data.source_lang, data.target_lang, data.on_empty))
         dataset = [stated(corpus) for corpus in corpora]
         score, texts, line = test_model(translator, name, pairs, data.target_lang, options, scorer, dataset)
         with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:

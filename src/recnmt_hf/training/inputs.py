@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from .._loading_errors import looks_local
-from ..data.corpora import load_pairs, prepare_dataset
+from ..data.corpora import pairs_of, prepare_corpora
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
@@ -39,7 +39,7 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
     def prepare(split: str) -> Dataset:
         is_training = split == "train"
         max_source_length, max_target_length = longest if is_training else longest_validation
-        return prepare_dataset(
+        return prepare_corpora(
             data.train if is_training else data.validation,
             data.source_lang,
             data.target_lang,
@@ -62,8 +62,9 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
     """Load or train the tokenizers. A warm start keeps those of its baseline."""
     section, baseline = recipe.tokenizer, recipe.model.init_from
     if section.source:
+        source = load_tokenizer(section.source)
         target = None if section.joint else load_tokenizer(section.target or section.source)
-        return TokenizerPair(load_tokenizer(section.source), target)
+        return TokenizerPair(source, target)
     tokenizers = kept_tokenizers(output_dir)
     if tokenizers is None:
         if baseline:
@@ -111,7 +112,7 @@ def trained_tokenizers(data: DataSection, section: TokenizerSection) -> Tokenize
     """Train tokenizers on the training corpora."""
 
     def texts(side: str) -> Iterator[str]:
-        pairs: Iterator[SentencePair] = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
+        pairs: Iterator[SentencePair] = pairs_of(data.train, data.source_lang, data.target_lang, data.on_empty)
         for pair in islice(pairs, section.max_sentences):
             if side != "target":
                 yield pair.source

@@ -23,10 +23,11 @@ from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered
 from .inputs import DATA, PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
 from .processes import logger
 from .recipe import SECTIONS
-from .resuming import RECIPE, RECORD
 
 
 FINAL = "model"
+RECIPE = "recipe.yaml"
+RECORD = "run.json"
 RESULTS = "results.json"
 # The first stage of a run in two: the checkpoints of its baseline.
 BASELINE = "baseline"

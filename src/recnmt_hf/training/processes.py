@@ -52,13 +52,13 @@ class Processes:
     Args:
         use_cpu (`bool`): Whether they compute on the CPU.
         timeout (`float`, *optional*, defaults to 1800): Seconds that a collective operation of training may take.
-        backend (`str`, *optional*): Of the process group; chosen by accelerate when not given.
+        ddp_backend (`str`, *optional*): Backend of the process group; chosen by accelerate when not given.
 
     Raises:
         ValueError: The timeout is not a valid number of seconds.
     """
 
-    def __init__(self, use_cpu: bool, timeout: float = 1800, backend: str | None = None):
+    def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
         try:
             limit = timedelta(seconds=timeout)
         except (TypeError, OverflowError) as error:
@@ -68,18 +68,18 @@ class Processes:
         end_with_launcher()
         # The Trainer's arguments would pass neither on the CPU, and nothing to a process group that is there already.
         try:
-            self.state = PartialState(cpu=use_cpu, timeout=limit, **({"backend": backend} if backend else {}))
+            PartialState(cpu=use_cpu, timeout=limit, **({"backend": ddp_backend} if ddp_backend else {}))
         except ValueError as error:  # one process has no group
-            if not backend:
+            if not ddp_backend:
                 raise
             raise UserError(
-                f"training.ddp_backend={backend!r}: {error} Remedy: leave it out, or start several processes with "
+                f"training.ddp_backend={ddp_backend!r}: {error} Remedy: leave it out, or start several processes with "
                 "accelerate launch."
             ) from error
+        self.state = PartialState()  # one for the whole process
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process
-        # gloo waits without spinning, and notices when a waited-for process dies.
-        self.waiting = dist.new_group(backend="gloo", timeout=WITHOUT_LIMIT) if self.count > 1 else None
+        self.waiting = waiting_group() if self.count > 1 else None
 
     def on_main(self, work: Callable[[], T]) -> T:
         """
@@ -117,6 +117,11 @@ class Processes:
 
         self.on_main(first)
         return results[0] if results else work()
+
+
+def waiting_group() -> Any:
+    """Make a process group for waiting: gloo does not spin, and notices when the other process dies."""
+    return dist.new_group(backend="gloo", timeout=WITHOUT_LIMIT)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -15,12 +16,10 @@ from .._values import (
     DEFAULT,
     LANGUAGE,
     Range,
-    check_not_empty,
-    check_options,
+    check_fields,
     check_value,
     documented,
     given_fields,
-    is_plain,
     mapping,
     option,
     options_of,
@@ -35,33 +34,14 @@ from ..data.tokenization import TOKENIZER_TYPES
 from ..families import MODEL_TYPES
 from ..inference.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
-from .arguments import training_options
+from .arguments import TranslationTrainingArguments, make_arguments, training_options
+from .building import MOST_SYMBOLS, MOST_WIDTH, ModelSection
 from .metrics import VALIDATION_METRICS, TextScorer, higher_is_better, without_prefix
-from .model_types import EXAMPLE, check_model_type
 from .recipe_yaml import content_of, dump_yaml
 
 
-# Larger sizes are typing errors; they are refused before memory is allocated.
-MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS = 1000, 2**20, 10**7
 _LENGTH = Range(least=2, most=MOST_WIDTH)  # a word and the end token
 _SYMBOLS = Range(least=5, most=MOST_SYMBOLS)  # one beside the special tokens
-
-
-@documented
-@dataclass
-class ModelSection:
-    """Section `model`: the model to train."""
-
-    type: str = option(
-        "nmt_transformer",
-        f"its `model_type`: {', '.join(MODEL_TYPES)}, or another that is registered with `AutoConfig`; or the path of "
-        f"a class to import: `{EXAMPLE}`",
-    )
-    preset: str = option("small", "its size")
-    fields: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "configuration fields in place of the preset's"}
-    )
-    init_from: str | None = option(None, "a trained baseline to start from (`init_from_baseline`), with its tokenizers")
 
 
 @documented
@@ -95,6 +75,17 @@ class DataSection:
     cache_dir: str | None = option(None, "where prepared data is kept; null: in the output folder")
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "processes that tokenize")
 
+    def check(self) -> None:
+        """Raise `UserError` for a value that is not allowed."""
+        check_fields(self, "data")
+        for name in ("source_lang", "target_lang"):
+            language = getattr(self, name)
+            if not LANGUAGE.fullmatch(language):
+                raise UserError(
+                    f"data.{name}={shown(language)} is not allowed; it must be a language code of letters, digits, _ "
+                    "and -. Remedy: correct it, e.g. en, de or zh-CN."
+                )
+
 
 @documented
 @dataclass
@@ -124,6 +115,20 @@ class TokenizerSection:
     source: str | None = option(None, "folder or model id of an existing tokenizer of the source")
     target: str | None = option(None, "of the target")
 
+    def check(self) -> None:
+        """Raise `UserError` for a value that is not allowed or contradicts another."""
+        check_fields(self, "tokenizer")
+        if self.joint and (self.target_kind or self.target_vocab_size or self.target):
+            raise UserError(
+                "tokenizer.joint=true leaves no place for a target tokenizer of its own. Remedy: set tokenizer.joint: "
+                "false, or remove target, target_kind and target_vocab_size."
+            )
+        if self.target and not self.source:
+            raise UserError(
+                f"tokenizer.target={shown(self.target)} would be ignored without tokenizer.source. Remedy: name both, "
+                "or neither."
+            )
+
 
 @documented
 @dataclass
@@ -132,6 +137,10 @@ class AverageSection:
 
     count: Annotated[int, Range(least=1, most=10000)] = option(5, "how many; 1 takes a single one")
     which: str = option("last", "the last ones, or the best by metric_for_best_model", choices=("last", "best"))
+
+    def check(self) -> None:
+        """Raise `UserError` for a value that is not allowed."""
+        check_fields(self, "average")
 
     @property
     def keep_option(self) -> str:
@@ -271,9 +280,12 @@ class TrainingSection(TrainingDefaults, RunSection):
         values.pop("others", None)
         return values
 
-    def trainer_settings(self) -> dict[str, Any]:
-        """Return the arguments of [`~recnmt_hf.TranslationTrainingArguments`]."""
-        return {name: value for name, value in self.to_dict().items() if name not in options_of(RunSection)}
+    def trainer_settings(self, use_cpu: bool | None) -> dict[str, Any]:
+        """Return the arguments of [`~recnmt_hf.TranslationTrainingArguments`]; `use_cpu` replaces the field's value."""
+        settings = {"disable_tqdm": not sys.stderr.isatty(), **self.to_dict()}
+        if use_cpu is not None:
+            settings["use_cpu"] = use_cpu
+        return {name: value for name, value in settings.items() if name not in options_of(RunSection)}
 
     def check(self) -> None:
         """
@@ -349,6 +361,7 @@ class Recipe:
             corpora: Any = getattr(self.data, name)
             corpora = [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora
             setattr(self.data, name, parse_corpora(corpora, f"data.{name}"))
+        self.data.check()  # before the decoding options are derived from it
         if not isinstance(self.training, TrainingSection):
             self.training = TrainingSection.parse(self.training)
         if not isinstance(self.decoding, DecodingOptions):
@@ -373,23 +386,8 @@ class Recipe:
         Raises:
             UserError: A value has the wrong type or range, or contradicts another.
         """
-        check_model_type(self.model.type)
-        for name in ("model", "data", "tokenizer", "average"):
-            section = getattr(self, name)
-            check_options(section, f"{name}.")
-            for entry in fields(section):
-                check_not_empty(getattr(section, entry.name), f"{name}.{entry.name}")
-        check_model_fields(self.model.fields)
-        check_value("test", self.test, dict[str, list[Corpus]])
-        for name in ("source_lang", "target_lang"):
-            language = getattr(self.data, name)
-            if not LANGUAGE.fullmatch(language):
-                raise UserError(
-                    f"data.{name}={shown(language)} is not allowed; it must be a language code of letters, digits, _ "
-                    "and -. Remedy: correct it, e.g. en, de or zh-CN."
-                )
-        check_tokenizer_section(self.tokenizer)
-        self.training.check()
+        for section in (self.model, self.data, self.tokenizer, self.training, self.average):
+            section.check()
         check_plan(self.training, self.average)
         if self.model.init_from is not None and self.training.baseline_steps is not None:
             raise UserError(
@@ -407,9 +405,11 @@ class Recipe:
                     f"decoding.{name} is not allowed: each line of a test set is translated as it is, so that scores "
                     f"can be compared. Remedy: remove it, and pass it to recnmt translate (--{name.replace('_', '-')})."
                 )
+        check_value("test", self.test, dict[str, list[Corpus]])
 
+    @property
     def corpora(self) -> list[tuple[str, Corpus]]:
-        """Return all corpora with their places, e.g. `"data.train[0]"`."""
+        """All corpora with their places, e.g. `"data.train[0]"`."""
         sets = {"data.train": self.data.train, "data.validation": self.data.validation}
         sets |= {f"test.{name}": corpora for name, corpora in self.test.items()}
         return [
@@ -423,12 +423,44 @@ class Recipe:
         """Whether the run compares scores of evaluations at different steps."""
         return self.average.which == "best" or self.training.early_stopping_patience is not None
 
-    def with_baseline_steps(self, steps: int) -> Recipe:
-        """Return a copy with another `training.baseline_steps`."""
+    @property
+    def validation_decoding(self) -> dict[str, Any]:
+        """The given decoding options of lengths, which also hold for text generated during training."""
+        names = ("max_length_factor", "max_length_extra", "max_source_length", "on_long")
+        options = {name: value for name, value in stated(self.decoding).items() if name in names}
+        # A validation sentence that is too long must not end the training.
+        return {**options, "on_long": "split"} if options.get("on_long") == "error" else options
+
+    def with_whole_steps(self, earlier: Any = None) -> Recipe:
+        """
+        Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps.
+
+        Args:
+            earlier (*optional*): The number that a resumed run was started with. It is kept, even if the run has more
+                steps now.
+        """
+        share, max_steps = self.training.baseline_steps, self.training.max_steps
+        if share is None or share >= 1:
+            return self
         recipe = copy.copy(self)
         recipe.training = copy.copy(self.training)
-        recipe.training.baseline_steps = steps
+        is_valid = isinstance(earlier, int) and 0 < earlier < max_steps
+        recipe.training.baseline_steps = earlier if is_valid else max(int(share * max_steps), 1)
         return recipe
+
+    def trainer_arguments(self, output_dir: Path, use_cpu: bool | None = None) -> TranslationTrainingArguments:
+        """Make the arguments of the Trainer."""
+        settings, keep = self.training.trainer_settings(use_cpu), self.average.keep_option
+        return make_arguments({**settings, keep: max(settings.get(keep, 1), self.average.count)}, output_dir)
+
+    def stage_arguments(self, output_dir: Path, baseline: Path, use_cpu: bool) -> list[TranslationTrainingArguments]:
+        """Make the arguments of the Trainer for each stage of the run; a baseline's stage writes into `baseline`."""
+        arguments = self.trainer_arguments(output_dir, use_cpu)
+        if self.training.baseline_steps is None:
+            return [arguments]
+        # No checkpoints of the baseline are averaged.
+        settings = {**self.training.trainer_settings(use_cpu), "load_best_model_at_end": False}
+        return [make_arguments(settings, baseline), arguments]
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -478,48 +510,10 @@ class Recipe:
 SECTIONS = tuple(entry.name for entry in fields(Recipe))
 
 
-def check_model_fields(model_fields: Mapping[str, Any]) -> None:
-    """Check the values of `model.fields`, whose names depend on the model."""
-    check_content(model_fields, "model.fields")
-    for name, value in model_fields.items():
-        most = MOST_LAYERS if name.endswith("_layers") else MOST_SYMBOLS if "vocab" in name else MOST_WIDTH
-        for number, size in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(size, int) and not isinstance(size, bool):
-                place = f"model.fields.{name}" + (f"[{number}]" if isinstance(value, list) else "")
-                check_value(place, size, int, Range(most=most))
-
-
-def check_content(value: Any, place: str) -> None:
-    """Check that all text in a value can be written to a file, and that all numbers are finite."""
-    if isinstance(value, str) and not is_plain(value):
-        raise UserError(f"{place}={shown(value)} is not allowed; it must be text. Remedy: correct it.")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        check_value(place, value, float)
-    for name, item in value.items() if isinstance(value, Mapping) else ():
-        check_content(item, f"{place}.{name}")
-    for number, item in enumerate(value) if isinstance(value, list) else ():
-        check_content(item, f"{place}[{number}]")
-
-
-def check_tokenizer_section(section: TokenizerSection) -> None:
-    """Check that the fields of the section `tokenizer` do not contradict each other."""
-    if section.joint and (section.target_kind or section.target_vocab_size or section.target):
-        raise UserError(
-            "tokenizer.joint=true leaves no place for a target tokenizer of its own. Remedy: set tokenizer.joint: "
-            "false, or remove target, target_kind and target_vocab_size."
-        )
-    if section.target and not section.source:
-        raise UserError(
-            f"tokenizer.target={shown(section.target)} would be ignored without tokenizer.source. Remedy: name "
-            "both, or neither."
-        )
-
-
 def check_plan(training: TrainingSection, average: AverageSection) -> None:
     """Check that the fields of the sections `training` and `average` do not contradict each other."""
     metric = without_prefix(training.metric_for_best_model)
     check_value("training.metric_for_best_model", metric, Literal[VALIDATION_METRICS])
-    higher_is_better(metric, training.greater_is_better, "training.")
     evaluates, saves = training.eval_strategy, training.save_strategy
     generated = metric not in ("loss", "perplexity")
     if generated and training.bleu_samples == 0:
@@ -564,6 +558,7 @@ def check_plan(training: TrainingSection, average: AverageSection) -> None:
             f"average.count={average.count} needs as many checkpoints, but training.{name}={keep} keeps fewer. "
             f"Remedy: raise {name}, or lower average.count."
         )
+    higher_is_better(metric, training.greater_is_better, "training.")
 
 
 def check_evaluated_checkpoints(training: TrainingSection, average: AverageSection) -> None:

@@ -22,12 +22,13 @@ from ..data.files import open_output
 from ..inference.options import DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import TranslationTrainingArguments
-from .checkpoints import state_of, steps_of
-from .recipe import WITHOUT_EFFECT, AverageSection, DataSection, ModelSection, Recipe, TokenizerSection
+from .building import ModelSection
+from .checkpoints import newest_intact_checkpoint, state_of, steps_of
+from .inputs import forget_tokenizers
+from .output_folder import BASELINE, RECIPE, RECORD, remove_leftovers
+from .processes import logger
+from .recipe import WITHOUT_EFFECT, AverageSection, DataSection, Recipe, TokenizerSection
 
-
-RECIPE = "recipe.yaml"
-RECORD = "run.json"
 
 # Nothing of the training depends on these.
 FREE = {
@@ -162,6 +163,37 @@ def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return content if isinstance(content, Mapping) else None
+
+
+def earlier_baseline_steps(output_dir: Path) -> Any:
+    """Return `training.baseline_steps` of the recipe that a run was started with; `None` if there is none."""
+    return ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps")
+
+
+def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
+    """
+    Return the checkpoint from which a run resumes, and delete what a killed run left incomplete.
+
+    Raises:
+        ValueError: All checkpoints are damaged, or they were made with another recipe.
+    """
+    remove_leftovers(output_dir)
+    checkpoint = newest_intact_checkpoint(output_dir, logger.info) or newest_intact_checkpoint(
+        output_dir / BASELINE, logger.info
+    )
+    if checkpoint is None:
+        logger.info("No complete checkpoint: training from the start.")
+        forget_tokenizers(output_dir)  # they may be another recipe's
+        return None
+    for change in check_recipe(recipe, output_dir, checkpoint):
+        logger.info(change)
+    if checkpoint.parent != output_dir and recipe.training.baseline_steps is None:
+        raise UserError(
+            f"{checkpoint} is of a baseline, and the recipe has no training.baseline_steps. Remedy: set it as it was, "
+            "or start anew in another folder or with --overwrite."
+        )
+    logger.info(f"Resuming from {checkpoint}.")
+    return checkpoint
 
 
 def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:

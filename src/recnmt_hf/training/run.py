@@ -10,26 +10,31 @@ import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, set_seed
 
-from .._values import stated
 from ..data.tokenizer_pair import TokenizerPair
-from ..models.user_errors import UserError
-from .checkpoints import newest_checkpoint, newest_intact_checkpoint
+from .checkpoints import newest_checkpoint
 from .checks import check_before_training, check_planned_steps, without_memory
 from .finishing import finish
-from .inputs import forget_tokenizers, prepare_inputs
+from .inputs import prepare_inputs
 from .output_folder import (
     BASELINE,
     FINAL,
+    RECIPE,
     check_free_space,
     claim_output,
     locked,
     refused_without_trace,
-    remove_leftovers,
     sudden_ends_explained,
 )
 from .processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
 from .recipe import Recipe
-from .resuming import RECIPE, RunRecord, check_config, check_recipe, check_record, digest_of
+from .resuming import (
+    RunRecord,
+    check_config,
+    check_record,
+    checkpoint_to_resume,
+    digest_of,
+    earlier_baseline_steps,
+)
 from .stages import (
     Stage,
     is_of,
@@ -37,9 +42,6 @@ from .stages import (
     stages_left,
     stages_of,
     train_stage,
-    training_arguments,
-    validation_decoding,
-    with_whole_steps,
 )
 from .trainer import TranslationTrainer, rotate_checkpoints
 
@@ -77,8 +79,12 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     if use_cpu:
         keep_freed_memory()
     processes = Processes(use_cpu, training.ddp_timeout, training.ddp_backend)
-    recipe = with_whole_steps(recipe, output_dir, resume)
-    arguments = training_arguments(recipe, output_dir, use_cpu)
+    recipe = recipe.with_whole_steps(earlier_baseline_steps(output_dir) if resume else None)
+    steps = recipe.training.baseline_steps
+    if steps != training.baseline_steps:
+        logger.info(f"The first {steps} of {training.max_steps} steps train the baseline.")
+    stage_arguments = recipe.stage_arguments(output_dir, output_dir / BASELINE, use_cpu)
+    arguments = stage_arguments[-1]
     check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     with ExitStack() as run_context:
         before_training = ExitStack()
@@ -97,7 +103,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
         def prepare() -> tuple[TokenizerPair, Dataset, Dataset, list[Stage]]:
             inputs = prepare_inputs(recipe, output_dir, checkpoint)
-            return *inputs, stages_of(recipe, output_dir, arguments, inputs[0])
+            return *inputs, stages_of(recipe, stage_arguments, inputs[0])
 
         tokenizers, train_data, validation_data, stages = processes.main_first(prepare)
         count = f"{processes.count} process" + "es" * (processes.count > 1)
@@ -149,7 +155,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
                 baseline=stage.baseline,
                 last_step=stage.last_step,
-                validation_decoding=validation_decoding(stated(recipe.decoding)),
+                validation_decoding=recipe.validation_decoding,
             )
             if stage.last_step is not None:  # a baseline's
                 check_planned_steps(stage.last_step, trainer.planned_steps())
@@ -159,29 +165,3 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         final = output_dir / FINAL
         processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
     return final
-
-
-def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
-    """
-    Return the checkpoint from which a run resumes, and delete what a killed run left incomplete.
-
-    Raises:
-        ValueError: All checkpoints are damaged, or they were made with another recipe.
-    """
-    remove_leftovers(output_dir)
-    checkpoint = newest_intact_checkpoint(output_dir, logger.info) or newest_intact_checkpoint(
-        output_dir / BASELINE, logger.info
-    )
-    if checkpoint is None:
-        logger.info("No complete checkpoint: training from the start.")
-        forget_tokenizers(output_dir)  # they may be another recipe's
-        return None
-    for change in check_recipe(recipe, output_dir, checkpoint):
-        logger.info(change)
-    if checkpoint.parent != output_dir and recipe.training.baseline_steps is None:
-        raise UserError(
-            f"{checkpoint} is of a baseline, and the recipe has no training.baseline_steps. Remedy: set it as it was, "
-            "or start anew in another folder or with --overwrite."
-        )
-    logger.info(f"Resuming from {checkpoint}.")
-    return checkpoint

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, set_seed
 
 from ..data.tokenizer_pair import TokenizerPair
-from .arguments import TranslationTrainingArguments, make_arguments
-from .building import baseline_config, generation_config, model_config
+from .arguments import TranslationTrainingArguments
+from .building import generation_config, stage_configs
 from .checkpoints import newest_checkpoint, steps_of
-from .output_folder import BASELINE
 from .processes import logger
 from .recipe import Recipe
-from .resuming import recipe_in, stopped_early
+from .resuming import stopped_early
 from .trainer import TranslationTrainer
 
 
@@ -28,7 +26,6 @@ class Stage:
     A part of a run that trains one model. Its steps are counted from the beginning of the run.
 
     Args:
-        folder (`Path`): Folder of its checkpoints.
         arguments ([`TranslationTrainingArguments`]): Arguments of its trainer.
         config (`PreTrainedConfig`): Configuration of its model.
         beams (`int`): Default beam size of its model.
@@ -38,7 +35,6 @@ class Stage:
         baseline (`Path`, *optional*): That baseline, if it is the last checkpoint of the stage before.
     """
 
-    folder: Path
     arguments: TranslationTrainingArguments
     config: PreTrainedConfig
     beams: int
@@ -48,72 +44,39 @@ class Stage:
     baseline: Path | None = None
 
     @property
+    def folder(self) -> Path:
+        """Folder of its checkpoints."""
+        return self.arguments.folder
+
+    @property
     def is_from_scratch(self) -> bool:
         """Whether it trains a variant without the baseline that its paper trains first."""
         config: Any = self.config
         return self.init_from is None and config.baseline_first is not None and config.baseline() is not None
 
 
-def training_arguments(recipe: Recipe, output_dir: Path, use_cpu: bool | None = None) -> TranslationTrainingArguments:
-    """Make the Trainer's arguments of a recipe."""
-    settings: dict[str, Any] = {"disable_tqdm": not sys.stderr.isatty(), **recipe.training.trainer_settings()}
-    if use_cpu is not None:
-        settings["use_cpu"] = use_cpu
-    keep = recipe.average.keep_option
-    return make_arguments({**settings, keep: max(settings.get(keep, 1), recipe.average.count)}, output_dir)
-
-
 def stages_of(
-    recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArguments, tokenizers: TokenizerPair
+    recipe: Recipe, arguments: Sequence[TranslationTrainingArguments], tokenizers: TokenizerPair
 ) -> list[Stage]:
     """
     Plan the stages of a run: one, or a baseline's before it.
 
+    Args:
+        recipe ([`Recipe`]): The recipe.
+        arguments (sequence of [`TranslationTrainingArguments`]): Arguments of each stage.
+        tokenizers ([`TokenizerPair`]): The tokenizers.
+
     Raises:
         UserError: The tokenizers do not suit each other or the model.
     """
-    config = model_config(recipe.model, tokenizers)
-    training = recipe.training
-    last = Stage(
-        output_dir,
-        arguments,
-        config,
-        recipe.decoding.beams,
-        training.early_stopping_patience,
-        init_from=recipe.model.init_from,
-    )
-    if training.baseline_steps is None:
-        return [last]
-    folder, steps = output_dir / BASELINE, int(training.baseline_steps)
-    # No checkpoints of the baseline are averaged.
-    settings = {**training.trainer_settings(), "load_best_model_at_end": False}
-    settings |= {"disable_tqdm": arguments.disable_tqdm, "use_cpu": arguments.use_cpu}
-    first = replace(
-        last,
-        folder=folder,
-        arguments=make_arguments(settings, folder),
-        config=baseline_config(config, tokenizers),
-        patience=None,
-        last_step=steps,
-    )
-    checkpoint = folder / f"checkpoint-{steps}"
-    return [first, replace(last, init_from=checkpoint, baseline=checkpoint)]
-
-
-def with_whole_steps(recipe: Recipe, output_dir: Path, resume: bool) -> Recipe:
-    """
-    Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps. A resumed run
-    keeps the number it was started with, even if it has more steps now.
-    """
-    share, max_steps = recipe.training.baseline_steps, recipe.training.max_steps
-    if share is None or share >= 1:
-        return recipe
-    earlier = ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps") if resume else None
-    steps = max(int(share * max_steps), 1)
-    if isinstance(earlier, int) and 0 < earlier < max_steps:
-        steps = earlier
-    logger.info(f"The first {steps} of {max_steps} steps train the baseline.")
-    return recipe.with_baseline_steps(steps)
+    steps, patience = recipe.training.baseline_steps, recipe.training.early_stopping_patience
+    model, beams = recipe.model, recipe.decoding.beams
+    configs = stage_configs(model, tokenizers, steps is not None)
+    if steps is None:
+        return [Stage(arguments[-1], configs[-1], beams, patience, init_from=model.init_from)]
+    first = Stage(arguments[0], configs[0], beams, last_step=int(steps))
+    checkpoint = first.folder / f"checkpoint-{int(steps)}"
+    return [first, Stage(arguments[-1], configs[-1], beams, patience, init_from=checkpoint, baseline=checkpoint)]
 
 
 def is_of(checkpoint: Path, stage: Stage) -> bool:
@@ -125,14 +88,6 @@ def stages_left(stages: list[Stage], checkpoint: Path | None) -> list[Stage]:
     """Return the stages that remain when a run resumes from a checkpoint."""
     is_done = checkpoint is not None and (is_of(checkpoint, stages[-1]) or checkpoint == stages[-1].baseline)
     return stages[-1:] if is_done else stages
-
-
-def validation_decoding(decoding: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given decoding options of lengths, which also hold for text generated during training."""
-    names = ("max_length_factor", "max_length_extra", "max_source_length", "on_long")
-    options = {name: decoding[name] for name in names if name in decoding}
-    # A validation sentence that is too long must not end the training.
-    return {**options, "on_long": "split"} if options.get("on_long") == "error" else options
 
 
 def stage_model(stage: Stage, checkpoint: Path | None) -> PreTrainedModel:
