@@ -213,15 +213,10 @@ _GIVEN = "_given_names"
 
 def parse(kind: type[T], content: Any, place: str) -> T:
     """
-    Build an object of a dataclass from a mapping. [`stated`] reverses this.
-
-    Args:
-        kind (`type`): The dataclass. It checks its values itself, or [`check_options`] does later.
-        content: A mapping of the dataclass' fields, or `None` for none.
-        place (`str`): Name of the mapping in messages, e.g. `"data.train[0]"`.
+    Build an object of a dataclass from a mapping, which messages call `place`; [`stated`] reverses this.
 
     Raises:
-        UserError: A field does not exist or is empty, or a value is not allowed.
+        UserError: A field does not exist or is empty, or the dataclass rejects a value.
     """
     dataclass_kind: type = kind
     given = given_fields(content, options_of(dataclass_kind), place)
@@ -254,12 +249,7 @@ def default_of(entry: Field[Any]) -> Any:
 
 
 def given_fields(content: Any, known: Iterable[str], place: str) -> dict[str, Any]:
-    """
-    Return a mapping's fields without those that are reset to their default.
-
-    Raises:
-        UserError: The content is not a mapping, or has a field that is not known.
-    """
+    """Return a mapping's fields, all of them known, without those that are reset to their default."""
     content = mapping(content, place)
     known = sorted(known)
     for name in content:

@@ -359,45 +359,13 @@ def prepare_dataset(
     Raises:
         ValueError: No pair is left, a setting is not allowed, or something is wrong with a corpus.
     """
+    corpora = parse_corpora(corpora)
     check_value("max_source_length", max_source_length, int, Range(least=1))
     check_value("max_target_length", max_target_length, int, Range(least=1))
     check_value("max_length_ratio", max_length_ratio, float | None, Range(least=1))
     check_value("num_proc", num_proc, int | None, Range(least=1))
     check_empty_choice(on_empty)
     check_value("on_long", on_long, Literal[ON_LONG])
-    return prepare_corpora(
-        parse_corpora(corpora),
-        source_lang,
-        target_lang,
-        source_tokenizer,
-        target_tokenizer,
-        cache_dir,
-        max_source_length,
-        max_target_length,
-        max_length_ratio,
-        on_empty,
-        num_proc,
-        keep_text,
-        on_long,
-    )
-
-
-def prepare_corpora(
-    corpora: Sequence[Corpus],
-    source_lang: str,
-    target_lang: str,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
-    cache_dir: str | Path,
-    max_source_length: int,
-    max_target_length: int,
-    max_length_ratio: float | None,
-    on_empty: str,
-    num_proc: int | None,
-    keep_text: bool,
-    on_long: str,
-) -> Dataset:
-    """Return what [`prepare_dataset`] does, from values that are checked."""
     settings = [
         PREPARATION,
         [corpus.fingerprint() for corpus in corpora],

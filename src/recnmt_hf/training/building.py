@@ -55,12 +55,7 @@ class ModelSection:
         return None if self.init_from is None or looks_local(self.init_from) else self.init_from
 
     def check(self) -> None:
-        """
-        Check the section; nothing is imported.
-
-        Raises:
-            UserError: A value has the wrong type or range.
-        """
+        """Raise `UserError` for a value that is not allowed. Nothing is imported."""
         check_model_type(self.type)
         check_fields(self, "model")
         check_content(self.fields, "model.fields")

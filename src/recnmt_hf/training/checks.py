@@ -90,16 +90,8 @@ def check_before_training(
 
 def check_folder(place: str, needed: Mapping[str, str], content: str, remedy: str) -> None:
     """
-    Check that a local folder named by a recipe is there. Names of models on the Hub pass.
-
-    Args:
-        place (`str`): The field and the folder: `"section.field=folder"`.
-        needed (mapping): Patterns of files that the folder must have, with their names in the message.
-        content (`str`): What the folder should hold: `"model"` or `"tokenizer"`.
-        remedy (`str`): Remedy in the message.
-
-    Raises:
-        FileNotFoundError: A file is missing.
+    Check that the folder of `place` (`"section.field=folder"`) has files with the patterns `needed`, which maps them to
+    their names in messages. Model ids on the Hub pass.
     """
     folder = place.partition("=")[2]
     for pattern, name in needed.items() if looks_local(folder) else ():

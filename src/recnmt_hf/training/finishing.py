@@ -34,11 +34,7 @@ NORM_BATCHES = 200
 
 
 def finish(
-    recipe: Recipe,
-    output_dir: Path,
-    arguments: TranslationTrainingArguments,
-    final: Path,
-    trainer: TranslationTrainer,
+    recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArguments, trainer: TranslationTrainer
 ) -> None:
     """Average checkpoints into the final model and test it."""
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
@@ -51,7 +47,7 @@ def finish(
         logger.info(
             f"These are fewer checkpoints than average.count={average.count}: the run has no others to average."
         )
-    working = output_dir / f"{FINAL}.partial"
+    final, working = output_dir / FINAL, output_dir / f"{FINAL}.partial"
     shutil.rmtree(working, ignore_errors=True)
     average_checkpoints(chosen, working)
     if len(chosen) > 1:

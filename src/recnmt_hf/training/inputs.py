@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from .._loading_errors import looks_local
-from ..data.corpora import pairs_of, prepare_corpora
+from ..data.corpora import pairs_of, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
@@ -39,7 +39,7 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
     def prepare(split: str) -> Dataset:
         is_training = split == "train"
         max_source_length, max_target_length = longest if is_training else longest_validation
-        return prepare_corpora(
+        return prepare_dataset(
             data.train if is_training else data.validation,
             data.source_lang,
             data.target_lang,

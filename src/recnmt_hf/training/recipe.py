@@ -237,12 +237,7 @@ class TrainingSection(TrainingDefaults, RunSection):
 
     @classmethod
     def parse(cls, content: Any) -> TrainingSection:
-        """
-        Build the section from a mapping.
-
-        Raises:
-            UserError: A field does not exist, or a value is not allowed.
-        """
+        """Build the section from a mapping, and check it."""
         given = given_fields(content, TRAINING_OPTIONS, "training")
         for name in ("eval_strategy", "save_strategy", "logging_strategy"):
             if given.get(name) is False:
@@ -288,12 +283,7 @@ class TrainingSection(TrainingDefaults, RunSection):
         return {name: value for name, value in settings.items() if name not in options_of(RunSection)}
 
     def check(self) -> None:
-        """
-        Check each field by itself.
-
-        Raises:
-            UserError: A value has the wrong type or range, or a field has no effect in recipes.
-        """
+        """Raise `UserError` for a value that is not allowed, or a field that has no effect in recipes."""
         for name, value in self.to_dict().items():
             entry = TRAINING_OPTIONS[name]
             if name in SET_ELSEWHERE:

@@ -195,15 +195,8 @@ def yaml_files(folder: Path, most: int = 12) -> str:
 
 def content_of(path: Path, overrides: Sequence[str], sections: set[str]) -> dict[str, Any]:
     """
-    Read a recipe's file and apply overrides; see [`~recnmt_hf.training.recipe.Recipe.from_file`].
-
-    Args:
-        path (`Path`): The file.
-        overrides (sequence of `str`): `section.field=value`.
-        sections (set of `str`): Names of the sections that a recipe of this kind has.
-
-    Raises:
-        UserError: A file cannot be read, or an override is malformed.
+    Read a recipe's file and apply overrides; see [`~recnmt_hf.training.recipe.Recipe.from_file`]. `sections` are the
+    names of the sections that a recipe of this kind has.
     """
     content = read_recipe(path, sections)
     applied: list[list[str]] = []

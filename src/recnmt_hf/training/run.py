@@ -162,6 +162,9 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             before_training.close()
             train_stage(trainer, stage, own_checkpoint)
         assert trainer is not None, "there is always a stage left"
-        final = output_dir / FINAL
-        processes.on_main(lambda: finish(recipe, output_dir, arguments, final, trainer))
-    return final
+
+        def finish_run() -> None:
+            finish(recipe, output_dir, arguments, trainer)
+
+        processes.on_main(finish_run)
+    return output_dir / FINAL
