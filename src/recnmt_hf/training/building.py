@@ -171,7 +171,7 @@ def build_config(section: ModelSection, **vocabulary: Any) -> Any:
     if section.preset not in config_class.presets:
         raise UserError(
             f"model.preset={shown(section.preset)} is not allowed; {section.type} has "
-            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and say the rest in model.fields."
+            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and set the rest in model.fields."
         )
     try:
         return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})

@@ -261,7 +261,7 @@ def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
 
 
 def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Loss and validation by step, a row for each step at which there was something to say."""
+    """Return loss and validation by step, a row for each step that logged any."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log:
         found = {

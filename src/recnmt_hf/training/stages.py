@@ -30,7 +30,7 @@ class Stage:
         config (`PreTrainedConfig`): Configuration of its model.
         beams (`int`): Default beam size of its model.
         patience (`int`, *optional*): Patience of early stopping.
-        last_step (`int`, *optional*): Step after which it ends; `None`: when its arguments say.
+        last_step (`int`, *optional*): Step after which it ends; `None`: as its arguments set.
         init_from (`Path` or `str`, *optional*): Trained baseline that initialises its model.
         baseline (`Path`, *optional*): That baseline, if it is the last checkpoint of the stage before.
     """

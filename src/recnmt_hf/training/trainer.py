@@ -48,7 +48,7 @@ class NonFiniteLossError(UserError):
 
 
 class SamplerEpochCallback(TrainerCallback):
-    """Tells the token sampler its epoch; accelerate's wrappers do not pass it on, least of all on resuming."""
+    """Sets the epoch of the token sampler, which accelerate's wrappers do not pass on."""
 
     def __init__(self, trainer: TranslationTrainer):
         self.trainer = trainer
@@ -62,7 +62,7 @@ class SamplerEpochCallback(TrainerCallback):
 
 
 class IntervalCallback(TrainerCallback):
-    """Has a resumed run log, evaluate and save as often as its arguments say, not as those of the run before did."""
+    """Sets the intervals of logging, evaluation and saving of a resumed run to those of its own arguments."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -71,7 +71,7 @@ class IntervalCallback(TrainerCallback):
 
 
 class StageCallback(TrainerCallback):
-    """Ends a baseline's stage at its last step, and has the stage after it look for a best checkpoint of its own."""
+    """Ends a baseline's stage at its last step, and resets the best checkpoint for the stage after it."""
 
     def __init__(self, trainer: TranslationTrainer):
         self.trainer = trainer
@@ -90,7 +90,7 @@ class StageCallback(TrainerCallback):
 
 
 class Stopwatch(TrainerCallback, ExportableState):
-    """How long a run has trained, evaluations included; a checkpoint keeps it, so that a resumed run counts on."""
+    """Duration of training, evaluations included; checkpoints save it, so that a resumed run continues the count."""
 
     def __init__(self) -> None:
         self.before = 0.0
@@ -107,7 +107,7 @@ class Stopwatch(TrainerCallback, ExportableState):
 
 
 class FiniteLossCallback(TrainerCallback):
-    """Stops training soon after the loss stops being a number, before anything is saved."""
+    """Stops training when the loss is no longer finite, before anything is saved."""
 
     def __init__(self, trainer: TranslationTrainer):
         self.trainer = trainer
@@ -465,7 +465,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
 
 def check_prepared(dataset: Any, name: str = "The dataset") -> None:
-    """Raises `UserError` for a dataset without lengths, such as a stream: batches by tokens are made of all lengths."""
+    """Raise `UserError` for a dataset without lengths, such as a stream: batches by tokens need all lengths."""
     needed = {"input_ids", "labels", "source_length", "target_length"}
     if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
         raise UserError(
@@ -476,7 +476,7 @@ def check_prepared(dataset: Any, name: str = "The dataset") -> None:
 
 
 def smooths_itself(model: torch.nn.Module | None) -> bool:
-    """Whether a model shifts and smooths labels within its loss; others have transformers' way."""
+    """Return whether a model shifts and smooths labels in its own loss."""
     return bool(getattr(model, "computes_smoothed_loss", False))
 
 
@@ -485,12 +485,12 @@ def is_early_stopping(callback: TrainerCallback) -> bool:
 
 
 def adadelta_of(args: TranslationTrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Adadelta (Zeiler, 2012), which is none of transformers' optimizers, with its settings."""
+    """Return Adadelta (Zeiler, 2012), which transformers does not have, with its settings."""
     return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
 
 
 def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
-    """Pads sources and labels on the right, whatever the tokenizer's own side: models shift labels to the right."""
+    """Return a collator that pads on the right, whatever the tokenizer's side: models shift labels to the right."""
     if tokenizer.padding_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.padding_side = "right"
