@@ -75,7 +75,6 @@ LISTED_SENDS = {
     "hub/publishing.py: upload: add_collection_item": "the collection that the user names",
     "hub/publishing.py: check_card: huggingface_hub.HfApi": "the type of an argument",
     "hub/publishing.py: check_card: huggingface_hub.utils.get_session": "sends the card that upload sends next",
-    "hub/publishing.py: difference: huggingface_hub.HfApi": "the type of an argument",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel: _upload_modified_files": "the user's own push_to_hub",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel._upload_modified_files: _upload_modified_files": (
         "transformers' part of it, for the folder that its save_pretrained has written"

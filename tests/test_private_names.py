@@ -77,10 +77,6 @@ ATTRIBUTES = {
     "_reorder_linear_weight": "weights of many calls, put into oneDNN's order once",
     "_softmax_backward_data": "torch's own gradient of a softmax, for a backward pass that is written out",
     "_linear_pointwise": "oneDNN's linear layer, where torch's usual one leaves the processor half unused",
-    "_scaled_dot_product_flash_attention": "names of torch's operators, to count their operations",
-    "_scaled_dot_product_flash_attention_backward": "names of torch's operators, to count their operations",
-    "_scaled_dot_product_flash_attention_for_cpu": "names of torch's operators, to count their operations",
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "names of torch's operators, to count their operations",
 }
 
 # Python's own that begin with an underscore and are documented: os._exit, and the methods of named tuples.
