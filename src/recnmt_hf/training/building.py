@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from .._loading_errors import looks_local
-from ..families import MODEL_TYPES
 from .._values import Range, check_content, check_fields, check_value, documented, option, shown
 from ..data.tokenizer_checks import check_padding, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
+from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
 from ..models.user_errors import UserError

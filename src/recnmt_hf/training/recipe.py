@@ -31,7 +31,6 @@ from .._values import (
 from ..data.corpora import ON_LONG, Corpus, parse_corpora
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
-from ..families import MODEL_TYPES
 from ..inference.options import OF_TEXTS, DecodingOptions
 from ..models.user_errors import UserError
 from .arguments import TranslationTrainingArguments, make_arguments, training_options
