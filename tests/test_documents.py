@@ -33,8 +33,8 @@ def blocks(text, language):
 
 
 def documents(repository):
-    folders = [repository / "model_cards", repository / ".github"]
-    return [repository / "README.md", *(file for folder in folders for file in sorted(folder.glob("*.md")))]
+    patterns = ("README.md", "src/recnmt_hf/*/README.md", "scripts/*/README.md", "model_cards/*.md", ".github/*.md")
+    return [file for pattern in patterns for file in sorted(repository.glob(pattern))]
 
 
 @pytest.mark.slow
@@ -78,10 +78,11 @@ def test_commands_parse(repository, monkeypatch):
 
 @pytest.mark.slow
 def test_commands_run_in_order(repository, tmp_path, monkeypatch, capsys, cards_of_one_process):
-    """The README's block of commands, each on files that an earlier one made; trainings are cut to a few steps."""
+    """The commands in their README, each on files that an earlier one wrote; trainings are cut to a few steps."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").symlink_to(repository / "scripts")
-    block = next(each for each in blocks((repository / "README.md").read_text(), "bash") if "recnmt corpus" in each)
+    text = (repository / "src/recnmt_hf/commands/README.md").read_text()
+    block = next(block for block in blocks(text, "bash") if "recnmt corpus" in block)
     lines = block.replace("\\\n", " ").splitlines()
     for line in lines:
         words = shlex.split(line)

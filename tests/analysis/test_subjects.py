@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import recnmt_hf
-from recnmt_hf.analysis.subjects import SUBJECTS, find_subject
+from recnmt_hf.analysis.subjects import SUBJECTS, find_subject, load_function
 from recnmt_hf.commands.inspect import OPTIONS
 from recnmt_hf.commands.main import RENAMED, main
 
@@ -15,7 +15,7 @@ def test_every_function_takes_the_options_of_its_row():
     used = set()
     for family, subject in SUBJECTS.items():
         assert family in recnmt_hf.MODEL_TYPES
-        names = tuple(inspect.signature(subject.load()).parameters)
+        names = tuple(inspect.signature(load_function(subject)).parameters)
         assert names == ("translator", "sentence", "output", *subject.options)
         used.update(subject.options)
     assert used == set(OPTIONS)

@@ -31,7 +31,7 @@ def sentences(corpus):
 
 
 def test_the_readme_shows_the_options(repository):
-    assert option_table(DecodingOptions) in (repository / "README.md").read_text()
+    assert option_table(DecodingOptions) in (repository / "src/recnmt_hf/inference/README.md").read_text()
 
 
 # -- what is passed on to generate ---

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture
-    from ..analysis.subjects import find_subject
+    from ..analysis.subjects import find_subject, load_function
 
     check_text(args.sentence, "The sentence")
     if args.target is not None:
@@ -52,4 +52,4 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name} has no effect on the subject {subject.name}. Remedy: remove it, or choose another --subject."
             )
-    print(subject.load()(translator, args.sentence, args.output, **options), end="")
+    print(load_function(subject)(translator, args.sentence, args.output, **options), end="")

@@ -2,8 +2,8 @@
 The families of models, one module each.
 
 A module of this folder holds `FAMILY`, all that the package knows of a family besides the equations: its classes, its
-paper, the paper's figures, and small variants for tests. Registration, cards, commands and tests read it from
-[`FAMILIES`].
+paper, the paper's figures, what can be inspected, and small variants for tests. Registration, cards, commands and tests
+read it from [`FAMILIES`].
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from .family import Family, PaperFigure
+from .family import Family, PaperFigure, Subject
 
 
-__all__ = ["FAMILIES", "MODEL_TYPES", "Family", "PaperFigure"]
+__all__ = ["FAMILIES", "MODEL_TYPES", "Family", "PaperFigure", "Subject"]
 
 FAMILIES: dict[str, Family] = {}
 for _module in pkgutil.iter_modules(__path__):

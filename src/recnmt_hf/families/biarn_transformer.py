@@ -1,6 +1,6 @@
 """BiARN: a recurrence encoder beside the Transformer's."""
 
-from .family import Family, PaperFigure
+from .family import Family, PaperFigure, Subject
 
 
 FAMILY = Family(
@@ -20,5 +20,8 @@ FAMILY = Family(
         PaperFigure("WMT14 newstest2014", ("en", "de"), "big", "BLEU", "28.58", "28.98 (p < .05)"),
         PaperFigure("WMT17 newstest2017", ("zh", "en"), "base", "BLEU", "24.13", "24.70 (p < .01)"),
         PaperFigure("WMT17 newstest2017", ("zh", "en"), "big", "BLEU", "24.56", "25.10 (p < .01)"),
+    ),
+    subject=Subject(
+        "attention", "attention of the recurrence encoder's steps", "recurrence.inspect_attention", ("layer", "head")
     ),
 )

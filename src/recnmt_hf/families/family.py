@@ -36,6 +36,25 @@ class PaperFigure:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """
+    What `recnmt inspect` shows of a family's models.
+
+    Attributes:
+        name (`str`): Value of `--subject`.
+        summary (`str`): One line for `--help`.
+        function (`str`): `module.function` of the package `analysis`. It takes a [`Translator`], a sentence, an output
+            file (or `None`) and the options, and returns the text to print.
+        options (`tuple[str, ...]`): Names of the options that the function takes.
+    """
+
+    name: str
+    summary: str
+    function: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Family:
     """
     A family of models.
@@ -48,6 +67,7 @@ class Family:
         citation (`str`): BibTeX entry of the paper.
         figures (`tuple[PaperFigure, ...]`): The paper's results.
         further_classes (`dict[str, str]`): Further classes: suffix of the name, and Auto class to register with.
+        subject ([`Subject`], *optional*): What `recnmt inspect` shows.
         small (`dict`): Configuration fields, beside sizes, of a small model for tests.
         variants (`dict[str, dict]`): Configuration fields of the variants that the contract tests run on.
     """
@@ -58,6 +78,7 @@ class Family:
     citation: str
     figures: tuple[PaperFigure, ...] = ()
     further_classes: Mapping[str, str] = field(default_factory=dict)
+    subject: Subject | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
 

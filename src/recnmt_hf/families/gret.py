@@ -1,6 +1,6 @@
 """GRET: a global representation by capsule routing."""
 
-from .family import Family, PaperFigure
+from .family import Family, PaperFigure, Subject
 
 
 FAMILY = Family(
@@ -25,4 +25,10 @@ FAMILY = Family(
         PaperFigure("LCSTS", ("zh", "zh"), "base", "ROUGE-1 / 2 / L", "43.14 / 29.26 / 39.72", "44.77 / 30.96 / 41.21"),
     ),
     small={"num_capsules": 4},
+    subject=Subject(
+        "global",
+        "words that each capsule reads, and the gate of each target token",
+        "global_state.inspect_global_state",
+        ("target", "layer"),
+    ),
 )

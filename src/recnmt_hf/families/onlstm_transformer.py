@@ -1,6 +1,6 @@
 """LSTM, ON-LSTM and self-attention encoders."""
 
-from .family import Family, PaperFigure
+from .family import Family, PaperFigure, Subject
 
 
 FAMILY = Family(
@@ -20,4 +20,7 @@ FAMILY = Family(
         PaperFigure("WMT14 newstest2014", ("en", "de"), "big", "BLEU", "28.58", "29.30 (p < .01)"),
     ),
     further_classes={"ForSequencePairClassification": "AutoModelForSequenceClassification"},
+    subject=Subject(
+        "tree", "binary tree given by the master gates", "syntactic_distance.inspect_tree", ("layer", "direction")
+    ),
 )

@@ -1,6 +1,6 @@
 """RPEHead and MPRHead: recurrent positional embeddings."""
 
-from .family import Family, PaperFigure
+from .family import Family, PaperFigure, Subject
 
 
 FAMILY = Family(
@@ -21,5 +21,11 @@ FAMILY = Family(
         PaperFigure(
             "NIST02 / 03 / 04", ("zh", "en"), "base", "BLEU, MPRHead", "46.62 / 45.90 / 45.95", "47.69 / 47.27 / 47.31"
         ),
+    ),
+    subject=Subject(
+        "positions",
+        "similarity of recurrent positional embeddings by distance",
+        "recurrent_positions.inspect_positions",
+        ("target",),
     ),
 )
