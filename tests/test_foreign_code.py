@@ -51,9 +51,6 @@ LISTED_RUNS = {
     "data/corpora.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "data/corpora.py: load_prepared: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
-    "models/compiled_code.py: compiled: subprocess.run": "the user's compiler, on C code of this package",
-    "models/compiled_code.py: compiled: ctypes.CDLL": "what the compiler made of it, in a private temporary folder",
-    "models/compiled_on_lstm.py: CompiledSteps.__init__: ctypes.CDLL": "the type of an argument",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
     "training/building.py: import_model_class: importlib.import_module": "a class named in model.type",

@@ -4,7 +4,6 @@ import pytest
 import torch
 from model_contract import ModelContract, left_padded, ragged_batch
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping
-from torch.utils.flop_counter import FlopCounterMode
 
 from recnmt_hf import (
     NMTTransformerConfig,
@@ -14,10 +13,9 @@ from recnmt_hf import (
 )
 from recnmt_hf.models import modeling_onlstm_transformer as modeling
 from recnmt_hf.models import ordered_neurons
-from recnmt_hf.models.compiled_code import compiler
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference, pack
-from recnmt_hf.models.ordered_neurons import ONLSTMSteps, fastest_steps, proven_steps
+from recnmt_hf.models.ordered_neurons import ONLSTMSteps
 
 
 class TestONLSTMTransformer(ModelContract):
@@ -228,24 +226,18 @@ def inputs_and_weights(counts, size, chunk, directions=2, std=1.0, width=5):
 @pytest.mark.parametrize("directions", [1, 2])
 def test_steps_pass_gradcheck(chunk, directions, counts):
     tensors = inputs_and_weights(counts, 6, chunk, directions)
-    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, None, *each)[0], tensors)
+    assert torch.autograd.gradcheck(lambda *each: ONLSTMSteps.apply(counts, chunk, *each)[0], tensors)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance", "compiled"),
-    [
-        (torch.float64, 1e-10, False),
-        (torch.float32, 2e-4, False),
-        (torch.bfloat16, 0.1, False),
-        (torch.float32, 2e-4, True),
-    ],
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-10), (torch.float32, 2e-4), (torch.bfloat16, 0.1)],
     ids=str,
 )
 @pytest.mark.parametrize(("length", "chunk"), [(1, 1), (63, 1), (100, 8)])
-def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance, compiled, request):
+def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
     """States and gradients; those of half precision beside the same numbers in float32."""
     size, rows = 16, 3
-    steps = request.getfixturevalue("steps_in_c") if compiled else None
     tensors = inputs_and_weights([rows] * length, size, chunk, std=size**-0.5)
     tensors = [each.detach().to(dtype).requires_grad_() for each in tensors]
     upstream = torch.randn(2, length * rows, size, dtype=torch.float64)
@@ -263,81 +255,13 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance, compile
 
     wide = torch.promote_types(dtype, torch.float32)
     expected = outcome(reference, [each.detach().to(wide).requires_grad_() for each in tensors])
-    found = outcome(lambda *each: ONLSTMSteps.apply([rows] * length, chunk, steps, *each)[0], tensors)
+    found = outcome(lambda *each: ONLSTMSteps.apply([rows] * length, chunk, *each)[0], tensors)
     for fast, slow in zip(found, expected, strict=True):
         largest = max(float(slow.abs().max()), 1e-3)
         torch.testing.assert_close(fast / largest, slow / largest, atol=tolerance, rtol=0)
 
 
-@pytest.fixture
-def steps_in_c():
-    if compiler() is None:
-        pytest.skip("there is no C compiler")
-    steps = proven_steps()
-    assert steps is not None
-    return steps
-
-
-@pytest.mark.parametrize("scale", [1.0, 60.0])
-@pytest.mark.parametrize("counts", [[9, 9, 6, 4, 4, 1], [4] * 5, [1]], ids=str)
-@pytest.mark.parametrize("chunk", [1, 3, 12])
-@pytest.mark.parametrize("directions", [1, 2])
-def test_compiled_steps_equal_those_of_torch(directions, chunk, counts, scale, steps_in_c):
-    """Groups of four sentences and their rest, shut and open gates, and a graph that is kept."""
-    tensors = inputs_and_weights(counts, 24, chunk, directions, std=0.2)
-    for inputs in tensors[::4]:
-        inputs.data *= scale
-    tensors = [each.detach().float().requires_grad_() for each in tensors]
-    upstream = torch.randn(directions, 24, sum(counts)).transpose(1, 2)  # memory in another order
-    found = []
-    for steps in (steps_in_c, None):
-        states = ONLSTMSteps.apply(counts, chunk, steps, *tensors)[0]
-        first = torch.autograd.grad(states, tensors, upstream, retain_graph=True)
-        again = torch.autograd.grad(states, tensors, upstream)
-        assert all(map(torch.equal, first, again))
-        found.append([states.detach(), *first])
-    for own, plain in zip(*found, strict=True):
-        largest = max(float(plain.abs().max()), 1e-3)
-        torch.testing.assert_close(own / largest, plain / largest, atol=2e-5, rtol=0)
-
-
-def test_compiled_steps_pass_on_what_is_no_number(steps_in_c):
-    """A run that went wrong must be seen to."""
-    tensors = [each.detach().float() for each in inputs_and_weights([5, 5], 8, 2, 1)]
-    tensors[0][1, 0] = float("nan")
-    with torch.no_grad():
-        states, plain = (ONLSTMSteps.apply([5, 5], 2, steps, *tensors)[0][0] for steps in (steps_in_c, None))
-    assert torch.equal(states.isnan(), plain.isnan()) and states[1].isnan().all() and states[6].isnan().all()
-
-
-def test_where_compiled_steps_are_taken(steps_in_c, monkeypatch):
-    """Batches of some size in float32 on the CPU, smaller ones in training; never where somebody watches."""
-    weight = torch.zeros(6 * 512, 512, requires_grad=True)
-    monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
-    assert fastest_steps(weight, words=64 * 27) is steps_in_c
-    assert fastest_steps(weight, words=16 * 27) is steps_in_c
-    assert fastest_steps(weight, weight, words=8 * 27) is steps_in_c
-    assert fastest_steps(weight, words=8 * 27) is None
-    with torch.no_grad():
-        assert fastest_steps(weight, words=64 * 27) is steps_in_c
-        assert fastest_steps(weight, words=16 * 27) is None
-    for other in (weight.double(), weight.bfloat16(), weight.to("meta"), torch.nn.Buffer(weight).as_subclass(Watched)):
-        assert fastest_steps(other, words=64 * 27) is None
-    with FlopCounterMode(display=False):
-        assert fastest_steps(weight, words=64 * 27) is None
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert fastest_steps(weight, words=64 * 27) is None
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    assert fastest_steps(weight, words=1) is steps_in_c
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert fastest_steps(weight, words=64 * 27) is None
-
-
-class Watched(torch.Tensor):
-    """Not torch's own."""
-
-
-def test_a_layer_with_compiled_steps(steps_in_c, monkeypatch):
+def test_fast_layer_equals_the_reference(monkeypatch):
     """Ragged and full batches, in both directions, autocast too: states, their ends, and all gradients."""
     torch.manual_seed(1)
     rnn = ONLSTM(2, 16, 16, bidirectional=True)
@@ -367,7 +291,7 @@ def test_gradients_are_taken_again_where_the_graph_is_kept(directions, monkeypat
     monkeypatch.setattr(ordered_neurons, "ROWS", 4)
     counts = [3, 3, 2, 1]
     tensors = inputs_and_weights(counts, 6, 2, directions)
-    states = ONLSTMSteps.apply(counts, 2, None, *tensors)[0]
+    states = ONLSTMSteps.apply(counts, 2, *tensors)[0]
     first = torch.autograd.grad(states.sum(), tensors, retain_graph=True)
     again = torch.autograd.grad(states.sum(), tensors)
     assert all(map(torch.equal, first, again))
@@ -450,10 +374,10 @@ def test_the_fast_path_can_be_switched_off(monkeypatch):
     model = TestONLSTMTransformer().model()
     monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
     expected = model(**ragged_batch()).logits
-    assert calls == [11]  # both directions in one call
+    assert calls == [10]  # both directions in one call
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=1e-10, rtol=0)
-    assert calls == [11]
+    assert calls == [10]
 
 
 # -- sizes and fields --------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ sys.meta_path.insert(0, Absent())
 # Environment variables that the code of a card inherits. Any other may contain a secret.
 ENVIRONMENT = re.compile(
     r"PATH|HOME|TMPDIR|TEMP|TMP|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|PYTHON(PATH|HOME|UTF8)|VIRTUAL_ENV"
-    r"|CONDA_PREFIX|CC|RECNMT_FAST_PATHS|(OMP|MKL|KMP|OPENBLAS|CUDA)_\w+|SYSTEMROOT"
+    r"|CONDA_PREFIX|RECNMT_FAST_PATHS|(OMP|MKL|KMP|OPENBLAS|CUDA)_\w+|SYSTEMROOT"
 )
 # Seconds after which the code of a card is stopped.
 TIME_LIMIT = 600

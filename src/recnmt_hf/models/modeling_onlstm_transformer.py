@@ -17,13 +17,12 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
-from .compiled_on_lstm import CompiledSteps
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
 from .fast_paths import allowed, is_plain, wide_linear
 from .graph_operators import graph_operator, is_exporting
 from .initialization import Initialization, is_loaded
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .ordered_neurons import ONLSTMSteps, cumulative_softmax, fastest_steps, spread, wide_type
+from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Seq2SeqEncoderOutput
@@ -200,21 +199,19 @@ class ONLSTM(MaskedRNN):
         """Of each direction the weight and bias of the inputs and the recurrent weight."""
         return [tensor for layer in self.layers for tensor in (layer.weight_ih, layer.bias, layer.weight_hh)]
 
-    def run(
-        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, steps: CompiledSteps | None
-    ) -> list[torch.Tensor]:
-        """As [`forward`], by [`~.ordered_neurons.ONLSTMSteps`] with these `steps`."""
-        return run_packed(inputs, attention_mask, self.weights, self.chunk_size, steps)
+
+def packed_shapes(
+    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
+) -> Any:
+    width, dtype = len(weights) // 3 * weights[2].shape[1], weights[2].dtype
+    return [((*inputs.shape[:2], width), dtype), ((inputs.shape[0], width), dtype)]
 
 
-def run_packed(
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    weights: Sequence[torch.Tensor],
-    chunk_size: int,
-    steps: CompiledSteps | None,
+@graph_operator(packed_shapes)
+def packed_states(
+    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
 ) -> list[torch.Tensor]:
-    """States and last states as [`ONLSTM`] has them, with `weights` in the order of its property."""
+    """Return the states and last states of an [`ONLSTM`]; `weights` are in the order of its property."""
     size = weights[2].shape[1]
     directions = [weights[start : start + 3] for start in range(0, len(weights), 3)]
     batch_size, length = inputs.shape[:2]
@@ -234,7 +231,7 @@ def run_packed(
     found = inputs.new_zeros(len(directions), 0, size)
     if counts:  # something but padding
         tensors = [each for words, own in zip(ordered, directions, strict=True) for each in (words, *own)]
-        found = ONLSTMSteps.apply(counts, chunk_size, steps, *tensors)[0]
+        found = ONLSTMSteps.apply(counts, chunk_size, *tensors)[0]
     if is_full:
         found = found.view(len(directions), length, batch_size, size).transpose(1, 2)
         states = found.squeeze(0) if len(directions) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)
@@ -247,22 +244,6 @@ def run_packed(
         states = states.masked_fill(padding, 0.0)
     of_directions = zip(states.split(size, dim=-1), ends, strict=False)
     return [states, torch.cat([take(part, end[:, None])[:, 0] for part, end in of_directions], dim=-1)]
-
-
-def packed_shapes(
-    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
-) -> Any:
-    width, dtype = len(weights) // 3 * weights[2].shape[1], weights[2].dtype
-    return [((*inputs.shape[:2], width), dtype), ((inputs.shape[0], width), dtype)]
-
-
-@graph_operator(packed_shapes)
-def packed_states(
-    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
-) -> list[torch.Tensor]:
-    """[`run_packed`] by the steps that are fastest here."""
-    steps = fastest_steps(*weights[2::3], words=inputs.shape[:2].numel())
-    return run_packed(inputs, attention_mask, weights, chunk_size, steps)
 
 
 def pack(

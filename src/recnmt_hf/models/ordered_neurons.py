@@ -10,21 +10,16 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .compiled_on_lstm import CompiledSteps, compiled_steps
-from .custom_gradients import CustomGradient, final_gradients, is_transformed
-from .fast_paths import enabled, setting, wide_linear
-from .step_matmuls import StepMatmuls, without_autocast
+from .custom_gradients import CustomGradient, final_gradients
+from .fast_paths import wide_linear
+from .step_matmuls import StepMatmuls
 
 
 # Numbers of one kind that a processor's cache holds beside a dozen others.
 BLOCK = 2**15
 # Words of one matmul of inputs where its result is copied.
 ROWS = 512
-# Elements of the states from which compiled steps are worth the second that their making takes: a batch of training is
-# one of many, another may be the only one. Beyond some threads torch's operations, which share them, are as fast.
-SMALLEST_TRAINED, SMALLEST_READ, MOST_FUSED_THREADS = 2**17, 2**19, 8
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -267,53 +262,6 @@ def backward_steps(
                     found.copy_(matmul.backward(each))
 
 
-@functools.cache
-def proven_steps() -> CompiledSteps | None:
-    """The compiled steps, if they give on this machine what the plain ones give: for a small batch, there and back."""
-    steps = compiled_steps()
-    if steps is None:
-        return None
-    counts, size, chunk_size = [7, 5, 5, 1], 24, 2
-    width = 4 * size + 2 * (size // chunk_size)
-    draws = torch.Generator().manual_seed(1)
-    scores, weight = torch.randn(1, sum(counts), width, generator=draws), torch.randn(width, size, generator=draws)
-    results = []
-    with torch.no_grad(), without_autocast(scores.device):
-        for onward, back in (
-            (forward_steps, backward_steps),
-            (steps.forward_steps, steps.backward_steps),
-        ):
-            buffer, shares = scores * 10, scores.new_empty(1, sum(counts), 2, size // chunk_size)
-            cells, states = (scores.new_empty(1, sum(counts), size) for _ in range(2))
-            onward(buffer, shares, cells, states, [StepMatmuls(weight)], counts, chunk_size)
-            back(buffer, buffer, shares, cells, scores[..., :size], [StepMatmuls(weight)], counts, chunk_size)
-            results.append((states, buffer))
-    agree = all(torch.allclose(own, plain, rtol=1e-4, atol=1e-5) for own, plain in zip(*results, strict=True))
-    return steps if agree else None
-
-
-def fastest_steps(*weights: torch.Tensor, words: int) -> CompiledSteps | None:
-    """
-    The compiled steps, where they may be taken and gain: by rule, so that runs on one machine compute the same bits.
-
-    Args:
-        *weights (`torch.Tensor` of shape `(4 * hidden_size + 2 * n, hidden_size)`): Recurrent ones of all directions.
-        words (`int`): Of the batch, with its padding.
-    """
-    if (
-        not enabled()
-        or torch.jit.is_tracing()
-        or is_transformed()  # steps are proven with tensors that have an address
-        or _get_current_dispatch_mode() is not None
-        or any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in weights)
-        or any(each.device.type != "cpu" or each.dtype != torch.float32 for each in weights)
-    ):
-        return None
-    smallest = SMALLEST_TRAINED if torch.is_grad_enabled() else SMALLEST_READ
-    is_worth = len(weights) * weights[0].shape[1] * words >= smallest and torch.get_num_threads() <= MOST_FUSED_THREADS
-    return proven_steps() if is_worth or setting() == "1" else None
-
-
 class ONLSTMSteps(CustomGradient):
     """
     All steps of an ON-LSTM in one or both directions, from zero states.
@@ -327,8 +275,6 @@ class ONLSTMSteps(CustomGradient):
     Args:
         counts (sequence of `int`): How many sentences have each step; it never rises.
         chunk_size (`int`): Channels of a master unit; `n = hidden_size // chunk_size`.
-        steps ([`~.compiled_on_lstm.CompiledSteps`], *optional*): What takes the steps, from [`fastest_steps`]; `None`:
-            torch's operations.
         *tensors (`torch.Tensor`): For each direction the inputs `(words, input_size)`, their weight `(4 * hidden_size +
             2 * n, input_size)` and bias, in the order forget, input, output, new values, master forget, master input,
             and the recurrent weight `(4 * hidden_size + 2 * n, hidden_size)`.
@@ -340,7 +286,7 @@ class ONLSTMSteps(CustomGradient):
 
     @staticmethod
     def forward(
-        counts: Sequence[int], chunk_size: int, steps: CompiledSteps | None, *tensors: torch.Tensor
+        counts: Sequence[int], chunk_size: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
         directions = len(weights)
@@ -352,13 +298,12 @@ class ONLSTMSteps(CustomGradient):
         shares = buffer.new_empty(directions, words, 2, (buffer.shape[-1] - rows) // 2)
         cells = buffer.new_empty(directions, words, size)
         states = weights[0].new_empty(directions, words, size)
-        onward = forward_steps if steps is None else steps.forward_steps
-        onward(buffer, shares, cells, states, matmuls, counts, chunk_size)
+        forward_steps(buffer, shares, cells, states, matmuls, counts, chunk_size)
         return states, buffer, shares, cells
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.settings, tensors = inputs[:3], inputs[3:]
+        ctx.settings, tensors = inputs[:2], inputs[2:]
         device = tensors[0].device.type
         is_low = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         ctx.autocast_dtype = torch.get_autocast_dtype(device) if is_low else None
@@ -370,14 +315,13 @@ class ONLSTMSteps(CustomGradient):
     def backward(ctx: Any, gradient: torch.Tensor | None, *of_kept: None) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)
-        compute = functools.partial(ONLSTMSteps.gradients, *ctx.settings, ctx.autocast_dtype, ctx.needs_input_grad[3:])
-        return None, None, None, *final_gradients(compute, gradient, *ctx.saved_tensors)
+        compute = functools.partial(ONLSTMSteps.gradients, *ctx.settings, ctx.autocast_dtype, ctx.needs_input_grad[2:])
+        return None, None, *final_gradients(compute, gradient, *ctx.saved_tensors)
 
     @staticmethod
     def gradients(
         counts: Sequence[int],
         chunk_size: int,
-        steps: CompiledSteps | None,
         autocast_dtype: torch.dtype | None,
         needed: Sequence[bool],
         gradient: torch.Tensor,
@@ -394,8 +338,7 @@ class ONLSTMSteps(CustomGradient):
         # Each step reads its gates before it writes their gradients: these take their place, unless somebody wants to
         # come this way again.
         gradients = torch.empty_like(buffer) if graph_is_kept() else buffer
-        back = backward_steps if steps is None else steps.backward_steps
-        back(buffer, gradients, shares, cells, gradient, matmuls, counts, chunk_size)
+        backward_steps(buffer, gradients, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))
         # The first step has no state before it.
         previous = earlier(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
