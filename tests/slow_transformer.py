@@ -5,12 +5,12 @@ import sys
 
 import torch
 
-from recnmt_hf.models import fast_paths
+from recnmt_hf.models import kernels_shared
 
 
 def multiply_instead_of_dropping(monkeypatch):
     """Dropout of probability p multiplies by 1 + p in training: the results then show exactly where it stands."""
-    real = fast_paths.dropout
+    real = kernels_shared.dropout
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if name.startswith("recnmt_hf.models.") else ():
             if value is real:

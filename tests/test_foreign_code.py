@@ -59,7 +59,7 @@ LISTED_RUNS = {
 # Values of trust_remote_code that are neither `False` nor the user's own flag.
 LISTED_TRUST = {
     "_loading_errors.py: explain: text": "a message that names the flag",
-    "models/seq2seq_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
+    "models/seq2seq_loading.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
     "inference/model_task.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import make_parser, of_choice, print_setup, run_script
+from measuring import make_parser, print_setup, run_script
 from torch.utils import flop_counter
 
 import recnmt_hf  # noqa: F401  (registers the models)
@@ -30,7 +30,6 @@ from recnmt_hf.commands.arguments import SEED, number, whole
 from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.loading import resolve_device
-from recnmt_hf.models import fast_paths
 from recnmt_hf.models.user_errors import UserError
 from recnmt_hf.training.run import keep_freed_memory
 
@@ -318,8 +317,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_setup(args, device, args.dtype)
     for names, models in runs:
         measure_models(args, names, models, dtype, device)
-    for choice in fast_paths.choices():
-        print(of_choice(choice), flush=True)
 
 
 if __name__ == "__main__":

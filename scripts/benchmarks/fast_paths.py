@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import PathTiming, make_parser, of_choice, print_setup, run_script
+from measuring import PathTiming, make_parser, print_setup, run_script, time_in_turns
 from torch import nn
 
-from recnmt_hf.models import fast_paths
+from recnmt_hf.models import kernels_shared
+
 
 
 @dataclass
@@ -51,15 +52,15 @@ def dropout_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
     yield Case(
         "dropout",
         f"{batch_size * length} x {config.d_model}",
-        lambda: fast_paths.dropout(states, 0.1, True),
+        lambda: kernels_shared.dropout(states, 0.1, True),
         lambda: nn.functional.dropout(states, 0.1, True),
-        fast_paths.enabled() and states.numel() >= fast_paths.SMALLEST_DROPOUT,
+        kernels_shared.enabled() and states.numel() >= kernels_shared.SMALLEST_DROPOUT,
         True,
     )
 
 
 def matmul_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
-    if not fast_paths.has_wide_matmul():
+    if not kernels_shared.has_wide_matmul():
         return
     states = torch.randn(batch_size * length, config.d_model, requires_grad=True)
     weight = torch.randn(config.encoder_ffn_dim, config.d_model, requires_grad=True)
@@ -67,11 +68,26 @@ def matmul_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
     yield Case(
         "linear layer by oneDNN in float32",
         f"{batch_size * length} x {config.d_model} to {config.encoder_ffn_dim}",
-        lambda: fast_paths.WideLinear.apply(states, weight, bias),
+        lambda: kernels_shared.WideLinear.apply(states, weight, bias),
         lambda: nn.functional.linear(states, weight, bias),
-        fast_paths.takes_wide(states, weight),
+        kernels_shared.takes_wide(states, weight),
         True,
     )
+
+
+def decoding_matmul_cases(config: Any, rows: int) -> Iterator[Case]:
+    for channels in dict.fromkeys([config.d_model, config.decoder_ffn_dim, config.vocab_size]):
+        states, linear = torch.randn(rows, config.d_model), nn.Linear(config.d_model, channels)
+        with torch.no_grad():
+            taken = kernels_shared.takes_weight_first(states, linear.weight)
+        yield Case(
+            "matmul of few rows",
+            f"{rows} x {config.d_model} to {channels}",
+            partial(kernels_shared.weight_first, states, linear.weight, linear.bias),
+            partial(nn.functional.linear, states, linear.weight, linear.bias),
+            taken,
+            False,
+        )
 
 
 def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
@@ -106,7 +122,7 @@ def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]
             f"{batch_size} x {length}, {str(dtype).removeprefix('torch.')}, dropout {dropout}",
             plain,
             fused,
-            fast_paths.prefers_plain_matmuls(query, key, dropout),
+            kernels_shared.prefers_plain_matmuls(query, key, dropout),
             True,
         )
 
@@ -129,10 +145,10 @@ def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 
 def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from recnmt_hf import BiARNTransformerConfig
-    from recnmt_hf.models import attentive_steps
+    from recnmt_hf.models import kernels_biarn_transformer
     from recnmt_hf.models import modeling_biarn_transformer as biarn
-    from recnmt_hf.models.absorbing_attention import AbsorbingAttention
     from recnmt_hf.models.attention import MultiHeadAttention
+    from recnmt_hf.models.kernels_biarn_transformer import AbsorbingAttention
 
     config: Any = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
@@ -147,9 +163,9 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         return lambda: steps_of(recurrence.directions, inputs, mask, initial, steps)[0]
 
     def read(reading: Callable[..., Any]) -> Callable[[], torch.Tensor]:
-        directions = [attentive_steps.DirectionWeights.of(direction) for direction in recurrence.directions]
+        directions = [kernels_biarn_transformer.DirectionWeights.of(direction) for direction in recurrence.directions]
         query = torch.randn(len(directions), batch_size, heads, config.d_model // heads)
-        drop = partial(fast_paths.dropout, p=config.attention_dropout, training=recurrence.training)
+        drop = partial(kernels_shared.dropout, p=config.attention_dropout, training=recurrence.training)
 
         def all_steps() -> torch.Tensor:
             one = reading(directions, inputs, mask, heads, drop, steps)
@@ -157,22 +173,22 @@ def biarn_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
 
         return all_steps
 
-    few = attentive_steps.few_steps(steps, heads, inputs)
+    few = kernels_biarn_transformer.few_steps(steps, heads, inputs)
     for trains in (True, False):
         yield Case(
             "steps of a BiARN",
             shape,
-            run(attentive_steps.attentive_steps),
+            run(kernels_biarn_transformer.attentive_steps),
             run(biarn.attentive_steps_reference),
-            fast_paths.allowed(),
+            kernels_shared.allowed(),
             trains,
         )
         yield Case(
             "BiARN reads words",
             shape,
-            read(attentive_steps.reads_words),
-            read(attentive_steps.reads_projected_words),
-            few and fast_paths.allowed(),
+            read(kernels_biarn_transformer.reads_words),
+            read(kernels_biarn_transformer.reads_projected_words),
+            few and kernels_shared.allowed(),
             trains,
         )
     attention = AbsorbingAttention(config, config.d_model, heads, config.attention_dropout, layer_idx=0, memory="r")
@@ -195,8 +211,8 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     from recnmt_hf import BiARNTransformerConfig
-    from recnmt_hf.models.absorbing_attention import AbsorbingAttention
     from recnmt_hf.models.attention import MultiHeadAttention
+    from recnmt_hf.models.kernels_biarn_transformer import AbsorbingAttention
     from recnmt_hf.models.source_memory import SourceMemoryLayer
 
     config: Any = BiARNTransformerConfig.from_preset(size)
@@ -222,8 +238,8 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
 
 def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from recnmt_hf import RNMTConfig
+    from recnmt_hf.models import kernels_rnmt
     from recnmt_hf.models import modeling_rnmt as rnmt
-    from recnmt_hf.models import relation_pairs
 
     config: Any = RNMTConfig.from_preset(size)
     width = rnmt.RelationConvolutions.width(config)
@@ -244,9 +260,9 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         yield Case(
             "pairs in tiles (RNMT)",
             f"{batch_size} x {length}, width {config.relation_hidden_size}",
-            lambda: relation_pairs.all_pairs(propagation.pair_layers, features, mask),
+            lambda: kernels_rnmt.all_pairs(propagation.pair_layers, features, mask),
             lambda: rnmt.all_pairs_reference(propagation.pair_layers, features, mask)[0],
-            fast_paths.allowed(),
+            kernels_shared.allowed(),
             trains,
         )
         yield Case(
@@ -254,7 +270,7 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
             f"{batch_size} x {length} steps",
             fast_steps,
             lambda: decoder(words, annotations, None, visible, state, None)[2],
-            fast_paths.allowed(),
+            kernels_shared.allowed(),
             trains,
         )
 
@@ -271,16 +287,7 @@ def onlstm_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     fast = partial(rnn, inputs, mask)
     reference = partial(MaskedRNN.forward, rnn, inputs, mask)
     for trains in (True, False):
-        yield Case("steps of an ON-LSTM", f"{batch_size} x {length}", fast, reference, fast_paths.allowed(), trains)
-
-
-def matmul_timings(config: Any, rows: int) -> Iterator[PathTiming]:
-    """Yield the measured choices for the matmuls of a decoding step."""
-    width, inner = config.d_model, config.decoder_ffn_dim
-    with torch.no_grad():
-        for shape in dict.fromkeys([(width, width), (width, inner), (inner, width), (width, config.vocab_size)]):
-            fast_paths.project(nn.Linear(*shape), torch.zeros(rows, shape[0]))
-    yield from map(of_choice, fast_paths.choices())
+        yield Case("steps of an ON-LSTM", f"{batch_size} x {length}", fast, reference, kernels_shared.allowed(), trains)
 
 
 def time_case(case: Case, rounds: int) -> PathTiming:
@@ -297,7 +304,7 @@ def time_case(case: Case, rounds: int) -> PathTiming:
         return once
 
     pair = {"reference": timed(case.reference), "fast": timed(case.fast)}
-    first = fast_paths.time_in_turns(pair, 1)
+    first = time_in_turns(pair, 1)
     repeats = max(1, int(0.005 / max(min(*first["reference"], *first["fast"]), 1e-6)))
 
     def repeated(run: Callable[[], None]) -> Callable[[], None]:
@@ -307,7 +314,7 @@ def time_case(case: Case, rounds: int) -> PathTiming:
 
         return many
 
-    seconds = fast_paths.time_in_turns({name: repeated(run) for name, run in pair.items()}, rounds)
+    seconds = time_in_turns({name: repeated(run) for name, run in pair.items()}, rounds)
     return PathTiming(
         case.path,
         f"{case.shape}, {'training' if case.trains else 'inference'}",
@@ -335,9 +342,9 @@ def time_paths(
 
     torch.manual_seed(1)
     config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
-    yield from matmul_timings(config, sources * beams)
     for cases in (
         matmul_cases(config, batch_size, length),
+        decoding_matmul_cases(config, sources * beams),
         dropout_cases(config, batch_size, length),
         attention_cases(config, batch_size, length),
         loss_cases(config, batch_size, length),

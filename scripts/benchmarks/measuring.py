@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 from recnmt_hf.commands.arguments import BEAMS, Parser, whole
-from recnmt_hf.models import fast_paths
+from recnmt_hf.models import kernels_shared
 from recnmt_hf.models.user_errors import UserError
 
 
@@ -27,7 +29,7 @@ class PathTiming:
         shape: Shape of its inputs.
         fast, reference: Median seconds.
         gain: Median ratio `reference / fast` of the rounds.
-        taken: Whether a model uses the fast path at this shape, or which alternative it uses.
+        taken: Whether a model uses the fast path at this shape.
     """
 
     path: str
@@ -44,13 +46,22 @@ class PathTiming:
         )
 
 
-def of_choice(choice: fast_paths.Choice) -> PathTiming:
-    """Return the timing of a measured choice: the reference against the fastest alternative."""
-    reference, *others = choice.seconds
-    best = min(others, key=choice.seconds.__getitem__)
-    fast, slow = choice.seconds[best], choice.seconds[reference]
-    taken = choice.taken if choice.taken != reference else f"no ({reference}; next is {best})"
-    return PathTiming(choice.path, choice.shape, fast, slow, slow / fast, taken)
+def clock() -> float:
+    """Return the processor time of this thread; the wall time where several threads compute."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each candidate in each round; the order alternates between rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for run in candidates.values():
+        run()
+    for turn in range(rounds):
+        for name in candidates if turn % 2 == 0 else reversed(list(candidates)):
+            start = clock()
+            candidates[name]()
+            seconds[name].append(clock() - start)
+    return seconds
 
 
 def processor_name() -> str:
@@ -95,7 +106,7 @@ def print_setup(args: argparse.Namespace, device: torch.device, dtype: str) -> N
     print(
         f"{hardware}, {args.threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
         f"{dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}, "
-        f"RECNMT_FAST_PATHS={fast_paths.setting()}",
+        f"RECNMT_FAST_PATHS={kernels_shared.setting()}",
         flush=True,
     )
 

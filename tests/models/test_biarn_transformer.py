@@ -16,7 +16,7 @@ from recnmt_hf import (
     NMTTransformerForConditionalGeneration,
     NMTTransformerModel,
 )
-from recnmt_hf.models import absorbing_attention, attentive_steps
+from recnmt_hf.models import kernels_biarn_transformer
 from recnmt_hf.models import modeling_biarn_transformer as modeling
 from recnmt_hf.models.attention import MultiHeadAttention
 
@@ -248,8 +248,8 @@ def name_fields(fields):
 
 
 def choose_path(path, monkeypatch):
-    monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: path == "fast")
-    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: path == "fast")
+    monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: path == "fast")
+    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: path == "fast")
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0" if path == "reference" else "1")
 
 
@@ -325,8 +325,8 @@ def test_directions_with_equal_parameters_are_mirrors():
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, monkeypatch):
     """Outputs, attentions and the gradients of inputs and parameters, in both forms of matmuls and of reading."""
-    monkeypatch.setattr(attentive_steps, "stacks_weights", lambda device: stacked)
-    monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: few)
+    monkeypatch.setattr(kernels_biarn_transformer, "stacks_weights", lambda device: stacked)
+    monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: few)
     config = TestBiARNTransformer().config(
         recurrence_encoder_type=kind, recurrence_cell=cell, recurrence_steps=steps, recurrence_hidden_size=24
     )
@@ -362,20 +362,20 @@ def test_words_are_read_without_projection_where_that_is_less_work():
         (16, 4, 8, False),
         (13, 30, 21, False),
     ):
-        assert attentive_steps.few_steps(steps, 8, torch.empty(batch_size, length, 512)) is expected
-    assert attentive_steps.few_steps(8, 8, torch.empty(1, 27, 512, device="meta"))
+        assert kernels_biarn_transformer.few_steps(steps, 8, torch.empty(batch_size, length, 512)) is expected
+    assert kernels_biarn_transformer.few_steps(8, 8, torch.empty(1, 27, 512, device="meta"))
 
 
 def test_memories_are_absorbed_where_that_is_less_work():
     """Short memories: always when they are kept for more steps, otherwise for many queries."""
     for queries, expected in ((None, True), (64, True), (40, True), (39, False)):
-        assert absorbing_attention.few_positions(8, 8, 512, queries) is expected
-    assert not absorbing_attention.few_positions(9, 8, 512, None)
+        assert kernels_biarn_transformer.few_positions(8, 8, 512, queries) is expected
+    assert not kernels_biarn_transformer.few_positions(9, 8, 512, None)
 
 
 def test_memories_that_are_kept_serve_any_number_of_queries(monkeypatch):
     asked = []
-    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: asked.append(sizes))
+    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: asked.append(sizes))
     model = TestBiARNTransformer().model()
     words, states = torch.randn(6, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
     for cache in (None, model.model.decoder.prepare_cache(None, True)):
@@ -385,7 +385,7 @@ def test_memories_that_are_kept_serve_any_number_of_queries(monkeypatch):
 
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_have_right_gradients(few, monkeypatch):
-    monkeypatch.setattr(attentive_steps, "few_steps", lambda *sizes: few)
+    monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: few)
     config = TestBiARNTransformer().config(d_model=8, encoder_attention_heads=2, decoder_attention_heads=2)
     config._attn_implementation = "sdpa"
     directions = torch.nn.ModuleList([modeling.AttentiveRecurrentDirection(config).double().eval() for _ in range(2)])
@@ -535,7 +535,7 @@ def test_absorbed_projections_equal_plain_ones(fields, monkeypatch):
     model = TestBiARNTransformer().model(fields)
     results = []
     for absorbed in (True, False):
-        monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
+        monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
         model.zero_grad()
         outputs = model(**ragged_batch(), output_attentions=True)
         outputs.loss.backward()
@@ -555,7 +555,7 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
     absorb = attn.absorb_memory
     monkeypatch.setattr(attn, "absorb_memory", lambda states: projected.append(states.shape[0]) or absorb(states))
     for absorbed in (True, False):
-        monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
+        monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
         torch.manual_seed(2)
         results.append(
             model.generate(
@@ -573,7 +573,7 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
 
 
 def test_absorbed_attention_has_dropout_in_training_only(monkeypatch):
-    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: True)
+    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: True)
     model = TestBiARNTransformer().model({"attention_dropout": 0.5})
     attn = model.model.decoder.layers[-1].recurrence_attn
     words, states = torch.randn(2, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
@@ -587,7 +587,7 @@ def test_absorbed_attention_has_dropout_in_training_only(monkeypatch):
 
 def test_wrapped_projections_are_not_absorbed(monkeypatch):
     """An adapter on the queries' projection is called, not passed by."""
-    monkeypatch.setattr(absorbing_attention, "few_positions", lambda *sizes: True)
+    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: True)
     model = TestBiARNTransformer().model()
     expected = model(**ragged_batch()).logits
     linear = model.model.decoder.layers[-1].recurrence_attn.q_proj

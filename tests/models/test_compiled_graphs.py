@@ -22,7 +22,7 @@ from compiled_graphs import (
 from model_contract import TINY, scatter_parameters
 
 import recnmt_hf
-from recnmt_hf.models import graph_operators
+from recnmt_hf.models import kernels_shared
 from recnmt_hf.models.modeling_biarn_transformer import AttentiveRecurrence
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer
 from recnmt_hf.models.modeling_rpe_transformer import ProjectedRecurrentLayer
@@ -203,7 +203,7 @@ def test_another_copy_of_the_code_has_operators_of_its_own(monkeypatch):
     """Code from the Hub is a copy under another name, and may be loaded again under the same one."""
     spaces = []
     for name in ("recnmt_hf.models.copy_of_operators",) * 2:
-        spec = importlib.util.spec_from_file_location(name, graph_operators.__file__)
+        spec = importlib.util.spec_from_file_location(name, kernels_shared.__file__)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)

@@ -12,8 +12,8 @@ from recnmt_hf import (
     NMTTransformerConfig,
     NMTTransformerForConditionalGeneration,
 )
-from recnmt_hf.models import capsule_routing
 from recnmt_hf.models import configuration_gret as configuration
+from recnmt_hf.models import kernels_gret
 from recnmt_hf.models import modeling_gret as modeling
 
 
@@ -335,7 +335,7 @@ def test_routing_without_votes_equals_routing(masked, matrices, iterations, axis
             votes = torch.einsum("bid,kcd->bkic", states, own)
             capsules, coupling = modeling.route_reference(votes, mask, iterations, axis)
         else:
-            capsules, coupling = capsule_routing.route(states, own, mask, iterations, axis)
+            capsules, coupling = kernels_gret.route(states, own, mask, iterations, axis)
         return capsules, coupling, *torch.autograd.grad(capsules, (states, weight), upstream)
 
     for fast, slow in zip(outcome(False), outcome(True), strict=True):
@@ -345,20 +345,20 @@ def test_routing_without_votes_equals_routing(masked, matrices, iterations, axis
 def test_squash_of_zero():
     """Nothing in, nothing out, and a gradient that is a number."""
     vectors = torch.zeros(2, 3, requires_grad=True)
-    capsule_routing.squash(vectors).sum().backward()
+    kernels_gret.squash(vectors).sum().backward()
     assert torch.equal(vectors.grad, torch.zeros(2, 3))
-    long = capsule_routing.squash(torch.tensor([[30.0, 40.0]]))
+    long = kernels_gret.squash(torch.tensor([[30.0, 40.0]]))
     torch.testing.assert_close(long, torch.tensor([[0.6, 0.8]]) * 2500 / 2501)
 
 
 def test_routing_counts_in_float32():
     """In half precision the softmax and the squash are float32's."""
     states, weight = torch.randn(2, 9, 16), torch.randn(4, 8, 16)
-    capsules, coupling = capsule_routing.route(states.bfloat16(), weight.bfloat16(), None, 3, "positions")
+    capsules, coupling = kernels_gret.route(states.bfloat16(), weight.bfloat16(), None, 3, "positions")
     assert capsules.dtype == coupling.dtype == torch.float32
-    exact, _ = capsule_routing.route(states.bfloat16().float(), weight.bfloat16().float(), None, 3, "positions")
+    exact, _ = kernels_gret.route(states.bfloat16().float(), weight.bfloat16().float(), None, 3, "positions")
     torch.testing.assert_close(capsules, exact, atol=0.05, rtol=0.05)
-    _, first = capsule_routing.route(states.bfloat16(), weight.bfloat16(), None, 1, "positions")
+    _, first = kernels_gret.route(states.bfloat16(), weight.bfloat16(), None, 1, "positions")
     assert torch.equal(first, torch.full((2, 4, 9), 1 / 9))
 
 
@@ -374,7 +374,7 @@ def test_votes_are_saved_where_that_multiplies_less():
                 if iteration:
                     with_votes += length * capsules * size  # the logits
                     without += capsules * size * width + 2 * capsules * length * width  # both ways, and the sum
-            found = capsule_routing.saves_votes(length, capsules, size, width, iterations)
+            found = kernels_gret.saves_votes(length, capsules, size, width, iterations)
             assert found is (without < with_votes)
 
 

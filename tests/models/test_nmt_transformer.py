@@ -11,17 +11,16 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
-from recnmt_hf.models.initialization import Initialization
-from recnmt_hf.models.modeling_nmt_transformer import directional_mask
-from recnmt_hf.models.position_embeddings import (
+from recnmt_hf.models.modeling_nmt_transformer import RelativeMultiHeadAttention, directional_mask
+from recnmt_hf.models.seq2seq_loading import Initialization
+from recnmt_hf.models.seq2seq_stacks import (
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
     build_position_embedding,
+    chosen_hidden_states,
     positions_from_mask,
     sinusoid_table,
 )
-from recnmt_hf.models.relative_attention import RelativeMultiHeadAttention
-from recnmt_hf.models.seq2seq_stacks import chosen_hidden_states
 
 
 class TestNMTTransformer(ModelContract):

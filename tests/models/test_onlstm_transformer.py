@@ -11,11 +11,11 @@ from recnmt_hf import (
     ONLSTMTransformerConfig,
     ONLSTMTransformerForConditionalGeneration,
 )
+from recnmt_hf.models import kernels_onlstm_transformer
 from recnmt_hf.models import modeling_onlstm_transformer as modeling
-from recnmt_hf.models import ordered_neurons
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
+from recnmt_hf.models.kernels_onlstm_transformer import ONLSTMSteps
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference, pack
-from recnmt_hf.models.ordered_neurons import ONLSTMSteps
 
 
 class TestONLSTMTransformer(ModelContract):
@@ -288,7 +288,7 @@ def test_fast_layer_equals_the_reference(monkeypatch):
 @pytest.mark.parametrize("directions", [1, 2])
 def test_gradients_are_taken_again_where_the_graph_is_kept(directions, monkeypatch):
     """What was saved is overwritten by the last way back alone."""
-    monkeypatch.setattr(ordered_neurons, "ROWS", 4)
+    monkeypatch.setattr(kernels_onlstm_transformer, "ROWS", 4)
     counts = [3, 3, 2, 1]
     tensors = inputs_and_weights(counts, 6, 2, directions)
     states = ONLSTMSteps.apply(counts, 2, *tensors)[0]

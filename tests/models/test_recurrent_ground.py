@@ -9,16 +9,16 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import Seq2SeqModelOutput
 
 from recnmt_hf import UserError
-from recnmt_hf.models.initialization import Initialization
 from recnmt_hf.models.recurrent_cache import (
+    CachedRecurrence,
     RecurrentAttentionLayer,
     RecurrentStateLayer,
     StaticRecurrentAttentionLayer,
     StaticRecurrentStateLayer,
-    fill_cache,
     recurrent_layer,
 )
-from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, masked_mean
+from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer, masked_mean
+from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_outputs import (
     Memories,
     Memory,
@@ -32,6 +32,7 @@ from recnmt_hf.models.seq2seq_outputs import (
 from recnmt_hf.models.source_memory import (
     BeamMoves,
     SourceMemoryLayer,
+    fill_cache,
     keeps_source_memories,
     kept_mask,
     kept_vector,

@@ -13,10 +13,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.commands.main import main
-from recnmt_hf.models import attentional_steps, modeling_rnmt, relation_pairs
+from recnmt_hf.models import kernels_rnmt, modeling_rnmt
 from recnmt_hf.models.additive_attention import AdditiveAttention
+from recnmt_hf.models.kernels_rnmt import all_pairs, pair_tiles
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
-from recnmt_hf.models.relation_pairs import all_pairs, pair_tiles
 
 
 RNNSEARCH = {"decoder_type": "rnnsearch", "relation_layers": 0, "encoder_layers": 1}
@@ -419,8 +419,8 @@ def test_steps_pass_gradcheck(conditional, group):
     keys, values = random(sources, length, width), random(sources, length, 3 * width)
     for held in (None, kept):
         assert torch.autograd.gradcheck(
-            lambda *args, held=held: attentional_steps.AttentionalSteps.apply(
-                attentional_steps.KeptSteps(), *args[:3], visible, args[3], held, *args[4:]
+            lambda *args, held=held: kernels_rnmt.AttentionalSteps.apply(
+                kernels_rnmt.KeptSteps(), *args[:3], visible, args[3], held, *args[4:]
             ),
             (gates, keys, values, state, *weights),
         )
@@ -430,7 +430,7 @@ def test_steps_pass_gradcheck(conditional, group):
 @pytest.mark.parametrize("masked", [True, False])
 def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
     torch.manual_seed(3)
-    monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", kept)
+    monkeypatch.setattr(kernels_rnmt, "KEPT_PAIRS", kept)
     config = TestRNMT().config(relation_gp_layers=3, relation_hidden_size=4, relation_conv_channels=[3])
     layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
     features = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -441,17 +441,15 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
     whole = list(pair_tiles(torch.zeros(4, 5, 4, dtype=torch.float64)))
     assert len(whole) == 1, "a small batch is one tile"
     cuts = {
-        "words": [
-            relation_pairs.Tile(slice(b, b + 1), slice(i, min(i + 2, 5)), 5) for b in range(4) for i in (0, 2, 4)
-        ],
-        "sentences": [relation_pairs.Tile(slice(b, b + 3), slice(0, 5), 5) for b in (0, 3)],
+        "words": [kernels_rnmt.Tile(slice(b, b + 1), slice(i, min(i + 2, 5)), 5) for b in range(4) for i in (0, 2, 4)],
+        "sentences": [kernels_rnmt.Tile(slice(b, b + 3), slice(0, 5), 5) for b in (0, 3)],
         "whole": whole,
         "real words": None,
     }
     original = pair_tiles
     for tiles in cuts.values():
         monkeypatch.setattr(
-            relation_pairs,
+            kernels_rnmt,
             "pair_tiles",
             lambda states, lengths, tiles=tiles: original(states, lengths) if tiles is None else tiles,
         )
@@ -482,7 +480,7 @@ def test_pairs_are_kept_for_the_backward_pass_up_to_a_limit(dtype, monkeypatch):
     size = 2 * 5 * 5 * 4 * dtype.itemsize * len(layers)
     saved = {}
     for limit in (size, size - 1):
-        monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", limit)
+        monkeypatch.setattr(kernels_rnmt, "KEPT_PAIRS", limit)
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x):
             all_pairs(layers, features, None)
@@ -530,7 +528,7 @@ def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
 @pytest.mark.parametrize("training", [True, False])
 def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch):
     """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
-    monkeypatch.setattr(relation_pairs, "KEPT_PAIRS", 0)
+    monkeypatch.setattr(kernels_rnmt, "KEPT_PAIRS", 0)
     length, batch_size, steps, width = 96, 8, 40, 32
     model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
     source = torch.randint(4, VOCABULARY, (batch_size, length))
@@ -628,8 +626,8 @@ def test_gradients_of_many_tiles_are_summed_in_float32(monkeypatch):
     features = torch.rand(1, 300, 3).bfloat16()
     gradients = []
     for words in (300, 1):
-        tiles = [relation_pairs.Tile(slice(0, 1), slice(i, i + words), 300) for i in range(0, 300, words)]
-        monkeypatch.setattr(relation_pairs, "pair_tiles", lambda states, lengths, tiles=tiles: tiles)
+        tiles = [kernels_rnmt.Tile(slice(0, 1), slice(i, i + words), 300) for i in range(0, 300, words)]
+        monkeypatch.setattr(kernels_rnmt, "pair_tiles", lambda states, lengths, tiles=tiles: tiles)
         read = features.clone().requires_grad_()
         made = torch.autograd.grad(all_pairs(layers, read, None).sum(), (read, *layers.parameters()))
         assert all(one.dtype == torch.bfloat16 for one in made)
@@ -735,7 +733,7 @@ def test_relation_scores_are_lengths_of_relations():
 def test_memory_is_projected_once_and_shared_by_beams(monkeypatch):
     model = scattered({})
     seen, keys = [], []
-    original, attend = modeling_rnmt.DecoderRecurrence.project_memory, attentional_steps.attend
+    original, attend = modeling_rnmt.DecoderRecurrence.project_memory, kernels_rnmt.attend
 
     def watch(self, annotations):
         seen.append(tuple(annotations.shape))
@@ -743,7 +741,7 @@ def test_memory_is_projected_once_and_shared_by_beams(monkeypatch):
 
     monkeypatch.setattr(modeling_rnmt.DecoderRecurrence, "project_memory", watch)
     monkeypatch.setattr(
-        attentional_steps,
+        kernels_rnmt,
         "attend",
         lambda query, k, *rest: (keys.append((len(query), k.data_ptr())), attend(query, k, *rest))[1],
     )

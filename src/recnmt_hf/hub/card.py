@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..families import FAMILIES, PaperFigure
-from ..models.seq2seq_card import CARD, usage
+from ..models.seq2seq_loading import CARD, usage
 from ..models.user_errors import UserError
 from ..training.evidence import Evidence, TestScore
 from ..training.metrics import VALIDATION_METRICS

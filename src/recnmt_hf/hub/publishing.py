@@ -26,7 +26,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
-from ..models.seq2seq_card import CARD
+from ..models.seq2seq_loading import CARD
 from ..models.user_errors import MissingFileError, UserError
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
 from ..training.output_folder import RECIPE

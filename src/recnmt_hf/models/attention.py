@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .fast_paths import dropout as random_dropout
-from .fast_paths import prefers_plain_matmuls, project
+from .kernels_shared import dropout as random_dropout
+from .kernels_shared import prefers_plain_matmuls, project
 from .source_memory import read_source_memory, self_attention_cache
 
 

@@ -16,12 +16,10 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
-from .absorbing_attention import AbsorbingAttention
 from .attention import MultiHeadAttention, eager_attention_forward
-from .attentive_steps import attentive_steps
 from .configuration_biarn_transformer import BiARNTransformerConfig
-from .fast_paths import allowed, dropout, is_plain, project
-from .graph_operators import is_exporting
+from .kernels_biarn_transformer import AbsorbingAttention, attentive_steps
+from .kernels_shared import allowed, dropout, is_exporting, is_plain, project
 from .modeling_nmt_transformer import (
     NMTTransformerDecoder,
     NMTTransformerEncoder,
@@ -32,8 +30,7 @@ from .multi_column import MultiColumn
 from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
-from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
-from .transformer_stacks import TransformerDecoderStack
+from .transformer_layers import TransformerDecoderLayer, TransformerDecoderStack, TransformerSublayers
 
 
 CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}

@@ -17,9 +17,9 @@ from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import softmax
-from .capsule_routing import couplings, route, saves_votes, squash
 from .configuration_gret import GRETConfig
-from .fast_paths import allowed, is_plain, project
+from .kernels_gret import couplings, route, saves_votes, squash
+from .kernels_shared import allowed, is_plain, project
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -100,7 +100,7 @@ class CapsuleLayer(nn.Module):
     """
     The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules.
 
-    It runs as [`~.capsule_routing.route`] where that saves work; with votes, as [`route_reference`], for the shortest
+    It runs as [`~.kernels_gret.route`] where that saves work; with votes, as [`route_reference`], for the shortest
     sentences, with `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
     """
 

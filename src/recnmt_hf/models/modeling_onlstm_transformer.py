@@ -18,13 +18,12 @@ from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
-from .fast_paths import allowed, is_plain, wide_linear
-from .graph_operators import graph_operator, is_exporting
-from .initialization import Initialization, is_loaded
+from .kernels_onlstm_transformer import ONLSTMSteps, cumulative_softmax, spread, wide_type
+from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, wide_linear
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .ordered_neurons import ONLSTMSteps, cumulative_softmax, spread, wide_type
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_loading import Initialization, is_loaded
 from .seq2seq_outputs import Seq2SeqEncoderOutput
 from .seq2seq_stacks import TokenAndPositionInput
 from .sequence_pairs import SequencePairClassification
@@ -163,9 +162,8 @@ class ONLSTM(MaskedRNN):
     """
     A one- or two-directional ON-LSTM with a masked carry.
 
-    It runs as [`~.ordered_neurons.ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone;
-    as [`on_lstm_reference`] in exported graphs, with `RECNMT_FAST_PATHS=0`, and where parameters are not plain
-    (adapters).
+    It runs as [`ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone; as
+    [`on_lstm_reference`] in exported graphs, with `RECNMT_FAST_PATHS=0`, and where parameters are not plain (adapters).
 
     Args:
         chunk_size (`int`): As in the configuration.

@@ -20,15 +20,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
 
 from .additive_attention import AdditiveAttention
-from .attentional_steps import run_steps
 from .configuration_rnmt import RNMTConfig
-from .fast_paths import allowed, dropout, is_plain, project, wide_linear
-from .initialization import Initialization
+from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
+from .kernels_shared import allowed, dropout, is_plain, project, wide_linear
 from .recurrent_cache import recurrent_layer
 from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
-from .relation_pairs import SLOPE, all_pairs, counted_pairs
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
-from .seq2seq_loading import Seq2SeqPreTrainedModel
+from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Seq2SeqEncoderOutput
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
 from .source_memory import read_source_memory, spread_over_beams

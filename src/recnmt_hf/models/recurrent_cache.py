@@ -1,17 +1,20 @@
-"""Cache layers with recurrent states; they stand in an ordinary `EncoderDecoderCache` as `past_key_values`."""
+"""
+Recurrences in the decoder: a module that continues from word to word, and the cache layers that keep its states in an
+ordinary `EncoderDecoderCache` (`past_key_values`).
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.cache_utils import (
-    DYNAMIC_LAYER_TYPE_MAPPING,
     Cache,
-    DynamicCache,
     DynamicLayer,
     StaticLayer,
 )
 
+from .recurrent_layers import build_recurrent_layer, left_aligned, take
 from .source_memory import self_attention_cache
 from .user_errors import UserError
 
@@ -208,13 +211,6 @@ class StaticRecurrentAttentionLayer(StaticRecurrentStateLayer):
     attends = True
 
 
-def fill_cache(past_key_values: Cache | None, layer_types: Sequence[str] | None) -> None:
-    """Gives a growing cache that was made without a configuration the layers that the decoder keeps states in."""
-    cache = None if past_key_values is None else self_attention_cache(past_key_values)
-    if layer_types is not None and isinstance(cache, DynamicCache):
-        cache.layers += [DYNAMIC_LAYER_TYPE_MAPPING[kind]() for kind in layer_types[len(cache.layers) :]]
-
-
 def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> RecurrentStates | None:
     """
     The recurrent layer of a decoder's own cache; `None` where there is no cache.
@@ -234,3 +230,81 @@ def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> Recurr
             "config=model.config.get_text_config(decoder=True)."
         )
     return layer  # type: ignore[return-value]
+
+
+class CachedRecurrence(nn.Module):
+    """
+    A recurrence over the words of a decoder that goes on where an earlier call stopped: its states stand in the cache.
+    Padding, on either side, leaves the state as it is.
+
+    Args:
+        cell (`str` or class): As in [`build_recurrent_layer`].
+        input_size, hidden_size (`int`): Widths of input and state.
+        name (`str`, *optional*): Under which the states are kept, where a decoder has several recurrences.
+        layer_idx (`int`, *optional*, defaults to 0): The cache layer that keeps them.
+    """
+
+    def __init__(
+        self,
+        cell: str | Callable[[int, int], Any],
+        input_size: int,
+        hidden_size: int,
+        name: str = "",
+        layer_idx: int = 0,
+    ):
+        super().__init__()
+        self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
+        self.layer_idx = layer_idx
+        self.names = [f"{name}_{part}" if name else part for part in self.rnn.state_names]
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        initial_state: Callable[[], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """
+        Args:
+            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`): Of the new words.
+            attention_mask (`torch.Tensor` of shape `(batch_size, seen + length)`, *optional*): 1 keeps.
+            past_key_values (`Cache`, *optional*): Holds the state after the words seen, and gets the new ones.
+            initial_state (callable, *optional*): Makes the state before the first word, `(batch_size, hidden_size)`.
+                `None`: zeros.
+
+        Returns:
+            The states `(batch_size, length, hidden_size)`.
+        """
+        layer = recurrent_layer(past_key_values, self.layer_idx)
+        initial: list[torch.Tensor] = []
+        if layer is not None and layer.get_state(self.names[0]) is not None:
+            initial = [layer.states[name] for name in self.names]
+        elif initial_state is not None:
+            initial = [initial_state()]
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, -inputs.shape[1] :]
+        states = self.run(inputs, attention_mask, initial, with_all=layer is not None)
+        if layer is not None:
+            layer.update_states(**dict(zip(self.names, states, strict=True)))
+        return states[0]
+
+    def run(
+        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, initial: list[torch.Tensor], with_all: bool
+    ) -> list[torch.Tensor]:
+        """The state after each word, `with_all` that is carried; words of which the mask says 0 do not count."""
+        order = None
+        if attention_mask is not None:
+            order = left_aligned(attention_mask)
+            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), order)
+        if with_all and len(self.names) > 1:
+            states = self.rnn(inputs, *initial, with_all=True)
+        else:
+            states = [self.rnn(inputs, *initial)]
+        if attention_mask is None:
+            return states
+        count = (attention_mask != 0).cumsum(dim=1)
+        carried = []
+        for part, after in enumerate(states):
+            before = initial[part] if part < len(initial) else torch.zeros_like(after[:, 0])
+            carried.append(take(torch.cat([before[:, None].to(after.dtype), after], dim=1), count))
+        return carried

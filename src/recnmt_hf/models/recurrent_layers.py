@@ -7,14 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .fast_paths import dropout, project
-from .graph_operators import graph_operator, is_exporting
-from .initialization import Initialization
-from .recurrent_cache import recurrent_layer
-from .step_matmuls import without_autocast
+from .kernels_shared import dropout, graph_operator, is_exporting, project, without_autocast
+from .seq2seq_loading import Initialization
 
 
 # Gates of each cell, in torch's order.
@@ -346,84 +342,6 @@ class MaskedRNN(nn.Module):
         if self.backward_rnn is not None:
             ends = torch.cat([ends[:, : self.hidden_size], states[:, 0, self.hidden_size :]], dim=-1)
         return take(states, inverse(order)), ends
-
-
-class CachedRecurrence(nn.Module):
-    """
-    A recurrence over the words of a decoder that goes on where an earlier call stopped: its states stand in the cache.
-    Padding, on either side, leaves the state as it is.
-
-    Args:
-        cell (`str` or class): As in [`build_recurrent_layer`].
-        input_size, hidden_size (`int`): Widths of input and state.
-        name (`str`, *optional*): Under which the states are kept, where a decoder has several recurrences.
-        layer_idx (`int`, *optional*, defaults to 0): The cache layer that keeps them.
-    """
-
-    def __init__(
-        self,
-        cell: str | Callable[[int, int], Any],
-        input_size: int,
-        hidden_size: int,
-        name: str = "",
-        layer_idx: int = 0,
-    ):
-        super().__init__()
-        self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
-        self.layer_idx = layer_idx
-        self.names = [f"{name}_{part}" if name else part for part in self.rnn.state_names]
-
-    def forward(
-        self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        initial_state: Callable[[], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`): Of the new words.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + length)`, *optional*): 1 keeps.
-            past_key_values (`Cache`, *optional*): Holds the state after the words seen, and gets the new ones.
-            initial_state (callable, *optional*): Makes the state before the first word, `(batch_size, hidden_size)`.
-                `None`: zeros.
-
-        Returns:
-            The states `(batch_size, length, hidden_size)`.
-        """
-        layer = recurrent_layer(past_key_values, self.layer_idx)
-        initial: list[torch.Tensor] = []
-        if layer is not None and layer.get_state(self.names[0]) is not None:
-            initial = [layer.states[name] for name in self.names]
-        elif initial_state is not None:
-            initial = [initial_state()]
-        if attention_mask is not None:
-            attention_mask = attention_mask[:, -inputs.shape[1] :]
-        states = self.run(inputs, attention_mask, initial, with_all=layer is not None)
-        if layer is not None:
-            layer.update_states(**dict(zip(self.names, states, strict=True)))
-        return states[0]
-
-    def run(
-        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, initial: list[torch.Tensor], with_all: bool
-    ) -> list[torch.Tensor]:
-        """The state after each word, `with_all` that is carried; words of which the mask says 0 do not count."""
-        order = None
-        if attention_mask is not None:
-            order = left_aligned(attention_mask)
-            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), order)
-        if with_all and len(self.names) > 1:
-            states = self.rnn(inputs, *initial, with_all=True)
-        else:
-            states = [self.rnn(inputs, *initial)]
-        if attention_mask is None:
-            return states
-        count = (attention_mask != 0).cumsum(dim=1)
-        carried = []
-        for part, after in enumerate(states):
-            before = initial[part] if part < len(initial) else torch.zeros_like(after[:, 0])
-            carried.append(take(torch.cat([before[:, None].to(after.dtype), after], dim=1), count))
-        return carried
 
 
 class RecurrentEncoderLayer(GradientCheckpointingLayer):

@@ -13,9 +13,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_seq2seq import Seq2SeqConfig
-from .fast_paths import is_plain, project
-from .initialization import Initialization
-from .seq2seq_loading import Seq2SeqPreTrainedModel
+from .kernels_shared import is_plain, project
+from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import (
     IGNORE_INDEX,
     chunked_cross_entropy,

@@ -1,5 +1,6 @@
-"""How a model's parameters come to their values, and leave again: initialisation, ties, warm start, saving."""
+"""How a model's parameters get their values, and how a model is saved: initialisation, ties, warm start, card."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,70 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
 from .configuration_seq2seq import Seq2SeqConfig, registered_class, without_code
-from .initialization import Initialization, is_loaded
-from .seq2seq_card import write_plain_card
 from .user_errors import UserError
+
+
+def is_loaded(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has its values from a checkpoint; functions of `transformers.initialization` ask it too."""
+    return getattr(parameter, "_is_hf_initialized", False)
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """
+    The distributions that a model's parameters start from.
+
+    Args:
+        d_model (`int`): Width of the model.
+        std (`float`, *optional*): Standard deviation of all matrices. `None`: Xavier-uniform matrices, embeddings of
+            deviation `d_model ** -0.5`.
+        uniform (`float`, *optional*): All matrices and embeddings are uniform in `[-uniform, uniform]` instead.
+    """
+
+    d_model: int
+    std: float | None = None
+    uniform: float | None = None
+
+    def matrix_(self, matrix: torch.Tensor) -> None:
+        """Of a linear map or a convolution."""
+        if self.uniform is not None:
+            init.uniform_(matrix, -self.uniform, self.uniform)
+        elif self.std is not None:
+            init.normal_(matrix, mean=0.0, std=self.std)
+        else:
+            init.xavier_uniform_(matrix)
+
+    def table_(self, table: torch.Tensor, std: float) -> None:
+        """Rows that are looked up; `std` where the model names no deviation."""
+        if self.uniform is not None:
+            init.uniform_(table, -self.uniform, self.uniform)
+        else:
+            init.normal_(table, mean=0.0, std=self.std if self.std is not None else std)
+
+    def embedding_(self, table: torch.Tensor) -> None:
+        """Rows of width `d_model`, which the model scales by `sqrt(d_model)`: channels have about unit variance."""
+        self.table_(table, self.d_model**-0.5)
+
+    def recurrent_(self, module: Any) -> None:
+        """
+        A recurrent cell or layer with torch's parameter names: Xavier-uniform input matrices, orthogonal recurrent
+        matrices gate by gate, zero biases (forget gate of an LSTM: 1).
+        """
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1 and self.uniform is not None:
+                self.matrix_(parameter)
+            elif "weight_hh" in name:
+                if not is_loaded(parameter):
+                    for gate in parameter.split(parameter.shape[1]):
+                        init.orthogonal_(gate)
+            elif "weight_ih" in name:
+                init.xavier_uniform_(parameter)
+            else:
+                init.zeros_(parameter)
+                # torch adds both biases: one of them carries the whole forget bias.
+                is_lstm = parameter.shape[0] == 4 * module.hidden_size
+                if self.uniform is None and is_lstm and "bias_ih" in name and not is_loaded(parameter):
+                    init.ones_(parameter.chunk(4)[1])
 
 
 logger = logging.get_logger(__name__)
@@ -264,3 +326,72 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
     for file in files:
         tensors.update(load_file(file))
     return tensors
+
+
+CARD = "README.md"
+# Stands in the card that transformers gives to a repository without one; its code calls pipelines that are gone.
+TEMPLATE_OF_TRANSFORMERS = "model card of a 🤗 transformers model that has been pushed on the Hub"
+
+
+def usage(name: str, is_joint: bool, sentence: str) -> str:
+    """
+    Code that translates a sentence with transformers alone.
+
+    Args:
+        name (`str`): Folder or model id.
+        is_joint (`bool`): Whether one tokenizer serves both sides; else the target's is in a subfolder.
+        sentence (`str`): To translate.
+    """
+    also = "" if is_joint else ", PreTrainedConfig"
+    # Without a configuration it would be looked for in the subfolder.
+    given = 'subfolder="target_tokenizer", config=PreTrainedConfig()'
+    target = f"target_tokenizer = AutoTokenizer.from_pretrained(name, {given})"
+    return "\n".join(
+        [
+            f"from transformers import AutoModelForSeq2SeqLM, AutoTokenizer{also}",
+            "",
+            f"name = {json.dumps(name, ensure_ascii=False)}",
+            "# The model's own code runs; where recnmt_hf is imported, it is taken from there.",
+            "model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)",
+            "tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)",
+            *([] if is_joint else [target]),
+            f'batch = tokenizer([{json.dumps(sentence, ensure_ascii=False)}], return_tensors="pt")',
+            "tokens = model.generate(**batch)",
+            f"print({'' if is_joint else 'target_'}tokenizer.batch_decode(tokens, skip_special_tokens=True)[0])",
+        ]
+    )
+
+
+def plain_card(config: Any, name: str) -> str:
+    """
+    The card of a model of which no more is known than its configuration. A model whose code is not saved with it is
+    loaded where its classes are registered.
+    """
+    kind = getattr(config, "model_type", "")
+    architecture = next(iter(getattr(config, "architectures", None) or []), kind)
+    code = usage(name, bool(getattr(config, "share_encoder_decoder_embeddings", True)), "...")
+    if not getattr(config, "auto_map", None):
+        code = f"# First import the module that registers {kind}: its code is not part of this folder.\n{code}"
+    return f"""---
+library_name: transformers
+pipeline_tag: translation
+tags: [translation, recnmt_hf, {kind}]
+---
+
+# {architecture}
+
+An encoder-decoder of the type `{kind}`, made with [recnmt_hf](https://github.com/recnmt-hf/recnmt_hf). Its training
+data and the quality of its translations are not documented yet.
+
+```python
+{code}
+```
+"""
+
+
+def write_plain_card(config: Any, folder: str | Path, name: str = "PLACE/OF-THIS-MODEL") -> None:
+    """Writes [`plain_card`] into a folder that has no card, or only that of transformers."""
+    path = Path(folder) / CARD
+    if path.is_file() and TEMPLATE_OF_TRANSFORMERS not in path.read_text(encoding="utf-8"):
+        return
+    path.write_text(plain_card(config, name), encoding="utf-8")

@@ -8,9 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .custom_gradients import CustomGradient, final_gradients, is_transformed
-from .fast_paths import add_product, wide_product
-from .graph_operators import graph_operator
+from .kernels_shared import CustomGradient, add_product, final_gradients, graph_operator, is_transformed, wide_product
 from .user_errors import UserError
 
 

@@ -8,9 +8,8 @@ from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from .initialization import Initialization
 from .recurrent_layers import left_aligned, masked_mean, take
-from .seq2seq_loading import Seq2SeqPreTrainedModel
+from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import IGNORE_INDEX
 from .seq2seq_stacks import Seq2SeqEncoder
 from .user_errors import UserError

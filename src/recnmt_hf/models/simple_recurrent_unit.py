@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .graph_operators import graph_operator
-from .initialization import Initialization
+from .kernels_shared import graph_operator
 from .recurrent_layers import scan_steps
+from .seq2seq_loading import Initialization
 
 
 class SimpleRecurrentUnit(nn.Module):

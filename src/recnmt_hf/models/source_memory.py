@@ -1,14 +1,20 @@
 """
-What the decoder reads of its sources, once per source: the cache layers that keep it, and the one way into them.
-
-They stand in an ordinary `EncoderDecoderCache` under the name `past_key_values`.
+What the decoder keeps of its sources, once per source: the cache layers, and the one way into them. The layers are part
+of an ordinary `EncoderDecoderCache` (`past_key_values`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    EncoderDecoderCache,
+    StaticLayer,
+)
 
 
 class BeamMoves:
@@ -273,3 +279,10 @@ def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool
 def self_attention_cache(past_key_values: Cache) -> Cache:
     """The decoder's own part of a cache."""
     return past_key_values.self_attention_cache if isinstance(past_key_values, EncoderDecoderCache) else past_key_values
+
+
+def fill_cache(past_key_values: Cache | None, layer_types: Sequence[str] | None) -> None:
+    """Gives a growing cache that was made without a configuration the layers that the decoder keeps states in."""
+    cache = None if past_key_values is None else self_attention_cache(past_key_values)
+    if layer_types is not None and isinstance(cache, DynamicCache):
+        cache.layers += [DYNAMIC_LAYER_TYPE_MAPPING[kind]() for kind in layer_types[len(cache.layers) :]]

@@ -21,7 +21,7 @@ from .._loading_errors import without_remedy
 from .._values import check_value
 from ..families import MODEL_TYPES
 from ..inference.model_task import EVIDENCE
-from ..models.seq2seq_card import CARD, write_plain_card
+from ..models.seq2seq_loading import CARD, write_plain_card
 from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better
 

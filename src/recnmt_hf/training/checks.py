@@ -25,7 +25,7 @@ from .._values import check_value, shown
 from ..data.files import PREFIX
 from ..data.tokenization import train_tokenizer
 from ..inference.translator import Translator
-from ..models import fast_paths
+from ..models import kernels_shared
 from ..models.user_errors import MissingFileError, UserError
 from .arguments import TranslationTrainingArguments
 from .building import ModelSection, build_config, config_class_of
@@ -74,7 +74,7 @@ def check_before_training(
             raise MissingFileError(f"{place}: {error}") from None
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
-    fast_paths.setting()  # raises for a wrong value
+    kernels_shared.setting()  # raises for a wrong value
     model = check_model(recipe)
     check_decoding(recipe)
     if recipe.training.baseline_steps is not None:

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from recnmt_hf.models import fast_paths
+from recnmt_hf.models import kernels_recurrent_layers, kernels_shared
 from recnmt_hf.models.attention import eager_attention_forward
+from recnmt_hf.models.kernels_recurrent_layers import StepMatmuls
 from recnmt_hf.models.seq2seq_loss import (
     ChunkedCrossEntropy,
     check_labels,
@@ -13,7 +14,6 @@ from recnmt_hf.models.seq2seq_loss import (
     chunked_cross_entropy_of_layer,
     smoothed_cross_entropy,
 )
-from recnmt_hf.models.step_matmuls import StepMatmuls
 from recnmt_hf.models.user_errors import UserError
 
 
@@ -26,19 +26,19 @@ def paths(request, monkeypatch):
 def test_the_switch(monkeypatch):
     for value, expected in (("0", False), ("1", True), ("auto", True), ("", True)):
         monkeypatch.setenv("RECNMT_FAST_PATHS", value)
-        assert fast_paths.enabled() is expected
-        assert fast_paths.setting() == (value or "auto")
+        assert kernels_shared.enabled() is expected
+        assert kernels_shared.setting() == (value or "auto")
     monkeypatch.setenv("RECNMT_FAST_PATHS", "yes")
     with pytest.raises(UserError, match=r"RECNMT_FAST_PATHS='yes' is not allowed; it must be 0, 1 or auto"):
-        fast_paths.setting()
+        kernels_shared.setting()
     monkeypatch.delenv("RECNMT_FAST_PATHS")
-    assert fast_paths.setting() == "auto"
+    assert kernels_shared.setting() == "auto"
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
 def test_dropout_has_its_rate_and_scale(paths, p):
     states = torch.ones(401, 499, requires_grad=True)
-    dropped = fast_paths.dropout(states, p, True)
+    dropped = kernels_shared.dropout(states, p, True)
     zeros = (dropped == 0).float().mean().item()
     assert abs(zeros - p) < 0.005
     torch.testing.assert_close(dropped[dropped != 0].mean().item(), 1 / (1 - p), atol=1e-4, rtol=0)
@@ -47,7 +47,7 @@ def test_dropout_has_its_rate_and_scale(paths, p):
     # neighbours, which share a draw, are dropped independently
     pairs = (dropped.flatten()[:-1] == 0) & (dropped.flatten()[1:] == 0)
     assert abs(pairs.float().mean().item() - p * p) < 0.005
-    assert fast_paths.dropout(states, p, False) is states and fast_paths.dropout(states, 0.0, True) is states
+    assert kernels_shared.dropout(states, p, False) is states and kernels_shared.dropout(states, 0.0, True) is states
 
 
 def test_dropout_follows_the_seed():
@@ -55,17 +55,17 @@ def test_dropout_follows_the_seed():
     draws = []
     for _ in range(2):
         torch.manual_seed(3)
-        draws.append(fast_paths.dropout(states, 0.5, True))
-    assert torch.equal(*draws) and not torch.equal(draws[0], fast_paths.dropout(states, 0.5, True))
+        draws.append(kernels_shared.dropout(states, 0.5, True))
+    assert torch.equal(*draws) and not torch.equal(draws[0], kernels_shared.dropout(states, 0.5, True))
 
 
-@pytest.mark.parametrize("rows", [fast_paths.SMALLEST_DROPOUT // 64 - 1, fast_paths.SMALLEST_DROPOUT // 64])
+@pytest.mark.parametrize("rows", [kernels_shared.SMALLEST_DROPOUT // 64 - 1, kernels_shared.SMALLEST_DROPOUT // 64])
 def test_few_elements_are_dropped_by_torch(rows):
     states = torch.ones(rows, 64)
     torch.manual_seed(3)
-    own = fast_paths.dropout(states, 0.5, True)
+    own = kernels_shared.dropout(states, 0.5, True)
     torch.manual_seed(3)
-    assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < fast_paths.SMALLEST_DROPOUT)
+    assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < kernels_shared.SMALLEST_DROPOUT)
 
 
 # -- matmuls in float32 ------------------------------------------------------------------------------------------------
@@ -74,13 +74,14 @@ def test_few_elements_are_dropped_by_torch(rows):
 @pytest.fixture
 def wide(monkeypatch):
     """oneDNN's matmuls wherever they may be; says how many there were."""
-    if not fast_paths.has_wide_matmul():
+    if not kernels_shared.has_wide_matmul():
         pytest.skip("this build of torch has no oneDNN")
     monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    monkeypatch.setattr(fast_paths, "SMALLEST_WIDE_WEIGHT", 1)
+    monkeypatch.setattr(kernels_shared, "SMALLEST_WIDE_WEIGHT", 1)
     calls = []
-    multiply = fast_paths.onednn_linear
-    monkeypatch.setattr(fast_paths, "onednn_linear", lambda *args: calls.append(args) or multiply(*args))
+    multiply = kernels_shared.onednn_linear
+    for module in (kernels_shared, kernels_recurrent_layers):
+        monkeypatch.setattr(module, "onednn_linear", lambda *args: calls.append(args) or multiply(*args))
     return calls
 
 
@@ -95,7 +96,7 @@ def test_wide_matmuls_equal_the_plain_ones(layout, bias, wide):
     elif layout == "slices":
         states, weight = torch.randn(3, 8, 30)[..., :24], torch.randn(40, 30)[:, 6:]
     found = []
-    for run in (fast_paths.wide_linear, nn.functional.linear):
+    for run in (kernels_shared.wide_linear, nn.functional.linear):
         given = [each.detach().requires_grad_() for each in (states, weight, offset) if each is not None]
         output = run(*given)
         (output * torch.arange(40.0)).sum().backward()
@@ -105,7 +106,7 @@ def test_wide_matmuls_equal_the_plain_ones(layout, bias, wide):
         torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-5)
     assert len(wide) == 4  # forward, both gradients, and without gradients
     left, right = torch.randn(30, 50).t(), torch.randn(20, 30).t()
-    torch.testing.assert_close(fast_paths.wide_product(left, right), left @ right, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(kernels_shared.wide_product(left, right), left @ right, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wider", ["left", "right"])
@@ -114,21 +115,21 @@ def test_products_of_a_transposed_side(wider, wide, monkeypatch):
     sides = (torch.randn(9, 30), torch.randn(9, 12))
     left, right = sides if wider == "left" else sides[::-1]
     expected = left.t() @ right
-    found = fast_paths.transposed_product(left, right)
+    found = kernels_recurrent_layers.transposed_product(left, right)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
     assert found.is_contiguous() and len(wide) == 1
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert torch.equal(fast_paths.transposed_product(left, right), expected) and len(wide) == 1
+    assert torch.equal(kernels_recurrent_layers.transposed_product(left, right), expected) and len(wide) == 1
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_weights_of_many_calls_are_put_in_order_once(bias, transposed, wide, monkeypatch):
     """From the first call of several rows on; not for few calls, with gradients, or where torch's matmuls serve."""
-    many = fast_paths.FEWEST_PACKED_CALLS
+    many = kernels_recurrent_layers.FEWEST_PACKED_CALLS
     weight, offset = torch.randn(40, 24), torch.randn(40) if bias else None
     weight = torch.randn(24, 40).t() if transposed else weight
-    repeated, orders = fast_paths.RepeatedLinear(weight, many), []
+    repeated, orders = kernels_recurrent_layers.RepeatedLinear(weight, many), []
     with torch.no_grad():
         for rows in (1, 5, 16, 1, 3):  # as sentences begin and end
             states = torch.randn(rows, 24)
@@ -137,14 +138,14 @@ def test_weights_of_many_calls_are_put_in_order_once(bias, transposed, wide, mon
             orders.append(repeated.packed)
         assert orders[0] is None and orders[1] is not None and all(each is orders[1] for each in orders[1:])
         assert not wide  # which would have put the weight in order at each call
-        few = fast_paths.RepeatedLinear(weight, many - 1)
+        few = kernels_recurrent_layers.RepeatedLinear(weight, many - 1)
         assert not few.is_packed(torch.randn(16, 24))
         monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-        assert not fast_paths.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
+        assert not kernels_recurrent_layers.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
         monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    assert not fast_paths.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
+    assert not kernels_recurrent_layers.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
     with torch.no_grad():
-        assert fast_paths.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
+        assert kernels_recurrent_layers.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
 
 
 def test_wide_matmuls_under_transformations(wide):
@@ -155,13 +156,13 @@ def test_wide_matmuls_under_transformations(wide):
         (gradient,) = torch.autograd.grad(run(states, weight).tanh().sum(), states, create_graph=True)
         return torch.autograd.grad(gradient.square().sum(), weight)[0]
 
-    torch.testing.assert_close(penalty(fast_paths.wide_linear), penalty(nn.functional.linear), atol=1e-4, rtol=1e-4)
-    of_one = torch.func.grad(lambda weight, each: fast_paths.wide_linear(each, weight).square().sum())
+    torch.testing.assert_close(penalty(kernels_shared.wide_linear), penalty(nn.functional.linear), atol=1e-4, rtol=1e-4)
+    of_one = torch.func.grad(lambda weight, each: kernels_shared.wide_linear(each, weight).square().sum())
     batch = torch.randn(4, 10, 9)
     found = torch.func.vmap(of_one, in_dims=(None, 0))(weight.detach(), batch)
     expected = torch.stack([of_one(weight.detach(), each) for each in batch])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    frozen = fast_paths.wide_linear(states.detach(), weight)
+    frozen = kernels_shared.wide_linear(states.detach(), weight)
     frozen.sum().backward()
     assert weight.grad is not None and states.grad is None
 
@@ -171,32 +172,32 @@ def test_where_matmuls_are_not_wide(wide, monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     weight = torch.randn(12, 9)
-    assert not fast_paths.takes_wide(torch.randn(fast_paths.FEWEST_WIDE_ROWS - 1, 9), weight)
-    states = torch.randn(fast_paths.FEWEST_WIDE_ROWS, 9)
-    assert fast_paths.takes_wide(states, weight)
-    assert not fast_paths.takes_wide(states.double(), weight.double())
+    assert not kernels_shared.takes_wide(torch.randn(kernels_shared.FEWEST_WIDE_ROWS - 1, 9), weight)
+    states = torch.randn(kernels_shared.FEWEST_WIDE_ROWS, 9)
+    assert kernels_shared.takes_wide(states, weight)
+    assert not kernels_shared.takes_wide(states.double(), weight.double())
     with FlopCounterMode(display=False) as counter:
-        fast_paths.wide_linear(states, weight)
+        kernels_shared.wide_linear(states, weight)
     assert counter.get_total_flops() == 2 * len(states) * 12 * 9
     with torch.autocast("cpu", torch.bfloat16):
-        assert fast_paths.wide_linear(states, weight).dtype == torch.bfloat16
+        assert kernels_shared.wide_linear(states, weight).dtype == torch.bfloat16
     assert not wide
-    monkeypatch.setattr(fast_paths, "gains_by_width", lambda: True)
+    monkeypatch.setattr(kernels_shared, "gains_by_width", lambda: True)
     for value, expected in (("auto", True), ("0", False), ("1", True)):
         monkeypatch.setenv("RECNMT_FAST_PATHS", value)
-        assert fast_paths.takes_wide(states, weight) is expected
-    monkeypatch.setattr(fast_paths, "gains_by_width", lambda: False)
+        assert kernels_shared.takes_wide(states, weight) is expected
+    monkeypatch.setattr(kernels_shared, "gains_by_width", lambda: False)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    assert not fast_paths.takes_wide(states, weight)
+    assert not kernels_shared.takes_wide(states, weight)
     monkeypatch.undo()
-    fast_paths.gains_by_width.cache_clear()
+    kernels_shared.gains_by_width.cache_clear()
     for amd, capability, expected in ((True, "AVX512", True), (True, "AVX2", False), (False, "AVX512", False)):
-        monkeypatch.setattr(fast_paths, "is_amd", lambda amd=amd: amd)
+        monkeypatch.setattr(kernels_shared, "is_amd", lambda amd=amd: amd)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        fast_paths.gains_by_width.cache_clear()
-        assert fast_paths.gains_by_width() is expected
+        kernels_shared.gains_by_width.cache_clear()
+        assert kernels_shared.gains_by_width() is expected
     monkeypatch.undo()
-    fast_paths.gains_by_width.cache_clear()
+    kernels_shared.gains_by_width.cache_clear()
 
 
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "GRET", "ONLSTMTransformer", "RNMT"])
@@ -207,13 +208,13 @@ def test_a_model_trains_alike_with_wide_matmuls(prefix, wide, monkeypatch):
     torch.manual_seed(2)
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=60)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
-    monkeypatch.setattr(fast_paths, "FEWEST_PACKED_CALLS", 4)
+    monkeypatch.setattr(kernels_recurrent_layers, "FEWEST_PACKED_CALLS", 4)
     mask = (torch.arange(7) < torch.tensor([7, 7, 7, 6, 5, 5, 3, 2, 1])[:, None]).long()
     labels = torch.randint(4, 60, (9, 6))
     batch = {"input_ids": torch.randint(4, 60, (9, 7)), "attention_mask": mask, "labels": labels}
     found = []
     for chosen in (True, False):
-        monkeypatch.setattr(fast_paths, "has_wide_matmul", lambda chosen=chosen: chosen)
+        monkeypatch.setattr(kernels_shared, "has_wide_matmul", lambda chosen=chosen: chosen)
         model.zero_grad()
         loss = model(**batch).loss
         loss.backward()
@@ -228,145 +229,59 @@ def test_a_model_trains_alike_with_wide_matmuls(prefix, wide, monkeypatch):
 # -- matmuls of a decoding step ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """
-    A process in which nothing was measured yet, weights of any size count, and measuring gives the seconds put into
-    `seconds` (with none, it is an error). Lists the kinds of shape that were measured.
-    """
-
-    class Measured(list):
-        seconds: dict[str, float] | None = None
-
-        def __call__(self, candidates, rounds):
-            assert self.seconds is not None, "measured where nothing may be measured"
-            self.append(tuple(candidates))
-            return {name: [self.seconds.get(name, 9.0)] * rounds for name in candidates}
-
-    calls = Measured()
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    monkeypatch.setattr(fast_paths, "time_in_turns", calls)
-    monkeypatch.setattr(fast_paths, "_matmuls", {})
-    monkeypatch.setattr(fast_paths, "_choices", [])
-    monkeypatch.setattr(fast_paths, "SMALLEST_WEIGHT", 1)
-    monkeypatch.setattr(fast_paths, "SMALLEST_WIDTH", 1)
-    monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", 1)
-    return calls
-
-
-@pytest.fixture
-def taken(monkeypatch):
-    """Names of the matmuls that were computed, in order (after measuring)."""
-    names = []
-
-    def noting(name, matmul):
-        return lambda *args: names.append(name) or matmul(*args)
-
-    matmuls = {name: noting(name, matmul) for name, matmul in fast_paths.MATMULS.items() if name != "linear"}
-    monkeypatch.setattr(fast_paths, "MATMULS", {"linear": nn.functional.linear, **matmuls})
-    return names
-
-
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 8, 15, 16, 64])
-@pytest.mark.parametrize("shape", [(32, 32), (32, 100), (100, 20), (8, 1000)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 16, 64])
+@pytest.mark.parametrize("shape", [(32, 32), (32, 100), (8, 1000)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_projection_of_few_rows(rows, shape, bias, measured, monkeypatch):
-    """Each matmul, and what `project` makes of it: channels in whole blocks and not, fewer than one block."""
+def test_projection_of_few_rows(rows, shape, bias, monkeypatch):
+    monkeypatch.setattr(kernels_shared, "SMALLEST_WEIGHT", 1)
+    monkeypatch.setattr(kernels_shared, "SMALLEST_WIDTH", 1)
     linear = nn.Linear(*shape, bias=bias)
     states = torch.randn(rows, shape[0], 2)[..., 0]
-    for name, matmul in fast_paths.MATMULS.items():
+    for setting in ("0", "1"):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", setting)
         with torch.no_grad():
-            expected = linear(states)
-            torch.testing.assert_close(matmul(states, linear.weight, linear.bias), expected, atol=1e-5, rtol=1e-5)
-            monkeypatch.setattr(fast_paths, "_matmuls", {})
-            measured.seconds = {name: 1.0}
-            found = fast_paths.project(linear, states[:, None])
-            torch.testing.assert_close(found[:, 0], expected, atol=1e-5, rtol=1e-5)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    with torch.no_grad():
-        torch.testing.assert_close(fast_paths.project(linear, states), expected, atol=1e-5, rtol=1e-5)
+            taken = kernels_shared.takes_weight_first(states, linear.weight)
+            assert taken is (setting == "1" and rows in (2, 5))
+            found = kernels_shared.project(linear, states[:, None])
+            torch.testing.assert_close(found[:, 0], linear(states), atol=1e-5, rtol=1e-5)
     states.requires_grad_()
-    assert fast_paths.project(linear, states).requires_grad
-
-
-def test_a_path_is_taken_where_it_wins_clearly():
-    reference = [1.0, 1.0, 9.0, 1.0, 1.0]  # one round was disturbed
-    assert fast_paths.clear_winner({"reference": reference, "fast": [2.0] * 5}) == "reference"
-    assert fast_paths.clear_winner({"reference": reference, "fast": [0.9] * 5}) == "reference"
-    assert fast_paths.clear_winner({"reference": reference, "fast": [0.5] * 5}) == "fast"
-    assert fast_paths.clear_winner({"reference": reference, "fast": [0.5] * 5, "faster": [0.4] * 5}) == "faster"
-    assert fast_paths.clear_winner({"reference": reference}) == "reference"
-
-
-@pytest.mark.parametrize("winner", list(fast_paths.MATMULS))
-def test_the_winning_matmul_is_taken(winner, measured, taken):
-    """Measured once for a kind of shape and number of threads, and reported."""
-    measured.seconds = {name: 1.0 if name == winner else 2.0 for name in fast_paths.MATMULS}
-    linear = nn.Linear(64, 96)
-    with torch.inference_mode():
-        for _ in range(3):
-            fast_paths.project(linear, torch.randn(4, 1, 64))
-        fast_paths.project(nn.Linear(64, 128), torch.randn(5, 64))  # of the same kind
-    assert taken == [] if winner == "linear" else taken == [winner] * 4
-    assert len(measured) == 1
-    (choice,) = fast_paths.choices()
-    assert choice.taken == winner and list(choice.seconds) == list(fast_paths.MATMULS)
-    assert "4 rows" in choice.shape and choice.threads == torch.get_num_threads()
-    with torch.no_grad():
-        fast_paths.project(linear, torch.randn(12, 64))
-    assert len(measured) == 2
-
-
-def test_an_output_layer_is_measured_for_itself(measured, taken, monkeypatch):
-    """Its many channels may be read faster in another way than those of the layers below."""
-    monkeypatch.setattr(fast_paths, "MANY_CHANNELS", 200)
-    measured.seconds = {"linear": 1.0}
-    states = torch.randn(4, 64)
-    with torch.no_grad():
-        fast_paths.project(nn.Linear(64, 199), states)
-        measured.seconds = {"weight first": 1.0}
-        fast_paths.project(nn.Linear(64, 200), states)
-        fast_paths.project(nn.Linear(64, 300), states)
-        fast_paths.project(nn.Linear(64, 199), states)
-    assert len(measured) == 2 and taken == ["weight first"] * 2
-
-
-def test_values_of_the_setting_measure_nothing(measured, taken, monkeypatch):
-    linear, states = nn.Linear(64, 96), torch.randn(4, 64)
-    with torch.no_grad():
-        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-        assert torch.equal(fast_paths.project(linear, states), linear(states))
-        monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-        expected = fast_paths.by_blocks(states, linear.weight, linear.bias)
-        assert torch.equal(fast_paths.project(linear, states), expected)
-    assert not taken and not measured
+    assert kernels_shared.project(linear, states).requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_nothing_is_measured_where_it_would_show(measured):
-    """Neither with gradients, nor on tensors without numbers, in graphs, or before watchers of operations."""
+def test_where_the_weight_comes_first(monkeypatch):
+    """On AMD processors, without gradients; not in graphs, on other devices, or while operations are watched."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
     class Projection(nn.Module):
         def __init__(self):
             super().__init__()
-            self.linear = nn.Linear(64, 96)
+            self.linear = nn.Linear(512, 512)
 
         def forward(self, states):
-            return fast_paths.project(self.linear, states)
+            return kernels_shared.project(self.linear, states)
 
-    module, states = Projection(), torch.randn(4, 64)
+    calls, weight_first = [], kernels_shared.weight_first
+    monkeypatch.setattr(kernels_shared, "weight_first", lambda *args: calls.append(args) or weight_first(*args))
+    monkeypatch.setattr(kernels_shared, "is_amd", lambda: True)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+    module, states = Projection(), torch.randn(4, 512)
+    with torch.no_grad():
+        torch.testing.assert_close(module(states), module.linear(states), atol=1e-5, rtol=1e-5)
+        assert len(calls) == 1
+        monkeypatch.setattr(kernels_shared, "is_amd", lambda: False)
+        assert torch.equal(module(states), module.linear(states))
+    monkeypatch.setattr(kernels_shared, "is_amd", lambda: True)
     assert module(states).requires_grad
     with torch.no_grad():
-        assert module.to("meta")(states.to("meta")).shape == (4, 96)
+        assert module.to("meta")(states.to("meta")).shape == (4, 512)
         module = Projection()
         with FakeTensorMode() as mode:
-            fake = Projection()
-            assert fake(mode.from_tensor(states)).shape == (4, 96)
+            assert Projection()(mode.from_tensor(states)).shape == (4, 512)
         with FlopCounterMode(display=False) as counter:
             module(states)
-        assert counter.get_total_flops() == 2 * 4 * 64 * 96
+        assert counter.get_total_flops() == 2 * 4 * 512 * 512
         torch.testing.assert_close(torch.export.export(module, (states,)).module()(states), module.linear(states))
         compiled = torch.compile(module, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(states), module.linear(states))
@@ -374,51 +289,7 @@ def test_nothing_is_measured_where_it_would_show(measured):
         with torch.autocast("cpu", torch.bfloat16):
             assert module(states).dtype == torch.bfloat16
         module.double()(states.double())
-    assert not measured and not fast_paths.choices()
-
-
-def test_training_and_small_models_measure_nothing(measured, monkeypatch):
-    """Bits of a training never hang on a clock: not with gradients; nor does anything of a small model."""
-    from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
-
-    config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, dropout=0.1, attention_dropout=0.1)
-    torch.manual_seed(1)
-    model = NMTTransformerForConditionalGeneration(config).train()
-    batch = {"input_ids": torch.full((2, 3), 7), "labels": torch.full((2, 3), 8)}
-    gradients = []
-    for _ in range(2):
-        torch.manual_seed(2)
-        model.zero_grad()
-        model(**batch, return_logits=False).loss.backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    monkeypatch.undo()
-    monkeypatch.setattr(fast_paths, "time_in_turns", measured)
-    model.eval().generate(batch["input_ids"], num_beams=4, max_new_tokens=2)
-
-
-def test_measuring_leaves_random_numbers_alone(monkeypatch):
-    """The real thing, with less to read; also from several threads at once, of which one measures."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    monkeypatch.setattr(fast_paths, "_matmuls", {})
-    monkeypatch.setattr(fast_paths, "_choices", [])
-    monkeypatch.setattr(fast_paths, "MEASURED_BUFFER", fast_paths.SMALLEST_WEIGHT)
-    linear, states = nn.Linear(512, 512), torch.randn(4, 512)
-    before = torch.get_rng_state()
-
-    def project(_):
-        with torch.no_grad():
-            return fast_paths.project(linear, states)
-
-    with ThreadPoolExecutor(4) as pool:
-        outputs = list(pool.map(project, range(8)))
-    assert torch.equal(torch.get_rng_state(), before)
-    (choice,) = fast_paths.choices()
-    assert all(seconds > 0 for seconds in choice.seconds.values()) and choice.taken in choice.seconds
-    for output in outputs:
-        assert torch.equal(output, outputs[0])
+    assert len(calls) == 1
 
 
 def test_projection_calls_what_is_not_a_plain_linear():
@@ -429,16 +300,16 @@ def test_projection_calls_what_is_not_a_plain_linear():
     linear, adapter = nn.Linear(8, 8), Adapter(8, 8)
     states = torch.randn(4, 8)
     with torch.no_grad():
-        assert torch.equal(fast_paths.project(adapter, states), adapter(states))
+        assert torch.equal(kernels_shared.project(adapter, states), adapter(states))
         seen = []
         linear.register_forward_hook(lambda *args: seen.append(args))
-        fast_paths.project(linear, states)
+        kernels_shared.project(linear, states)
     assert len(seen) == 1
     plain = nn.Linear(8, 8)
-    assert fast_paths.is_plain(plain, nn.Linear) and not fast_paths.is_plain(plain, nn.Bilinear)
+    assert kernels_shared.is_plain(plain, nn.Linear) and not kernels_shared.is_plain(plain, nn.Bilinear)
     for observe in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"):
         hook = getattr(plain, observe)(lambda *args: None)
-        assert not fast_paths.is_plain(plain, nn.Linear), observe
+        assert not kernels_shared.is_plain(plain, nn.Linear), observe
         hook.remove()
 
 
@@ -472,19 +343,19 @@ def test_attention_by_plain_matmuls(causal, masked):
 @pytest.mark.parametrize("amd", [False, True])
 def test_choice_of_plain_matmuls(amd, monkeypatch):
     """A rule of processor, type and size: with dropout in float32 where it has won; in bfloat16 everywhere."""
-    monkeypatch.setattr(fast_paths, "is_amd", lambda: amd)
+    monkeypatch.setattr(kernels_shared, "is_amd", lambda: amd)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
     query, key = torch.randn(4, 4, 32, 8, requires_grad=True), torch.randn(4, 4, 32, 8)
-    assert fast_paths.prefers_plain_matmuls(query, key, 0.1) is amd
-    assert fast_paths.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.1)
-    assert not fast_paths.prefers_plain_matmuls(query.bfloat16()[:1], key.bfloat16()[:1], 0.1)
-    assert not fast_paths.prefers_plain_matmuls(query, key, 0.0)
-    assert fast_paths.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.0)
-    assert not fast_paths.prefers_plain_matmuls(query.detach().bfloat16(), key.bfloat16(), 0.0)
+    assert kernels_shared.prefers_plain_matmuls(query, key, 0.1) is amd
+    assert kernels_shared.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.1)
+    assert not kernels_shared.prefers_plain_matmuls(query.bfloat16()[:1], key.bfloat16()[:1], 0.1)
+    assert not kernels_shared.prefers_plain_matmuls(query, key, 0.0)
+    assert kernels_shared.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.0)
+    assert not kernels_shared.prefers_plain_matmuls(query.detach().bfloat16(), key.bfloat16(), 0.0)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    assert fast_paths.prefers_plain_matmuls(query, key, 0.1)
+    assert kernels_shared.prefers_plain_matmuls(query, key, 0.1)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert not fast_paths.prefers_plain_matmuls(query, key, 0.1)
+    assert not kernels_shared.prefers_plain_matmuls(query, key, 0.1)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -1,9 +1,8 @@
 """
-Dynamic routing (Sabour et al., 2017) from the words of a sentence to capsules, without the vote of each word for each
-capsule.
+Dynamic routing (Sabour et al., 2017) from the words of a sentence to capsules, without the votes tensor.
 
-A capsule's vote of a word, `W_k h_i`, enters only into sums over words, `W_k sum_i c_ki h_i`, and into products with a
-capsule, `(W_k h_i) . u_k = h_i . (W_k^T u_k)`: both can be had without it.
+A vote of word i for capsule k, `W_k h_i`, enters only into sums over words, `W_k sum_i c_ki h_i`, and into products
+with a capsule, `(W_k h_i) . u_k = h_i . (W_k^T u_k)`. The plain reference is [`~.modeling_gret.route_reference`].
 """
 
 import torch

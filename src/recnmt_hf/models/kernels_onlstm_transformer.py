@@ -1,6 +1,6 @@
 """
-The steps of an ON-LSTM (Shen et al., 2019), fast, with a backward pass of their own; the plain reference stands with
-the model.
+The steps of an ON-LSTM (Shen et al., 2019) with a hand-written backward pass. The plain reference is
+[`~.modeling_onlstm_transformer.on_lstm_reference`].
 """
 
 import functools
@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .custom_gradients import CustomGradient, final_gradients
-from .fast_paths import wide_linear
-from .step_matmuls import StepMatmuls
+from .kernels_recurrent_layers import StepMatmuls
+from .kernels_shared import CustomGradient, final_gradients, wide_linear
 
 
 # Numbers of one kind that a processor's cache holds beside a dozen others.
@@ -183,7 +182,7 @@ def forward_steps(
             becomes, step by step, the gates, of the new values their doubled sigmoid.
         shares (`torch.Tensor` of shape `(directions, words, 2, n)`): To be filled with the softmax of the master gates.
         cells, states (`torch.Tensor` of shape `(directions, words, hidden_size)`): To be filled.
-        matmuls (sequence of [`~.step_matmuls.StepMatmuls`]): Of each direction the states' part of the gates.
+        matmuls (sequence of [`StepMatmuls`]): Of each direction the states' part of the gates.
         counts (sequence of `int`): As in [`ONLSTMSteps`].
     """
     size, rows = cells.shape[-1], 4 * cells.shape[-1]
