@@ -22,7 +22,7 @@ import transformers
 from compiled_graphs import count_training, graphs_of_marian, needs_compiler
 from packaging import version
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, CompileConfig
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, CompileConfig, masking_utils
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -98,6 +98,29 @@ class ModelContract:
         torch.manual_seed(5)
         model = self.model_class(self.config(**(fields or {}))).to(dtype).eval()
         return scatter_parameters(model) if scattered else model
+
+    # -- devices ---------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("moved", [False, True], ids=["built", "moved"])
+    def test_runs_on_the_meta_device(self, variant, moved, monkeypatch):
+        """Forward, backward and a decoding step, all on one device and without reading any number of a tensor."""
+        for name in ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa"):  # transformers reads its mask
+            monkeypatch.setattr(masking_utils, name, lambda *args, **kwargs: False, raising=False)
+        with torch.device("cpu" if moved else "meta"):
+            model = self.model_class(self.config(**variant)).to("meta")
+        model.tie_weights()
+        assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+        batch = {name: tensor.to("meta") for name, tensor in ragged_batch().items()}
+        for return_logits in (True, False):
+            model.train().zero_grad()
+            model(**batch, smoothing=0.1, return_logits=return_logits).loss.backward()
+            assert all(parameter.grad.is_meta for parameter in model.parameters())
+        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            outputs = model.eval()(**source, decoder_input_ids=batch["input_ids"][:, :2], use_cache=True)
+            given = {"past_key_values": outputs.past_key_values, "encoder_outputs": model.get_encoder()(**source)}
+            step = model(**given, attention_mask=source["attention_mask"], decoder_input_ids=batch["input_ids"][:, :1])
+        assert step.logits.is_meta and step.logits.shape[1] == 1
 
     # -- padding ---------------------------------------------------------------------------------------------------
 

@@ -35,10 +35,10 @@ class MeanTransformerEncoder(MeanTransformerPreTrainedModel, NMTTransformerEncod
         self.post_init()
 
     def finish(
-        self, states: list[torch.Tensor], embeddings: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
+        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
     ) -> Seq2SeqEncoderOutput:
-        outputs = super().finish(states, embeddings, attention_mask, **kwargs)
-        mean = masked_mean(outputs.last_hidden_state, attention_mask)
+        outputs = super().finish(states, embeddings, token_mask, **kwargs)
+        mean = masked_mean(outputs.last_hidden_state, token_mask)
         outputs.last_hidden_state = outputs.last_hidden_state + self.mean_proj(mean)[:, None]
         return outputs
 

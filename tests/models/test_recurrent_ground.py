@@ -20,11 +20,10 @@ from recnmt_hf.models.recurrent_cache import (
 from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer, masked_mean
 from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_outputs import (
-    Memories,
     Memory,
     Seq2SeqDecoderOutput,
     Seq2SeqEncoderOutput,
-    joined_with_extras,
+    extra_values,
     memory_mask,
     memory_states,
     with_extra_outputs,
@@ -519,8 +518,8 @@ def test_memories_have_names_and_masks():
     output = SummaryOutput(last_hidden_state=last, summary_hidden_state=states, summary_mask=mask)
     found = output.memories()
     assert list(found) == ["encoder", "summary"] and found["encoder"] == Memory(last)
-    assert found["summary"].states is states and found["summary"].attention_mask is mask
-    again = Memories.unflatten(tuple(found), found.flatten())
+    assert found["summary"].states is states and found["summary"].token_mask is mask
+    again = found.with_states([memory.states for memory in found.values()])
     assert again["summary"].states is states and again["encoder"].states is last
     with pytest.raises(ValueError, match=r"lacks other_hidden_state.*get_encoder\(\) as it came"):
         found["other"]
@@ -556,7 +555,6 @@ def test_memories_are_found_in_the_declared_fields():
     found = ThreeOutput(given[0], words_hidden_state=given[1], topics_hidden_state=given[2], topics_mask=given[3])
     found = found.memories()
     assert found == {"encoder": (given[0], None, None), "words": (given[1], None, None), "topics": (*given[2:], None)}
-    assert Memories.unflatten(tuple(found), found.flatten()) == found
 
 
 def test_extra_outputs_reach_the_joined_output():
@@ -573,13 +571,8 @@ def test_extra_outputs_reach_the_joined_output():
     assert made.__doc__.startswith("[`Seq2SeqModelOutput`]") and "[`SummaryOutput`] [`NormOutput`]" in made.__doc__
     added = [each.name for each in fields(made)][len(fields(Seq2SeqModelOutput)) :]
     assert added == ["summary_hidden_state", "summary_mask", "scores", "norm"]
-
-    def usual_fields(self, encoder, decoder, shift):
-        return {"last_hidden_state": self + decoder.last_hidden_state + shift}
-
-    joined = joined_with_extras(usual_fields, made, added)
     one, layers = torch.ones(1), (torch.zeros(1),)
-    output = joined(2, SummaryOutput(one, summary_mask=one, scores=()), NormOutput(one, norm=layers), one)
-    assert isinstance(output, made) and output.last_hidden_state.item() == 4
+    outputs = SummaryOutput(one, summary_mask=one, scores=()), NormOutput(one, norm=layers)
+    output = made(last_hidden_state=one, **extra_values(added, *outputs))
     assert output.summary_mask is one and output.norm is layers
     assert output.summary_hidden_state is None and output.scores is None

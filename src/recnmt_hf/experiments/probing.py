@@ -156,8 +156,8 @@ def vectors_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str,
             yield name, memory.states
         else:
             # Steps of another number than words are all real; an RNN's have the words' mask.
-            is_of_words = memory.states.shape[1] == attention_mask.shape[1] and memory.attention_mask is not None
-            yield name, masked_mean(memory.states, attention_mask if is_of_words else memory.attention_mask)
+            is_of_words = memory.states.shape[1] == attention_mask.shape[1] and memory.token_mask is not None
+            yield name, masked_mean(memory.states, attention_mask if is_of_words else memory.token_mask)
 
 
 def sentence_vectors(

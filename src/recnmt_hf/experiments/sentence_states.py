@@ -22,7 +22,7 @@ def states_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, 
     found = {"encoder": (output.last_hidden_state, attention_mask)}
     for name, memory in {} if memories is None else memories.items():
         if name != "encoder":
-            found[name] = (memory.states, memory.attention_mask)
+            found[name] = (memory.states, memory.token_mask)
     for name, (states, mask) in found.items():
         if states.dim() == 2:
             yield name, states

@@ -26,18 +26,16 @@ def eager_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Scaled dot-product attention that also returns its weights (Vaswani et al., 2017, Eq. 1).
+    Compute scaled dot-product attention and its weights (Vaswani et al., 2017, Eq. 1).
 
     Args:
-        query (`torch.Tensor` of shape `(batch_size, num_heads, query_length, head_dim)`).
-        key, value (`torch.Tensor` of shape `(batch_size, num_heads, key_length, head_dim)`).
-        attention_mask (`torch.Tensor`, *optional*, broadcastable to the weights):
-            Boolean (`True` keeps) or additive (0 keeps, the dtype's minimum or `-inf` hides).
-        query_offset (`int` or `torch.Tensor`, *optional*): As in [`visible_positions`].
+        query, key, value (`torch.Tensor` of shape `(batch_size, num_heads, length, head_dim)`).
+        attention_mask (`torch.Tensor`, *optional*, broadcastable to the weights): Boolean (`True` keeps) or additive.
+        query_offset (`int` or `torch.Tensor`, *optional*): See [`key_positions`].
 
     Returns:
         Contexts `(batch_size, query_length, num_heads, head_dim)` and weights `(batch_size, num_heads, query_length,
-        key_length)`. A query without any allowed key has weights and context zero.
+        key_length)`. A query without any visible key has weights and context zero.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     weights = masked_softmax(scores, visible_positions(module, attention_mask, scores, query_offset), query.dtype)
@@ -47,14 +45,9 @@ def eager_attention_forward(
 
 def key_positions(scores: torch.Tensor, query_offset: int | torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Where keys and queries of `scores` `(.., query_length, key_length)` stand in their sequence.
-
-    Args:
-        query_offset (`int` or `torch.Tensor`, *optional*): Place of the first query. `None`: the queries are the last
-            of the keys, which is so wherever keys are no longer than what has been seen (not in a static cache).
-
-    Returns:
-        `torch.LongTensor` of shape `(key_length,)` and `(query_length, 1)`.
+    Return the positions of keys `(key_length,)` and queries `(query_length, 1)` of `scores` `(.., query_length,
+    key_length)`. `query_offset` is the position of the first query; `None`: the queries are the last of the keys (not
+    in a static cache).
     """
     query_length, key_length = scores.shape[-2:]
     offset = key_length - query_length if query_offset is None else query_offset
@@ -69,10 +62,7 @@ def visible_positions(
     query_offset: int | torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """
-    The mask as booleans; without one, causal attention makes its own (as scaled_dot_product_attention does).
-
-    Args:
-        query_offset (`int` or `torch.Tensor`, *optional*): As in [`key_positions`].
+    Return the mask as booleans; causal attention without a mask makes its own (as scaled_dot_product_attention does).
     """
     if attention_mask is None:
         if not getattr(module, "is_causal", False) or scores.shape[-2] == 1:
@@ -85,7 +75,7 @@ def visible_positions(
 
 
 def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Softmax over the last axis in at least float32; rows that see nothing become zero instead of NaN."""
+    """Compute a softmax over the last axis in at least float32; rows without a visible key become zero, not NaN."""
     if visible is None:
         return softmax(scores).to(dtype)
     weights = softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min))
@@ -93,25 +83,21 @@ def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: to
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last axis; half-precision scores are summed in float32, float64 stays float64."""
+    """Compute a softmax over the last axis; half-precision scores are summed in float32."""
     wide = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     return nn.functional.softmax(scores, dim=-1, dtype=wide)
 
 
 class MultiHeadAttention(nn.Module):
     """
-    Multi-head attention with its four projections (Vaswani et al., 2017, section 3.2.2) and nothing else: no residual,
-    no norm.
+    Multi-head attention with its four projections (Vaswani et al., 2017, section 3.2.2), without residual and norm.
 
     Args:
         config (`PreTrainedConfig`): Names the attention implementation (`sdpa`, `eager`, ...).
         embed_dim (`int`): Width of keys, values and output.
-        num_heads (`int`): Heads, each `embed_dim // num_heads` wide.
-        dropout (`float`, *optional*, defaults to 0): Dropout of the weights.
-        is_causal (`bool`, *optional*, defaults to `False`): Decoder self-attention.
-        layer_idx (`int`, *optional*): Place in the cache; `None` where nothing is cached.
-        query_dim (`int`, *optional*): Width of the queries' input where it is not `embed_dim`.
-        memory (`str`, *optional*): Set for cross-attention: the name under which its memory is cached.
+        layer_idx (`int`, *optional*): Index of the cache layer; `None` where nothing is cached.
+        query_dim (`int`, *optional*): Width of the queries' input if it is not `embed_dim`.
+        memory (`str`, *optional*): For cross-attention: the name under which its memory is cached.
     """
 
     def __init__(
@@ -149,17 +135,16 @@ class MultiHeadAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
+        Attend from `hidden_states` `(batch_size, query_length, query_dim)`.
+
         Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, query_length, query_dim)`): The queries' input.
-            key_value_states (`torch.Tensor` of shape `(num_sources, key_length, embed_dim)`, *optional*):
-                The memory of a cross-attention; `batch_size` is a multiple of `num_sources`, consecutive rows share
-                a source. `None`: self-attention.
-            attention_mask (`torch.Tensor`, *optional*): What the attention interface takes for a mask.
-            past_key_values (`Cache`, *optional*): Keys and values of earlier steps, or of the memory.
+            key_value_states (`torch.Tensor` of shape `(num_sources, key_length, embed_dim)`, *optional*): The memory of
+                a cross-attention; `batch_size` is a multiple of `num_sources`, consecutive rows share a source.
+            attention_mask (`torch.Tensor`, *optional*): The kernel mask, as the attention interface expects it.
 
         Returns:
             The output `(batch_size, query_length, embed_dim)`, and the weights `(batch_size, num_heads, query_length,
-            key_length)` if the implementation gives them, else `None`.
+            key_length)` if the implementation returns them, else `None`.
         """
         batch_size, query_length = hidden_states.shape[:2]
         if self.memory is None:
@@ -194,7 +179,9 @@ class MultiHeadAttention(nn.Module):
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Contexts `(batch_size, query_length, num_heads, head_dim)` and weights through the attention interface."""
+        """
+        Return contexts `(batch_size, query_length, num_heads, head_dim)` and weights from the attention interface.
+        """
         dropout = self.dropout if self.training else 0.0
         implementation = self.config._attn_implementation
         if implementation == "flex_attention" and self.memory is not None:
@@ -218,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def project_all(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of self-attention, each `(batch_size, num_heads, length, head_dim)`."""
+        """Return queries, keys and values of self-attention, each `(batch_size, num_heads, length, head_dim)`."""
         return (
             self.split_heads(project(self.q_proj, hidden_states)),
             self.split_heads(project(self.k_proj, hidden_states)),
@@ -226,7 +213,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""
+        """Return keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""
         keys, values = project(self.k_proj, key_value_states), project(self.v_proj, key_value_states)
         return self.split_heads(keys), self.split_heads(values)
 
@@ -236,11 +223,8 @@ class MultiHeadAttention(nn.Module):
 
 def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
     """
-    The mask over a memory for the configured attention implementation.
-
-    Args:
-        states (`torch.Tensor` of shape `(num_sources, key_length, d)`): The memory.
-        attention_mask (`torch.Tensor` of shape `(num_sources, key_length)`, *optional*): 1 keeps.
+    Return the kernel mask over a memory `(num_sources, key_length, d)` from its token mask `(num_sources, key_length)`,
+    1 keeps, for the configured attention implementation.
     """
     if attention_mask is None:
         return None
@@ -253,10 +237,7 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
 
 
 def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
-    """
-    The mask of an encoder's self-attention over `states` `(batch_size, length, d)`; `attention_mask` `(batch_size,
-    length)`, 1 keeps.
-    """
+    """Return the kernel mask of an encoder's self-attention over `states` `(batch_size, length, d)`."""
     if config._attn_implementation != "flex_attention":
         return source_mask(config, states, attention_mask)
     return create_bidirectional_mask(config=config, inputs_embeds=states, attention_mask=attention_mask)
@@ -268,7 +249,9 @@ def causal_mask(
     attention_mask: torch.Tensor | None,
     past_key_values: Cache | None,
 ) -> Any:
-    """The decoder's own mask; a single new token of an unpadded, growing cache sees everything and needs none."""
+    """
+    Return the kernel mask of the decoder's self-attention; a single new token of an unpadded, growing cache needs none.
+    """
     cache = None if past_key_values is None else self_attention_cache(past_key_values)
     if attention_mask is None and states.shape[1] == 1 and not (cache is not None and cache.is_compileable):
         return None

@@ -397,8 +397,8 @@ def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return multiply(flat, weight, bias).view(*states.shape[:-1], weight.shape[0])
 
 
-# Matmuls of a decoding step. On AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T` for
-# these numbers of rows and at most so many elements, with weights of at least this width and size.
+# Matmuls of a decoding step. On AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
+# for these numbers of rows and at most so many elements, with weights of at least this width and size.
 FEW_ROWS, MOST_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
 # Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer.
 MANY_ROWS, LARGE_WEIGHT = 16, 2**22
@@ -485,6 +485,6 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
         return nn.functional.dropout(states, p=p, training=True)
     dropped = round(p * 65536)
     count = states.numel()
-    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    draws = torch.empty((count + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)
     kept = (draws.view(torch.int16)[:count] >= dropped - 32768).view(states.shape)
     return states * kept.to(states.dtype).mul_(65536.0 / (65536 - dropped))

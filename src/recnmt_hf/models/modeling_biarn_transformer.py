@@ -29,7 +29,7 @@ from .modeling_nmt_transformer import (
 from .multi_column import MultiColumn
 from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
-from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
+from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
 from .transformer_layers import TransformerDecoderLayer, TransformerDecoderStack, TransformerSublayers
 
 
@@ -416,21 +416,21 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         self,
         states: list[torch.Tensor],
         embeddings: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> BiARNTransformerEncoderOutput:
-        last = super().finish(states, embeddings, attention_mask).last_hidden_state
+        last = super().finish(states, embeddings, token_mask).last_hidden_state
         words = None
         if self.multi_column is not None or self.config.recurrence_source == "embeddings":
             positions = self.config.recurrence_position_embeddings
-            words = self.embed_input(embeddings, attention_mask, add_positions=positions)
+            words = self.embed_input(embeddings, token_mask, add_positions=positions)
         if self.multi_column is not None:
-            last = self.multi_column(words, last, attention_mask)
+            last = self.multi_column(words, last, token_mask)
         if self.recurrence_encoder is None:
             return self.output_class(last_hidden_state=last)
         source = words if self.config.recurrence_source == "embeddings" else last
         wanted = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        recurrent, attentions, mask = self.recurrence_encoder(source, attention_mask, wanted)
+        recurrent, attentions, mask = self.recurrence_encoder(source, token_mask, wanted)
         shows_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         # Strict export loses what is set on an object that was made before a loop of the graph.
         return self.output_class(
@@ -481,22 +481,23 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         attended: torch.Tensor,
         memories: Memories,
         past_key_values: Cache | None = None,
+        keeps_recurrence: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """
-        The memory `"recurrence"` is H_r, `(num_sources, T, d_model)`; `"kept"` is there in training with
-        `recurrence_memory_dropout`, `(batch_size, 1, 1)`, 0 for sentences that H_r is left out for.
+        Read the memory `"recurrence"`: H_r, `(num_sources, T, d_model)`. In training with `recurrence_memory_dropout`
+        `keeps_recurrence` `(batch_size, 1, 1)` is 0 for the sentences that it is dropped for.
         """
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
         output, _ = self.recurrence_attn(
             self.before(below, norm),
             key_value_states=recurrence.states,
-            attention_mask=recurrence.mask,
+            attention_mask=recurrence.kernel_mask,
             past_key_values=past_key_values,
             **kwargs,
         )
-        kept = memories["kept"].states if "kept" in memories else None
+        kept = keeps_recurrence
         if self.fusion_gate is None:
             return self.after(output if kept is None else output * kept, below, norm)
         recurrent = self.after(output, below, norm)
@@ -531,8 +532,8 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
     def run(
         self,
         hidden_states: torch.Tensor,
-        layer_mask: Any,
-        attention_mask: torch.Tensor | None,
+        kernel_mask: Any,
+        token_mask: torch.Tensor | None,
         memories: Memories,
         past_key_values: Cache | None,
         **kwargs: Any,
@@ -540,8 +541,8 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
         dropped = self.config.recurrence_memory_dropout
         if self.training and dropped > 0 and "recurrence" in memories:
             draws = torch.rand(hidden_states.shape[0], 1, 1, device=hidden_states.device)
-            memories = Memories({**memories, "kept": Memory((draws >= dropped).to(hidden_states.dtype))})
-        return super().run(hidden_states, layer_mask, attention_mask, memories, past_key_values, **kwargs)
+            kwargs["keeps_recurrence"] = (draws >= dropped).to(hidden_states.dtype)
+        return super().run(hidden_states, kernel_mask, token_mask, memories, past_key_values, **kwargs)
 
 
 class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):

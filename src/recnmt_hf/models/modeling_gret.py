@@ -289,15 +289,15 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
         self,
         states: list[torch.Tensor],
         embeddings: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> GRETEncoderOutput:
-        outputs: Any = super().finish(states, embeddings, attention_mask)
+        outputs: Any = super().finish(states, embeddings, token_mask)
         if self.global_encoder is None:
             return outputs
         # Of a pre-norm Transformer the top layer's states are the normed ones, which the decoder attends too.
         of_layers = [*states[1:-1], outputs.last_hidden_state]
-        vector, evidence = self.global_encoder(of_layers, attention_mask)
+        vector, evidence = self.global_encoder(of_layers, token_mask)
         if not kwargs.get("output_attentions", self.config.output_attentions):
             evidence = {}
         # Strict export loses what is set on an object that was made before a loop of the graph.

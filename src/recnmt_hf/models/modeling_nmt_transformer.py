@@ -28,13 +28,8 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
 
         e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d_k),   z_i = sum_j softmax(e_i)_j (v_j + aV[clip(j - i)])
 
-    The tables' part of the scores is one matmul of queries and table, `(.., query_length, 2k + 1)`, read at the
-    clipped distances; its part of the contexts first sums the weights of equal distances. Nothing of size n x n x d is
-    made.
-
-    Args:
-        max_relative_positions (`int`): k.
-        relative_per_head (`bool`): A table per head, or one for all heads.
+    The tables' part of the scores is one matmul, `(.., query_length, 2k + 1)`, read at the clipped distances; their
+    part of the contexts first sums the weights of equal distances. No tensor of size n x n x d is made.
     """
 
     def __init__(self, *args: Any, max_relative_positions: int, relative_per_head: bool, **kwargs: Any):
@@ -99,16 +94,8 @@ def directional_mask(
     attention_mask: torch.Tensor | None, num_heads: int, length: int, include_self: bool, device: torch.device
 ) -> torch.Tensor:
     """
-    The masks of directional self-attention (Shen et al., 2018): the first half of the heads sees earlier words only,
-    the second half later words only.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps, 0 is padding.
-        num_heads (`int`): Even.
-        include_self (`bool`): Whether a word sees itself.
-
-    Returns:
-        `torch.BoolTensor` of shape `(batch_size or 1, num_heads, length, length)`, `True` where a query sees a key.
+    Return masks `(batch_size or 1, num_heads, length, length)` of directional self-attention (Shen et al., 2018),
+    `True` where a query sees a key: half of the heads see earlier words only, half later words only.
     """
     earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril(0 if include_self else -1)
     halves = torch.stack([earlier, earlier.T]).repeat_interleave(num_heads // 2, dim=0)[None]
@@ -143,11 +130,11 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
 
-    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
         if self.config.self_attention_type != "directional":
-            return super().build_mask(states, attention_mask)
+            return super().build_mask(states, token_mask)
         return directional_mask(
-            attention_mask,
+            token_mask,
             self.config.encoder_attention_heads,
             states.shape[1],
             self.config.directional_include_self,

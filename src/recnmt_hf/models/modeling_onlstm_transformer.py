@@ -318,11 +318,11 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        kernel_mask: torch.Tensor | None = None,
         token_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        outputs = super().forward(hidden_states, attention_mask, token_mask)
+        outputs = super().forward(hidden_states, kernel_mask, token_mask)
         if self.distances is not None and kwargs.get("output_master_gate_distances"):
             self.distances(self.measure_distances(hidden_states, token_mask))
         return outputs if self.feed_forward is None else self.feed_forward(outputs)
@@ -380,7 +380,7 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         self,
         states: list[torch.Tensor],
         embeddings: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> ONLSTMTransformerEncoderOutput:
         """With the short-cut H_RNN + H_SAN (Eq. 10), before the last norm of a pre-norm stack; no norm of its own."""
@@ -391,7 +391,7 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         if self.config.encoder_shortcut:
             attention = states[-1]
             states = [*states[:-1], states[self.config.shortcut_layer] + attention]
-        outputs: Any = super().finish(states, embeddings, attention_mask)
+        outputs: Any = super().finish(states, embeddings, token_mask)
         outputs.recurrent_hidden_state, outputs.attention_hidden_state = recurrent, attention
         return outputs
 

@@ -345,9 +345,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             )
         self.post_init()
 
-    def run(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
-    ) -> list[torch.Tensor]:
+    def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
         """
         All layers.
 
@@ -356,12 +354,12 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             Each in the order of the tokens given, and the layers go on from what is returned.
         """
         states, order = hidden_states, None
-        if attention_mask is not None:
+        if token_mask is not None:
             # Real tokens first: directions turn within a sentence, and convolutions see no gap.
-            order = left_aligned(attention_mask)
-            attention_mask = attention_mask.gather(1, order)
-            states = take(states, order).masked_fill(attention_mask[:, :, None] == 0, 0.0)
-        view = InputOrder(order, attention_mask)
+            order = left_aligned(token_mask)
+            token_mask = token_mask.gather(1, order)
+            states = take(states, order).masked_fill(token_mask[:, :, None] == 0, 0.0)
+        view = InputOrder(order, token_mask)
         keeps_all = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
         kept: list[torch.Tensor] = []
 
@@ -374,10 +372,10 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
         states = show(states)
         below = [states] if self.config.relation_dense_include_embeddings else []
         for index, layer in enumerate(self.layers):
-            states = self.connect(states, layer(states, attention_mask), below)
+            states = self.connect(states, layer(states, token_mask), below)
             if index < len(self.relation_layers):
                 states = show(states)
-                output, _ = self.relation_layers[index](states, attention_mask, view, **kwargs)
+                output, _ = self.relation_layers[index](states, token_mask, view, **kwargs)
                 states = self.connect(states, output, below)
             states = show(dropout(states, self.config.dropout, self.training))
         return kept if keeps_all else [view.restore(states)]
@@ -561,14 +559,14 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         self.recurrence = DecoderRecurrence(config)
         self.post_init()
 
-    def prepare_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-        return None if attention_mask is None else (attention_mask != 0)[:, None]
+    def prepare_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor | None:
+        return None if token_mask is None else (token_mask != 0)[:, None]
 
     def run(
         self,
         hidden_states: torch.Tensor,
-        layer_mask: Any,
-        attention_mask: torch.Tensor | None,
+        kernel_mask: Any,
+        token_mask: torch.Tensor | None,
         memories: Memories,
         past_key_values: Cache | None,
         **kwargs: Any,
@@ -582,13 +580,13 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
             state = spread_over_beams(state, words.shape[0])
         keys, values = annotations, None
         if self.recurrence.is_fast():
-            project = self.recurrence.project_memory
+            project_memory = self.recurrence.project_memory
             keys, values, visible = read_source_memory(
-                "encoder", 0, project, annotations, visible, past_key_values, words.shape[0]
+                "encoder", 0, project_memory, annotations, visible, past_key_values, words.shape[0]
             )
         kept = None
-        if attention_mask is not None:
-            kept = attention_mask[:, -words.shape[1] :]
+        if token_mask is not None:
+            kept = token_mask[:, -words.shape[1] :]
         states, _, features = self.recurrence(words, keys, values, visible, state, kept)
         if layer is not None:
             layer.update_states(state=states)

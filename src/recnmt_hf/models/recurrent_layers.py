@@ -381,14 +381,14 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        kernel_mask: torch.Tensor | None = None,
         token_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """
         Args:
             hidden_states (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-            attention_mask: What an attention layer in its place would read; without use here.
+            kernel_mask: Unused; the mask of an attention layer in its place.
             token_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
         """
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states

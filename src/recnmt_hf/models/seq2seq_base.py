@@ -26,7 +26,7 @@ from .seq2seq_outputs import (
     Seq2SeqEncoderOutput,
     Seq2SeqTranslationOutput,
     extra_fields,
-    joined_with_extras,
+    extra_values,
     with_extra_outputs,
 )
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
@@ -35,8 +35,8 @@ from .user_errors import UserError
 
 class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     """
-    Encoder and decoder with their embeddings. Subclasses set `encoder_class` and `decoder_class`; what their output
-    classes declare reaches the decoder (memories) and the model's outputs (memories and extra outputs).
+    Encoder and decoder with their embeddings. Subclasses set `encoder_class` and `decoder_class`; memories and extra
+    outputs follow from the fields of their output classes.
     """
 
     encoder_class: type[Seq2SeqEncoder]
@@ -52,9 +52,6 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         parts = cls.encoder_class.output_class, cls.decoder_class.output_class
         cls.extra_outputs = tuple(each.name for part in parts for each in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)
-        if cls.extra_outputs:
-            join = joined_with_extras(Seq2SeqModelBase.joined_fields, cls.output_class, cls.extra_outputs)
-            setattr(cls, "join", join)  # noqa: B010  # a method of the class, as if written there
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
@@ -71,14 +68,14 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         self.post_init()
 
     def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
-        """What the decoder reads of the encoder's output; `"encoder"` is what its layers' `encoder_attn` reads."""
+        """Return what the decoder reads of the encoder's output."""
         found = encoder_outputs.memories()
-        found["encoder"] = found["encoder"]._replace(attention_mask=attention_mask)
+        found["encoder"] = found["encoder"]._replace(token_mask=attention_mask)
         return found
 
     @property
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """As in transformers, with the decoder's input."""
+        """Return transformers' dummy inputs with the decoder's input."""
         inputs = super().dummy_inputs
         return {**inputs, "decoder_input_ids": inputs["input_ids"]}
 
@@ -112,20 +109,16 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        r"""
+        """
         Args:
             input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
             attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`): Target tokens, shifted right.
             decoder_attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
-            encoder_outputs ([`Seq2SeqEncoderOutput`] or `tuple`, *optional*): Saves running the encoder.
+            encoder_outputs ([`Seq2SeqEncoderOutput`] or `tuple`, *optional*): Replaces running the encoder.
             past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps.
             inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch_size, length, d_model)`, *optional*):
                 Unscaled embeddings in place of token ids.
-            use_cache (`bool`, *optional*): Whether to return `past_key_values`.
-
-        Raises:
-            ValueError: The decoder's input is missing.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise UserError(
@@ -134,18 +127,14 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
                 "generate()."
             )
         encoder_outputs = self.run_encoder(encoder_outputs, input_ids, attention_mask, inputs_embeds, **kwargs)
-        memories = self.memories(encoder_outputs, attention_mask)
-        main = memories.pop("encoder")
         kwargs["return_dict"] = True  # type: ignore[typeddict-unknown-key]
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=main.states,
-            encoder_attention_mask=main.attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            memories=memories,
+            memories=self.memories(encoder_outputs, attention_mask),
             **kwargs,
         )
         if kwargs.get("output_attentions", self.config.output_attentions):
@@ -165,7 +154,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         inputs_embeds: torch.Tensor | None,
         **kwargs: Any,
     ) -> Seq2SeqEncoderOutput:
-        """The encoder's output, as given or computed, in the encoder's own class."""
+        """Return the encoder's output, given or computed, in the encoder's own class."""
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -176,27 +165,24 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         return self.encoder.output_class.rebuild(encoder_outputs)
 
     def join(self, encoder_outputs: Any, decoder_outputs: Any) -> Seq2SeqModelOutput:
-        """The output of both halves; extra outputs are carried over where a class declares some."""
-        return Seq2SeqModelOutput(**self.joined_fields(encoder_outputs, decoder_outputs))
-
-    def joined_fields(self, encoder_outputs: Any, decoder_outputs: Any) -> dict[str, Any]:
-        """The usual fields of both halves' outputs."""
-        return {
-            "last_hidden_state": decoder_outputs.last_hidden_state,
-            "past_key_values": decoder_outputs.past_key_values,
-            "decoder_hidden_states": decoder_outputs.hidden_states,
-            "decoder_attentions": decoder_outputs.attentions,
-            "cross_attentions": decoder_outputs.cross_attentions,
-            "encoder_last_hidden_state": encoder_outputs.last_hidden_state,
-            "encoder_hidden_states": encoder_outputs.hidden_states,
-            "encoder_attentions": encoder_outputs.attentions,
-        }
+        """Return the output of both halves, with extra outputs."""
+        return self.output_class(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+            **extra_values(self.extra_outputs, encoder_outputs, decoder_outputs),
+        )
 
 
 class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     """
-    The output layer, the loss and what generation needs. A generating class derives from this and from
-    `GenerationMixin`, and sets `model_class`.
+    Output layer, loss and generation. A generating class derives from this and from `GenerationMixin`, and sets
+    `model_class`.
     """
 
     model_class: type[Seq2SeqModelBase]
@@ -212,10 +198,6 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         parts = cls.model_class.encoder_class.output_class, cls.model_class.decoder_class.output_class
         name = f"{cls.__name__.removesuffix('ForConditionalGeneration')}LMOutput"
         cls.output_class = with_extra_outputs(Seq2SeqTranslationOutput, parts, name, cls.__module__)
-        if cls.model_class.extra_outputs:
-            fields = Seq2SeqConditionalGeneration.lm_fields
-            joined = joined_with_extras(fields, cls.output_class, cls.model_class.extra_outputs)
-            setattr(cls, "lm_output", joined)  # noqa: B010
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
@@ -250,7 +232,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     @property
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """As in transformers, with the decoder's input."""
+        """Return transformers' dummy inputs with the decoder's input."""
         inputs = super().dummy_inputs
         return {**inputs, "decoder_input_ids": inputs["input_ids"]}
 
@@ -263,19 +245,14 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resizes the source embedding, and with a shared vocabulary the target side too."""
+        """Resize the source embedding, and with a shared vocabulary the target side too."""
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         if self.config.share_encoder_decoder_embeddings:
             self._resize_bias(embeddings.num_embeddings)
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int, mean_resizing: bool = True) -> nn.Embedding:
-        """
-        Resizes target embedding and output matrix of a model with separate vocabularies.
-
-        Raises:
-            ValueError: The vocabulary is shared; `resize_token_embeddings` resizes both sides.
-        """
+        """Resize target embedding and output matrix; raises `UserError` for a shared vocabulary."""
         if self.config.share_encoder_decoder_embeddings:
             raise UserError(
                 "share_encoder_decoder_embeddings=True: source and target are one matrix. Remedy: call "
@@ -318,27 +295,16 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         return_logits: bool = True,
         **kwargs: Any,
     ) -> Seq2SeqTranslationOutput:
-        r"""
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*):
-                Target tokens, shifted right. Made from `labels` where those are given alone.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
-            encoder_outputs ([`Seq2SeqEncoderOutput`] or `tuple`, *optional*): Saves running the encoder.
-            past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps.
-            inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch_size, length, d_model)`, *optional*):
-                Unscaled embeddings in place of token ids.
+        """
+        Args as for [`Seq2SeqModelBase`], and:
             labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): -100 is ignored.
-            use_cache (`bool`, *optional*): Whether to return `past_key_values`; off while `labels` are given.
-            smoothing (`float`, *optional*, defaults to 0):
-                Share of the target mass spread over the vocabulary (label smoothing). Its older name `label_smoothing`
-                is taken too; as a parameter of `forward`, transformers' Trainer would wait for it among the labels.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*):
-                Real labels of all micro-batches of a step; the loss is then their sum divided by this number.
-            return_logits (`bool`, *optional*, defaults to `True`):
-                `False` with `labels`: the loss is computed a chunk of tokens at a time and `logits` is `None`, which
-                saves the memory and most of the time of a large vocabulary. The loss is the same.
+                `decoder_input_ids` defaults to the labels shifted right.
+            smoothing (`float`, *optional*, defaults to 0): Label smoothing; also accepted as `label_smoothing`, a name
+            for which transformers' Trainer would look among the labels.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels in all micro-batches of a step,
+                the divisor of the loss.
+            return_logits (`bool`, *optional*, defaults to `True`): `False` with `labels`: the loss is computed one
+                chunk of tokens at a time and `logits` is `None`, which saves memory and time. The loss is the same.
 
         Returns:
             [`Seq2SeqTranslationOutput`] with `logits` of shape `(batch_size, target_length, decoder_vocab_size)`.
@@ -385,13 +351,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor | None:
         """
-        What a model adds to the loss of its predictions; `None` where it has nothing to add.
-
-        Args:
-            outputs ([`Seq2SeqTranslationOutput`]): With the model's extra outputs.
-            labels (`torch.LongTensor` of shape `(batch_size, target_length)`): -100 is ignored.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Divides a sum over the batch, as it does in the
-                loss ([`~.seq2seq_loss.divisor`]), so that accumulated gradients equal those of one batch.
+        Return what a model adds to its loss, from its outputs and labels, or `None`. A sum over the batch is divided by
+        [`~.seq2seq_loss.divisor`], so that accumulated gradients equal those of one batch.
         """
         return None
 
@@ -402,7 +363,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         smoothing: float,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
-        """The loss of `features` `(batch_size, target_length, d_model)`, a chunk of tokens at a time."""
+        """Compute the loss of `features` `(batch_size, target_length, d_model)`, one chunk of tokens at a time."""
         head, bias = self.lm_head, self.final_logits_bias[0] if self.final_logits_bias is not None else None
         is_sharded = hasattr(head, "unshard")
         if is_sharded and nn.Linear in type(head).__bases__:
@@ -414,25 +375,22 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def lm_output(
         self, loss: torch.Tensor | None, logits: torch.Tensor | None, outputs: Any
     ) -> Seq2SeqTranslationOutput:
-        """The output; extra outputs are carried over where a class declares some."""
-        return Seq2SeqTranslationOutput(**self.lm_fields(loss, logits, outputs))
-
-    def lm_fields(self, loss: torch.Tensor | None, logits: torch.Tensor | None, outputs: Any) -> dict[str, Any]:
-        """The usual fields of the output."""
-        return {
-            "loss": loss,
-            "logits": logits,
-            "past_key_values": outputs.past_key_values,
-            "decoder_hidden_states": outputs.decoder_hidden_states,
-            "decoder_attentions": outputs.decoder_attentions,
-            "cross_attentions": outputs.cross_attentions,
-            "encoder_last_hidden_state": outputs.encoder_last_hidden_state,
-            "encoder_hidden_states": outputs.encoder_hidden_states,
-            "encoder_attentions": outputs.encoder_attentions,
-        }
+        """Return the output, with extra outputs."""
+        return self.output_class(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+            **extra_values(self.model_class.extra_outputs, outputs),
+        )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels `(batch_size, target_length)` shifted right behind the start token, -100 replaced by padding."""
+        """Shift labels `(batch_size, target_length)` right behind the start token; -100 becomes padding."""
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             name = "decoder_start_token_id" if start is None else "pad_token_id"
@@ -450,8 +408,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         self, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """
-        The decoder's mask for a static cache. That of a padded prompt goes to the decoder as it is, `(batch_size, seen
-        + length)`: positions and recurrent states count by it, which a mask of queries and keys does not show.
+        Return the decoder's mask for a static cache: the token mask of a padded prompt as it is, since positions and
+        recurrent states count by it.
         """
         if attention_mask is not None:
             return attention_mask

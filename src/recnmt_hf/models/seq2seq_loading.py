@@ -18,20 +18,17 @@ from .user_errors import UserError
 
 
 def is_loaded(parameter: torch.Tensor) -> bool:
-    """Whether a parameter has its values from a checkpoint; functions of `transformers.initialization` ask it too."""
+    """
+    Return whether a parameter has its values from a checkpoint; `transformers.initialization` checks the same mark.
+    """
     return getattr(parameter, "_is_hf_initialized", False)
 
 
 @dataclass(frozen=True)
 class Initialization:
     """
-    The distributions that a model's parameters start from.
-
-    Args:
-        d_model (`int`): Width of the model.
-        std (`float`, *optional*): Standard deviation of all matrices. `None`: Xavier-uniform matrices, embeddings of
-            deviation `d_model ** -0.5`.
-        uniform (`float`, *optional*): All matrices and embeddings are uniform in `[-uniform, uniform]` instead.
+    Distributions of a model's initial parameters: Xavier-uniform matrices and embeddings of deviation `d_model **
+    -0.5`; with `std` a normal distribution for both, with `uniform` a uniform one in `[-uniform, uniform]`.
     """
 
     d_model: int
@@ -39,7 +36,7 @@ class Initialization:
     uniform: float | None = None
 
     def matrix_(self, matrix: torch.Tensor) -> None:
-        """Of a linear map or a convolution."""
+        """Initialise the matrix of a linear map or a convolution."""
         if self.uniform is not None:
             init.uniform_(matrix, -self.uniform, self.uniform)
         elif self.std is not None:
@@ -48,20 +45,20 @@ class Initialization:
             init.xavier_uniform_(matrix)
 
     def table_(self, table: torch.Tensor, std: float) -> None:
-        """Rows that are looked up; `std` where the model names no deviation."""
+        """Initialise a lookup table; `std` is used where the model sets no deviation."""
         if self.uniform is not None:
             init.uniform_(table, -self.uniform, self.uniform)
         else:
             init.normal_(table, mean=0.0, std=self.std if self.std is not None else std)
 
     def embedding_(self, table: torch.Tensor) -> None:
-        """Rows of width `d_model`, which the model scales by `sqrt(d_model)`: channels have about unit variance."""
+        """Initialise an embedding, which the model scales by `sqrt(d_model)`."""
         self.table_(table, self.d_model**-0.5)
 
     def recurrent_(self, module: Any) -> None:
         """
-        A recurrent cell or layer with torch's parameter names: Xavier-uniform input matrices, orthogonal recurrent
-        matrices gate by gate, zero biases (forget gate of an LSTM: 1).
+        Initialise a recurrent layer with torch's names: Xavier-uniform input matrices, orthogonal recurrent matrices
+        for each gate, zero biases (forget gate of an LSTM: 1).
         """
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1 and self.uniform is not None:
@@ -85,14 +82,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class WarmStartReport:
-    """
-    What [`Seq2SeqPreTrainedModel.init_from_baseline`] did.
-
-    Attributes:
-        copied (`list[str]`): Parameters taken from the baseline.
-        fresh (`list[str]`): Parameters of the model that keep their own initialisation.
-        unused (`list[str]`): Parameters of the baseline for which the model has no place of that name and shape.
-    """
+    """Parameters copied from a baseline, fresh parameters of the model, and unused ones of the baseline."""
 
     copied: list[str]
     fresh: list[str]
@@ -107,7 +97,7 @@ class WarmStartReport:
 
 
 class Seq2SeqPreTrainedModel(PreTrainedModel):
-    """Initialisation, tying and loading for all models."""
+    """Base class of all models: initialisation, tied weights, loading and saving."""
 
     config: Seq2SeqConfig
     base_model_prefix = "model"
@@ -120,7 +110,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     @property
     def initialization(self) -> Initialization:
-        """How matrices of this model start."""
+        """Return the distributions of initial parameters."""
         return Initialization(self.config.d_model, self.config.init_std)
 
     @torch.no_grad()
@@ -159,11 +149,8 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         self, save_directory: str | Path, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """
-        As in transformers; every saved folder also has a card.
-
-        The code of the class is saved too, and named for the Auto classes that load it as remote code, if
-        `register_for_auto_class` was called on it. For another subclass of a model with the same `model_type` it is
-        the code of that model.
+        Save as transformers does, with a card. The code of the class, or of the model with the same `model_type` that
+        it derives from, is saved if `register_for_auto_class` was called on it.
         """
         given, ignored = type(self), self._keys_to_ignore_on_save
         own = next(base for base in given.__mro__ if not base.__module__.startswith("torch."))  # not that of FSDP
@@ -185,10 +172,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             self.__class__, self._keys_to_ignore_on_save = given, ignored
 
     def name_code(self, coded: type[Any] | None) -> None:
-        """
-        Names `coded` and the class beside it in the configuration's `auto_map`, in place of the base classes that a
-        loaded configuration names.
-        """
+        """Put `coded` and the class beside it into the configuration's `auto_map`, in place of the base classes."""
         bases = (*type(self).__mro__, *type(self.config).__mro__)
         modules = {base.__module__.rpartition(".")[2] for base in bases}
         named = getattr(self.config, "auto_map", None) or {}
@@ -213,11 +197,8 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     def still_tied(self) -> list[str]:
         """
-        Names of tied parameters that are their source indeed; merged adapters may have given one values of its own.
-
-        Raises:
-            UserError: Source and target have different embeddings where the configuration has one for both: loading
-                would take one of them.
+        Return the names of parameters that are tied in fact: merged adapters may have changed one. Raises `UserError`
+        where source and target embeddings differ that the configuration declares to be one.
         """
         own = dict(self.named_parameters(remove_duplicate=False))
         same = []
@@ -236,7 +217,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def auto_map(cls) -> dict[str, str]:
-        """The Auto classes of this model's family, e.g. `{"AutoModel": "modeling_x.XModel"}`."""
+        """Return the Auto classes of this family, e.g. `{"AutoModel": "modeling_x.XModel"}`."""
         module = cls.__module__.rsplit(".", 1)[-1]
         prefix = cls.__name__.removesuffix("ForConditionalGeneration").removesuffix("Model")
         return {
@@ -259,7 +240,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resizes the source embedding, and with a shared vocabulary the target side too."""
+        """Resize the source embedding, and with a shared vocabulary the target side too."""
         if self.config.share_encoder_decoder_embeddings:
             embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
             self.config.decoder_vocab_size = embeddings.num_embeddings
@@ -273,18 +254,15 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     def init_from_baseline(self, baseline: str | Path | PreTrainedModel) -> WarmStartReport:
         """
-        Copies every parameter of a trained baseline whose name and shape match; the others stay as they are
-        (two-stage training of Hao et al., 2019, and Weng et al., 2020).
+        Copy every parameter of a trained baseline whose name and shape match (two-stage training of Hao et al., 2019,
+        and Weng et al., 2020).
 
         Args:
-            baseline (`str`, `Path` or `PreTrainedModel`):
-                A model, a folder written by `save_pretrained`, or a model id of the Hub (safetensors only).
-
-        Returns:
-            [`WarmStartReport`]: which parameters were copied, stayed fresh, and had no place.
+            baseline (`str`, `Path` or `PreTrainedModel`): A model, a saved folder or a model id of the Hub (safetensors
+                only).
 
         Raises:
-            ValueError: Nothing matches, so this is not a baseline of this model.
+            UserError: No parameter matches.
         """
         source = baseline.state_dict() if isinstance(baseline, PreTrainedModel) else read_safetensors(baseline)
         own: dict[str, torch.Tensor] = dict(self.named_parameters())
@@ -309,7 +287,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
 
 def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """All tensors of a local folder's or a Hub model's safetensors files."""
+    """Read all tensors of a local folder's or a Hub model's safetensors files."""
     from safetensors.torch import load_file
     from transformers.utils import cached_file
 
@@ -335,12 +313,8 @@ TEMPLATE_OF_TRANSFORMERS = "model card of a 🤗 transformers model that has bee
 
 def usage(name: str, is_joint: bool, sentence: str) -> str:
     """
-    Code that translates a sentence with transformers alone.
-
-    Args:
-        name (`str`): Folder or model id.
-        is_joint (`bool`): Whether one tokenizer serves both sides; else the target's is in a subfolder.
-        sentence (`str`): To translate.
+    Return code that translates a sentence with transformers alone. With `is_joint` one tokenizer serves both sides,
+    else the target's is in a subfolder.
     """
     also = "" if is_joint else ", PreTrainedConfig"
     # Without a configuration it would be looked for in the subfolder.
@@ -363,10 +337,7 @@ def usage(name: str, is_joint: bool, sentence: str) -> str:
 
 
 def plain_card(config: Any, name: str) -> str:
-    """
-    The card of a model of which no more is known than its configuration. A model whose code is not saved with it is
-    loaded where its classes are registered.
-    """
+    """Return the card of a model of which only the configuration is known."""
     kind = getattr(config, "model_type", "")
     architecture = next(iter(getattr(config, "architectures", None) or []), kind)
     code = usage(name, bool(getattr(config, "share_encoder_decoder_embeddings", True)), "...")
@@ -390,7 +361,7 @@ data and the quality of its translations are not documented yet.
 
 
 def write_plain_card(config: Any, folder: str | Path, name: str = "PLACE/OF-THIS-MODEL") -> None:
-    """Writes [`plain_card`] into a folder that has no card, or only that of transformers."""
+    """Write [`plain_card`] into a folder that has no card, or only the default one of transformers."""
     path = Path(folder) / CARD
     if path.is_file() and TEMPLATE_OF_TRANSFORMERS not in path.read_text(encoding="utf-8"):
         return

@@ -8,7 +8,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .kernels_shared import CustomGradient, add_product, final_gradients, graph_operator, is_transformed, wide_product
+from .kernels_shared import (
+    CustomGradient,
+    add_product,
+    autocast_dtype,
+    final_gradients,
+    graph_operator,
+    is_transformed,
+    wide_product,
+    without_autocast,
+)
 from .user_errors import UserError
 
 
@@ -17,8 +26,7 @@ IGNORE_INDEX = -100
 
 def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
     """
-    Raises `UserError` for labels that are neither ids of the vocabulary nor -100. On the CPU alone, where looking costs
-    nothing: elsewhere it would wait for the device, whose own check stops the program.
+    Raise a `UserError` for labels that are neither ids nor -100; only on the CPU, since others would be synchronised.
     """
     if (
         labels.device.type != "cpu"
@@ -42,18 +50,15 @@ def smoothed_cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """
-    Cross-entropy against `(1 - e) one-hot + e / V` (Szegedy et al., 2016, section 7) from the log-sum-exp and the mean
-    logit:  `(1 - e) (lse - z_y) + e (lse - mean(z))`.
+    Compute the cross-entropy against `(1 - e) one-hot + e / V` (Szegedy et al., 2016, section 7) as `(1 - e) (lse -
+    z_y) + e (lse - mean(z))`, in at least float32.
 
     Args:
-        logits (`torch.Tensor` of shape `(..., vocab_size)`).
-        labels (`torch.LongTensor` of shape `(...)`): -100 is ignored.
+        logits (`torch.Tensor` of shape `(..., vocab_size)`), labels (`torch.LongTensor` of shape `(...)`): -100 is
+            ignored.
         label_smoothing (`float`, *optional*, defaults to 0): e.
-        num_items_in_batch (`int` or `torch.Tensor`, *optional*):
-            Divides the sum; given by the Trainer under gradient accumulation. `None`: the mean over real labels.
-
-    Returns:
-        A scalar in float32 (float64 for float64 logits).
+        num_items_in_batch (`int` or `torch.Tensor`, *optional*): Divisor of the sum, given by the Trainer under
+            gradient accumulation. `None`: the number of labels.
     """
     logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).to(logits.device)
     check_labels(labels, logits.shape[-1])
@@ -61,7 +66,7 @@ def smoothed_cross_entropy(
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """The sum of [`smoothed_cross_entropy`] over logits `(tokens, vocab_size)` and labels `(tokens,)`."""
+    """Sum [`smoothed_cross_entropy`] over logits `(tokens, vocab_size)` and labels `(tokens,)`."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if label_smoothing == 0.0:
         return nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
@@ -81,14 +86,12 @@ def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None)
 
 class ChunkedCrossEntropy(CustomGradient):
     """
-    Smoothed cross-entropy of a linear output layer, summed and divided, a chunk of tokens at a time, so that no more
-    than `chunk_size x vocab_size` logits exist at any moment. Products run in the states' dtype (that of autocast where
-    it is on), softmax and sums in float32 (float64 for float64 states).
+    Smoothed cross-entropy of a linear output layer, one chunk of tokens at a time, so that at most `chunk_size x
+    vocab_size` logits exist. Matmuls run in the states' type (that of autocast where it is on), sums in at least
+    float32.
 
-    The gradients of states and matrix are formed in the forward pass while a chunk's logits are at hand; it cannot be
-    differentiated twice (the loss with logits can). In float16
-    they would be too small for their type without the factor of a gradient scaler, which the backward pass knows: there
-    the logits are made again.
+    The forward pass also computes the gradients of states and matrix. In float16 they would underflow without the
+    factor of a gradient scaler: there the backward pass computes the logits again. It cannot be differentiated twice.
     """
 
     @staticmethod
@@ -143,10 +146,7 @@ class ChunkedCrossEntropy(CustomGradient):
         grad_matrix: torch.Tensor,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Those that the forward pass made. `torch.func.grad` of `grad` differentiates them by the inputs, which raises an
-        error.
-        """
+        """Scale the gradients of the forward pass. `inputs` let a second derivative by `torch.func` raise its error."""
         # Usually the loss is what backward starts from. Looking costs nothing on the CPU, scaling a tensor of the
         # matrix's size does; elsewhere looking would wait for the device.
         if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
@@ -165,8 +165,8 @@ class ChunkedCrossEntropy(CustomGradient):
         labels: torch.Tensor,
         divisor: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of float16."""
-        with torch.autocast(states.device.type, enabled=False):
+        """Compute the gradients of float16."""
+        with without_autocast(states.device):
             low = states.to(torch.float16), matrix.to(torch.float16)
             made = chunked_losses(*low, bias, labels, label_smoothing, chunk_size, grad_output / divisor)
         return made[1].to(states.dtype), made[2].to(matrix.dtype)
@@ -182,17 +182,8 @@ def chunked_losses(
     factor: torch.Tensor | None,
 ) -> tuple[torch.Tensor, Any, Any]:
     """
-    The summed losses of `states @ matrix.T + bias`, and their gradients.
-
-    Args:
-        states (`torch.Tensor` of shape `(tokens, d_model)`), matrix (`torch.Tensor` of shape `(vocab_size, d_model)`):
-            Of one dtype, that of the matmuls.
-        labels (`torch.LongTensor` of shape `(tokens,)`): -100 is ignored.
-        factor (`torch.Tensor`, *optional*): A scalar: what the gradients of the sum are multiplied by, before they
-            are rounded to the dtype of the matmuls. `None`: no gradients are made.
-
-    Returns:
-        The sum, the gradient of `states` in their dtype, and that of `matrix` in the dtype of the sum.
+    Sum the losses of `states @ matrix.T + bias` for states `(tokens, d_model)` and a matrix `(vocab_size, d_model)`.
+    With a `factor` also return the gradients of the sum times this factor, those of `states` in their own type.
     """
     settings = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
     total, *gradients = losses_of_chunks(states, matrix, bias, labels, factor, **settings)
@@ -222,7 +213,7 @@ def losses_of_chunks(
     label_smoothing: float,
     chunk_size: int,
 ) -> list[torch.Tensor]:
-    """[`chunked_losses`] for a number of chunks that a compiled graph leaves open; no gradients without a factor."""
+    """Compute [`chunked_losses`] as one operator of compiled graphs."""
     ignored = labels == IGNORE_INDEX
     targets = labels.masked_fill(ignored, 0)
     vocab_size, dtype = matrix.shape[0], states.dtype
@@ -271,28 +262,13 @@ def chunked_cross_entropy(
     chunk_size: int = 1024,
 ) -> torch.Tensor:
     """
-    [`smoothed_cross_entropy`] of `hidden_states @ weight.T + bias`, without ever holding all logits.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(..., d_model)`): The decoder's last states.
-        weight (`torch.Tensor` of shape `(vocab_size, d_model)`): The output matrix.
-        labels (`torch.LongTensor` of shape `(...)`): -100 is ignored.
-        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): A fixed bias; it gets no gradient.
-        chunk_size (`int`, *optional*, defaults to 1024): Tokens whose logits exist at one time.
-
-    Returns:
-        A scalar in float32 (float64 for float64 states).
-
-    Raises:
-        UserError: A label is neither in the vocabulary nor -100.
+    Compute [`smoothed_cross_entropy`] of `hidden_states @ weight.T + bias` for states `(..., d_model)` and a weight
+    `(vocab_size, d_model)`, with the logits of at most `chunk_size` tokens at a time. The bias gets no gradient.
     """
     labels = labels.reshape(-1).to(hidden_states.device)
     check_labels(labels, weight.shape[0])
-    device_type = hidden_states.device.type
-    compute_dtype = hidden_states.dtype
-    if torch.is_autocast_enabled(device_type):
-        compute_dtype = torch.get_autocast_dtype(device_type)
-    with torch.autocast(device_type, enabled=False):
+    compute_dtype = autocast_dtype(hidden_states.device) or hidden_states.dtype
+    with without_autocast(hidden_states.device):
         return ChunkedCrossEntropy.apply(
             hidden_states.reshape(-1, hidden_states.shape[-1]),
             weight,
@@ -316,11 +292,8 @@ def chunked_cross_entropy_of_layer(
     chunk_size: int = 1024,
 ) -> torch.Tensor:
     """
-    [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks): the backward pass
-    makes the logits of each chunk again.
-
-    Args:
-        layer: From states `(tokens, d_model)` to logits `(tokens, vocab_size)`.
+    Compute [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks); the
+    backward pass computes the logits of each chunk again.
     """
     labels = labels.reshape(-1).to(hidden_states.device)
     states = hidden_states.reshape(-1, hidden_states.shape[-1])

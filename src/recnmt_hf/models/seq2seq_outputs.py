@@ -7,7 +7,7 @@ and of the generating model under the same names.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,7 +17,6 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqLMOutput,
 )
-from transformers.utils import ModelOutput
 
 from .user_errors import UserError
 
@@ -27,27 +26,18 @@ from .user_errors import UserError
 
 class Memory(NamedTuple):
     """
-    Something of a source that the decoder reads, one row for each source, however many beams translate it.
-
-    Attributes:
-        states (`torch.Tensor` of shape `(num_sources, length, d)` or `(num_sources, d)`).
-        attention_mask (`torch.Tensor` of shape `(num_sources, length)`, *optional*): 1 keeps; `None`: all is real.
-        mask (`torch.Tensor`, *optional*): The same as the attention kernels want it; see
-            [`~.seq2seq_stacks.Seq2SeqDecoder.prepare_mask`].
+    States of a source that the decoder reads, one row per source: `states` `(num_sources, length, d)` or `(num_sources,
+    d)`, `token_mask` `(num_sources, length)`, 1 keeps (`None`: all are real), and `kernel_mask`, the same as the
+    attention kernels expect it ([`~.seq2seq_stacks.Seq2SeqDecoder.prepare_mask`]).
     """
 
     states: torch.Tensor
-    attention_mask: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
+    token_mask: torch.Tensor | None = None
+    kernel_mask: torch.Tensor | None = None
 
 
 class Memories(dict[str, Memory]):
-    """
-    The memories of a batch by name. `"encoder"` is the one that every decoder layer's `encoder_attn` reads.
-
-    Layers get them as positional tensors ([`flatten`], [`unflatten`]): reentrant gradient checkpointing follows no
-    gradient into anything else.
-    """
+    """The memories of a batch by name. `"encoder"` is the one that every decoder layer's `encoder_attn` reads."""
 
     def __missing__(self, name: str) -> Memory:
         raise UserError(
@@ -55,23 +45,20 @@ class Memories(dict[str, Memory]):
             "model's own get_encoder() as it came."
         )
 
-    def flatten(self) -> tuple[torch.Tensor | None, ...]:
-        return tuple(tensor for memory in self.values() for tensor in memory)
-
-    @classmethod
-    def unflatten(cls, names: Iterable[str], tensors: Sequence[torch.Tensor | None]) -> "Memories":
-        given: Any = tensors
-        return cls((name, Memory(*given[3 * i : 3 * i + 3])) for i, name in enumerate(names))
+    def with_states(self, states: Iterable[torch.Tensor]) -> "Memories":
+        """Return the memories with these states in place of their own."""
+        pairs = zip(self.items(), states, strict=True)
+        return Memories((name, memory._replace(states=own)) for (name, memory), own in pairs)
 
 
 def memory_states(name: str) -> dict[str, str]:
-    """Metadata of the field of an encoder's output that holds the states of the memory `name`."""
+    """Return the metadata that declares a field of an encoder's output to be the states of the memory `name`."""
     return {"memory": name, "part": "states"}
 
 
 def memory_mask(name: str) -> dict[str, str]:
-    """Metadata of the field of an encoder's output that holds this memory's mask, 1 where its states are real."""
-    return {"memory": name, "part": "attention_mask"}
+    """Return the metadata that declares a field of an encoder's output to be the token mask of the memory `name`."""
+    return {"memory": name, "part": "token_mask"}
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -80,30 +67,24 @@ def memory_mask(name: str) -> dict[str, str]:
 @dataclass
 class Seq2SeqEncoderOutput(BaseModelOutput):
     """
-    An encoder's output. Subclasses add memories ([`memory_states`], [`memory_mask`]), which the decoder receives again
-    from `generate`, once per source; and extra outputs, tuples with an entry for each layer.
-
-    Attributes:
-        memory_parts (tuple of `str` triples): Field, memory and part of each declared field; compiled code cannot read
-            them off the fields themselves. Set for the output class of every model's encoder ([`find_memories`]).
+    Output of an encoder. Subclasses add memories ([`memory_states`], [`memory_mask`]), which the decoder reads, and
+    extra outputs, tuples with an entry for each layer.
     """
 
     memory_parts: ClassVar[tuple[tuple[str, str, str], ...]] = ()
 
     @classmethod
     def find_memories(cls) -> None:
-        """Sets `memory_parts` from the metadata of the fields."""
+        """Set `memory_parts` (field, memory, part) from the fields, whose metadata compiled code cannot read."""
         declared = [(each.name, each.metadata) for each in fields(cls) if "memory" in each.metadata]
         cls.memory_parts = tuple((name, found["memory"], found["part"]) for name, found in declared)
 
     @classmethod
     def rebuild(cls, value: Any) -> "Seq2SeqEncoderOutput":
         """
-        An instance of this class from another output, a mapping, or a tuple, so that no memory is lost on the way.
-
-        A tuple with as many entries as there are fields is read in their order. A shorter one (`return_dict=False`
-        leaves out what is empty) does not say which fields it has: its tensors are the last states and the memories in
-        the order of their fields; what is left goes to the other fields, hidden states first.
+        Return an instance of this class made from another output, a mapping, or a tuple. A tuple shorter than the
+        fields (`return_dict=False` omits empty ones) is read by type: tensors are the last states and memories, tuples
+        the rest.
         """
         if type(value) is cls:
             return value
@@ -122,7 +103,7 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
         return cls(**named)
 
     def memories(self) -> Memories:
-        """The declared memories that this output has; the last states are `"encoder"`, whose mask is the source's."""
+        """Return the declared memories; the last states are `"encoder"`."""
         parts: dict[str, dict[str, Any]] = {"encoder": {"states": self.last_hidden_state}}
         for name, memory, part in self.memory_parts:
             value = getattr(self, name)
@@ -133,35 +114,26 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
 
 @dataclass
 class Seq2SeqDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """A decoder's output. Subclasses add extra outputs, tuples with an entry for each layer that has them."""
+    """Output of a decoder. Subclasses add extra outputs, tuples with an entry for each layer that has them."""
 
 
 @dataclass
 class Seq2SeqTranslationOutput(Seq2SeqLMOutput):
-    """
-    [`~transformers.modeling_outputs.Seq2SeqLMOutput`], and:
-
-    Args:
-        auxiliary_loss (`torch.Tensor`, *optional*): What the model added to the loss of its predictions.
-    """
+    """[`~transformers.modeling_outputs.Seq2SeqLMOutput`] with the `auxiliary_loss` that the model added to its loss."""
 
     auxiliary_loss: torch.Tensor | None = None
 
 
 def extra_fields(output_class: type) -> list[Any]:
-    """The fields that an encoder's or decoder's output class adds to those of transformers."""
+    """Return the fields that an output class adds to those of transformers."""
     usual = {each.name for each in fields(BaseModelOutputWithPastAndCrossAttentions)}  # those of an encoder among them
     return [each for each in fields(output_class) if each.name not in usual]
 
 
 def with_extra_outputs(base: type, parts: Sequence[type], name: str, module: str) -> type:
     """
-    A class of outputs: those of `base`, and what the encoder's and the decoder's output classes add.
-
-    Args:
-        base (`type`): [`~transformers.modeling_outputs.Seq2SeqModelOutput`] or [`Seq2SeqTranslationOutput`].
-        parts (sequence of `type`): Output classes of encoder and decoder.
-        name, module (`str`): Of the new class, which can be imported by them: pickling looks it up.
+    Make an output class with the fields of `base` and the extra fields of the classes `parts`. It can be imported from
+    `module` under `name`, for pickling.
     """
     extra = [each for part in parts for each in extra_fields(part)]
     if not extra:
@@ -179,26 +151,12 @@ def with_extra_outputs(base: type, parts: Sequence[type], name: str, module: str
     return made
 
 
-def joined_with_extras(
-    usual_fields: Callable[..., dict[str, Any]], output_class: type, names: Sequence[str]
-) -> Callable[..., Any]:
-    """
-    A method that makes an output from others and carries their extra outputs over.
-
-    Args:
-        usual_fields: A method that gives the output's usual fields; its arguments are those of the new method, outputs
-            among them.
-        output_class (`type`): Has these fields and `names`.
-        names (sequence of `str`): Of the extra outputs.
-    """
-
-    def joined(self: Any, *args: Any) -> Any:
-        extra = dict.fromkeys(names)
-        for given in args:
-            for name in names if isinstance(given, ModelOutput) else ():
-                value = getattr(given, name, None)
-                if value is not None and not (isinstance(value, tuple) and not value):  # () where nothing was recorded
-                    extra[name] = value
-        return output_class(**usual_fields(self, *args), **extra)
-
-    return joined
+def extra_values(names: Sequence[str], *outputs: Any) -> dict[str, Any]:
+    """Return the extra outputs `names` of these outputs; `None` or `()` means not recorded."""
+    found = dict.fromkeys(names)
+    for output in outputs:
+        for name in names:
+            value = getattr(output, name, None)
+            if value is not None and not (isinstance(value, tuple) and not value):
+                found[name] = value
+    return found

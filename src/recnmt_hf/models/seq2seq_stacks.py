@@ -27,18 +27,9 @@ from .user_errors import UserError
 
 def sinusoid_table(num_positions: int, dim: int, interleaved: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """
-    Sinusoids of Vaswani et al. (2017), section 3.5: angle `pos / 10000^(2i / dim)`.
-
-    Args:
-        num_positions (`int`): Rows.
-        dim (`int`): Channels, even.
-        interleaved (`bool`):
-            `True`: channel `2i` is the sine and `2i + 1` the cosine (the paper). `False`: all sines, then all cosines
-            (MarianMT).
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the result; computed in float64.
-
-    Returns:
-        `torch.Tensor` of shape `(num_positions, dim)`.
+    Return sinusoids `(num_positions, dim)` of angles `pos / 10000^(2i / dim)` (Vaswani et al., 2017, section 3.5),
+    computed in float64. `interleaved`: channel `2i` is the sine, `2i + 1` the cosine (the paper); else all sines come
+    first (MarianMT).
     """
     position = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None]
     frequency = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
@@ -49,33 +40,21 @@ def sinusoid_table(num_positions: int, dim: int, interleaved: bool, dtype: torch
 
 
 def positions_from_mask(attention_mask: torch.Tensor) -> torch.Tensor:
-    """
-    Positions that count real tokens only, so that padding on the left moves nothing.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`): 1 keeps, 0 is padding.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch_size, length)`: 0 for the first real token; padding gets any valid position.
-    """
+    """Count real tokens only: 0 for the first token of a token mask `(batch_size, length)`, 1 keeps."""
     return (attention_mask.long().cumsum(dim=-1) - 1).clamp_(min=0)
 
 
 class SinusoidalPositionEmbedding(nn.Module):
-    """
-    Fixed sinusoids (Vaswani et al., 2017, section 3.5), looked up by position.
-
-    The table is a buffer outside the state dict; it is written again after loading (`initialize`).
-    """
+    """Fixed sinusoids, looked up by position. The table is a buffer outside the state dict."""
 
     table: torch.Tensor
 
     def __init__(self, num_positions: int, dim: int, interleaved: bool = True):
         super().__init__()
         self.interleaved = interleaved
-        # In the type that the weights get: `from_pretrained(dtype=...)` makes it the default type while it builds.
+        # The default type and device are those of the weights, also while `from_pretrained(dtype=...)` builds a model.
         table = sinusoid_table(num_positions, dim, interleaved, torch.get_default_dtype())
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
 
     def initialize(self, start: Initialization) -> None:
         init.copy_(self.table, self.compute_table())
@@ -92,12 +71,12 @@ class SinusoidalPositionEmbedding(nn.Module):
         return self
 
     def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None) -> Any:
-        """Rows `(length, dim)` from `offset` on, or `(batch_size, length, dim)` for given positions."""
+        """Return rows `(length, dim)` from `offset` on, or `(batch_size, length, dim)` for given positions."""
         return look_up(self.table, length, offset, position_ids)
 
 
 class LearnedPositionEmbedding(nn.Module):
-    """A trained table of positions, looked up like [`SinusoidalPositionEmbedding`]."""
+    """A trained table of positions, used like [`SinusoidalPositionEmbedding`]."""
 
     def __init__(self, num_positions: int, dim: int):
         super().__init__()
@@ -111,7 +90,7 @@ class LearnedPositionEmbedding(nn.Module):
 
 
 def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, position_ids: torch.Tensor | None) -> Any:
-    """Rows of `table`; raises `ValueError` when a sequence is longer than the table."""
+    """Return rows of `table`; raises `UserError` when a sequence is longer than the table."""
     if position_ids is not None:
         return nn.functional.embedding(position_ids, table)
     # Static caches keep their length on the device; an exported graph is free of it.
@@ -122,10 +101,7 @@ def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, positi
 
 
 def check_length(length: int, limit: int) -> None:
-    """
-    Raises `ValueError` when `length` tokens do not fit a table of `limit` positions. An exported graph does not ask,
-    which would bound its lengths: looking up a position beyond the table fails there.
-    """
+    """Raise a `UserError` for too long a sequence. An exported graph does not check, which would bound its lengths."""
     if not is_exporting() and length > limit:
         raise UserError(
             f"A sequence of {length} tokens does not fit the position table of {limit} rows. Remedy: shorten or split "
@@ -134,7 +110,7 @@ def check_length(length: int, limit: int) -> None:
 
 
 def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Module | None:
-    """The module for a `position_embedding_type`; `None` for `"none"`."""
+    """Return the module for a `position_embedding_type`; `None` for `"none"`."""
     if kind == "none":
         return None
     if kind == "learned":
@@ -144,14 +120,9 @@ def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Modu
 
 class TokenAndPositionInput(nn.Module):
     """
-    The input of a stack: embeddings plus positions, with dropout (Vaswani et al., 2017, sections 3.4-3.5).
-
-    It holds no parameters of the embedding itself, which may be shared; the stack owns `embed_tokens`, and scales.
-
-    Args:
-        config ([`Seq2SeqConfig`]): Width, dropout, longest sequence.
-        position_kind (`str`): A `position_embedding_type`.
-        channels (`int`, *optional*): Width of the positions. `None`: `d_model`.
+    Embeddings plus positions, with dropout (Vaswani et al., 2017, sections 3.4-3.5). The embedding itself, which may be
+    shared, belongs to the stack. `position_kind` is a `position_embedding_type`, `channels` the width of positions
+    (default: `d_model`).
     """
 
     def __init__(self, config: Seq2SeqConfig, position_kind: str, channels: int | None = None):
@@ -170,13 +141,9 @@ class TokenAndPositionInput(nn.Module):
         add_positions: bool = True,
     ) -> torch.Tensor:
         """
-        Args:
-            embeddings (`torch.Tensor` of shape `(batch_size, length, d_model)`): Scaled.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + length)`, *optional*):
-                1 keeps; positions then count real tokens.
-            offset (`int` or `torch.Tensor`): Tokens seen before.
-            past_key_values (`Cache`, *optional*): For inputs that carry states of their own; positions need none.
-            add_positions (`bool`, *optional*, defaults to `True`): `False`: embeddings alone.
+        Add positions to scaled embeddings `(batch_size, length, d_model)`. With a token mask `(batch_size, seen +
+        length)` they count real tokens, else they start at `offset`. The cache is for inputs with states of their own;
+        `add_positions=False` returns the embeddings alone.
         """
         states = self.with_positions(embeddings, attention_mask, offset) if add_positions else embeddings
         return dropout(states, self.dropout, self.training)
@@ -184,7 +151,7 @@ class TokenAndPositionInput(nn.Module):
     def with_positions(
         self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, offset: int | torch.Tensor
     ) -> torch.Tensor:
-        """Embeddings `(batch_size, length, channels)` plus positions, where there are some; arguments as `forward`."""
+        """Return embeddings `(batch_size, length, channels)` plus positions, where there are some."""
         if self.embed_positions is None:
             return embeddings
         length = embeddings.shape[1]
@@ -196,7 +163,7 @@ class TokenAndPositionInput(nn.Module):
 
 
 def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> Any:
-    """Rows of the embedding, with readable errors for missing inputs and ids outside the vocabulary."""
+    """Look up embeddings, with readable errors for missing inputs and ids outside the vocabulary."""
     if (input_ids is None) == (inputs_embeds is None):
         raise UserError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
     if inputs_embeds is not None:
@@ -216,12 +183,8 @@ def chosen_hidden_states(
     states: list[torch.Tensor], last: torch.Tensor | None, wanted: bool | int | list[int] | None
 ) -> Any:
     """
-    The `hidden_states` of an output.
-
-    Args:
-        states (`list`): Input and outputs of the layers.
-        last (`torch.Tensor`): The finished states, in place of the last ones.
-        wanted: What `output_hidden_states` says: all, none, or places of those that are kept.
+    Return the `hidden_states` of an output: the input and outputs of the layers, with `last` in place of the last one.
+    `wanted` is the value of `output_hidden_states`: all, none, or indices.
     """
     if wanted is None or wanted is False:
         return None
@@ -233,7 +196,7 @@ def chosen_hidden_states(
 
 
 def recording_extra_outputs(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The `forward` of a stack, made to record whatever the stack can record where attentions are asked for."""
+    """Make a stack's `forward` record all its extra outputs where attentions are requested."""
 
     @functools.wraps(forward)
     def recording(self: "Seq2SeqStack", *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +208,7 @@ def recording_extra_outputs(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Seq2SeqStack(Seq2SeqPreTrainedModel):
-    """What encoder and decoder share. A subclass ends its `__init__` with `self.post_init()`."""
+    """Base class of encoder and decoder. A subclass ends its `__init__` with `self.post_init()`."""
 
     main_input_name = "input_ids"
 
@@ -258,25 +221,19 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         self.gradient_checkpointing = False
 
     def build_input(self, config: Any) -> nn.Module:
-        """
-        The module that makes the input of the first layer. It is called as [`TokenAndPositionInput`] is; in a decoder
-        it gets the cache, where it may keep a state of its own ([`~.recurrent_layers.CachedRecurrence`]).
-        """
+        """Return the module that makes the input of the first layer; it is called like [`TokenAndPositionInput`]."""
         return TokenAndPositionInput(config, "none")
 
     def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Scaled embeddings `(batch_size, length, d_model)`."""
+        """Return scaled embeddings `(batch_size, length, d_model)`."""
         found = embed(self.embed_tokens, input_ids, inputs_embeds)
         return found if self.scale == 1.0 else found * self.scale
 
 
 class Seq2SeqEncoder(Seq2SeqStack):
     """
-    The base of every encoder. A subclass has `layers`, or a `run` of its own.
-
-    Attributes:
-        needs_token_mask (`bool`): Whether only a mask of shape `(batch_size, source_length)` will do, since something
-            counts tokens or runs over them.
+    Base class of all encoders. A subclass has `layers`, or overrides `run`. `needs_token_mask` says that only a mask of
+    shape `(batch_size, source_length)` will do, since tokens are counted or read in order.
     """
 
     output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput
@@ -286,8 +243,8 @@ class Seq2SeqEncoder(Seq2SeqStack):
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, config.vocab_size)
 
-    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
-        """The mask that the layers' attention kernels want, for states `(batch_size, source_length, d_model)`."""
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+        """Return the kernel mask of the layers' attention for states `(batch_size, source_length, d_model)`."""
         return None
 
     @recording_extra_outputs
@@ -300,18 +257,15 @@ class Seq2SeqEncoder(Seq2SeqStack):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqEncoderOutput:
-        r"""
+        """
         Args:
             input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
             attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*): Unscaled.
 
-        Returns:
-            [`Seq2SeqEncoderOutput`] with `last_hidden_state` of shape `(batch_size, source_length, d)`.
-
         Raises:
-            ValueError: Token ids outside the vocabulary, a sequence longer than the position table, or a mask that does
-                not say which tokens are real where that counts.
+            UserError: Ids outside the vocabulary, too long a sequence, or a mask that does not tell which tokens are
+            real.
         """
         embeddings = self.embeddings(input_ids, inputs_embeds)
         if self.needs_token_mask and attention_mask is not None and attention_mask.dim() != 2:
@@ -325,48 +279,30 @@ class Seq2SeqEncoder(Seq2SeqStack):
         outputs.hidden_states = chosen_hidden_states(states, outputs.last_hidden_state, wanted)
         return outputs
 
-    def run(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Any
-    ) -> list[torch.Tensor]:
-        """
-        All layers over their input `(batch_size, source_length, d_model)`: each gets the mask of the kernels and the
-        one of the tokens, `(batch_size, source_length)`.
-
-        Returns:
-            The input and each layer's output.
-        """
-        layer_mask = self.build_mask(hidden_states, attention_mask)
+    def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
+        """Run all layers over their input `(batch_size, source_length, d_model)`; return the input and each output."""
+        kernel_mask = self.build_mask(hidden_states, token_mask)
         states = [hidden_states]
         for layer in self.layers:
-            states.append(layer(states[-1], layer_mask, attention_mask, **kwargs))
+            states.append(layer(states[-1], kernel_mask, token_mask, **kwargs))
         return states
 
     def finish(
         self,
         states: list[torch.Tensor],
         embeddings: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> Seq2SeqEncoderOutput:
-        """
-        The output.
-
-        Args:
-            states (`list`): What `run` returned.
-            embeddings (`torch.Tensor` of shape `(batch_size, source_length, d_model)`): Scaled, without positions and
-                dropout.
-        """
+        """Return the output from the states of `run` and the scaled embeddings without positions and dropout."""
         last = states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
         return self.output_class(last_hidden_state=last)
 
 
 class Seq2SeqDecoder(Seq2SeqStack):
     """
-    The base of every decoder, recurrent or not.
-
-    Attributes:
-        attended (`str`): The field of the model's outputs for the weights of `encoder_attn`. Another name than
-            `"cross_attentions"` says that they link no source words.
+    Base class of all decoders, recurrent or not. `attended` is the field of the model's output for the weights of
+    `encoder_attn`; another name than `"cross_attentions"` means that they do not link source words.
     """
 
     output_class: type[Seq2SeqDecoderOutput] = Seq2SeqDecoderOutput
@@ -376,21 +312,13 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, config.decoder_vocab_size)
 
-    def build_mask(
-        self, states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
-    ) -> Any:
-        """The self-attention's mask for the new words `(batch_size, target_length, d_model)`."""
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
+        """Return the self-attention's kernel mask for the new words `(batch_size, target_length, d_model)`."""
         return None
 
-    def prepare_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """
-        A memory's mask as the decoder's attention wants it.
-
-        Args:
-            states (`torch.Tensor` of shape `(num_sources, length, d)`): The memory.
-            attention_mask (`torch.Tensor` of shape `(num_sources, length)`, *optional*): 1 keeps.
-        """
-        return source_mask(self.config, states, attention_mask)
+    def prepare_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the kernel mask of a memory `(num_sources, length, d)` from its token mask `(num_sources, length)`."""
+        return source_mask(self.config, states, token_mask)
 
     @recording_extra_outputs
     @merge_with_config_defaults
@@ -407,34 +335,34 @@ class Seq2SeqDecoder(Seq2SeqStack):
         memories: Memories | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqDecoderOutput:
-        r"""
+        """
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): Target tokens so far.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps;
-                recurrent states stay as they are where it is 0.
-            encoder_hidden_states (`torch.Tensor` of shape `(num_sources, source_length, d)`):
-                The memory `"encoder"`; `batch_size` is a multiple of `num_sources`, consecutive rows share a source.
-            encoder_attention_mask (`torch.Tensor` of shape `(num_sources, source_length)`, *optional*): 1 keeps.
+            input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): Target tokens.
+            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps; a
+                recurrent state does not change where it is 0.
+            encoder_hidden_states, encoder_attention_mask: The memory `"encoder"`, `(num_sources, source_length, d)`,
+                and its token mask, where `memories` does not have it. `batch_size` is a multiple of `num_sources`.
             past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, target_length, d_model)`, *optional*): Unscaled.
-            use_cache (`bool`, *optional*): Whether to fill and return a cache.
-            memories ([`Memories`], *optional*): What the decoder reads beside the memory `"encoder"`.
+            memories ([`Memories`], *optional*): The memories that the decoder reads, one row per source.
         """
         embeddings = self.embeddings(input_ids, inputs_embeds)
         past_key_values = self.prepare_cache(past_key_values, use_cache)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         if isinstance(seen, torch.Tensor):
             seen = seen.clone()  # a static layer counts up in place
-        given = {"encoder": Memory(encoder_hidden_states, encoder_attention_mask), **(memories or {})}
-        memories = self.prepare_memories(given, past_key_values)
+        memories = Memories(memories or {})
+        if encoder_hidden_states is not None:
+            memories["encoder"] = Memory(encoder_hidden_states, encoder_attention_mask)
+        memories = self.prepare_memories(memories, past_key_values)
         # Before the input's own states are written, which a cache might count as words seen.
-        layer_mask = self.build_mask(embeddings, attention_mask, past_key_values)
+        kernel_mask = self.build_mask(embeddings, attention_mask, past_key_values)
         if attention_mask is not None and attention_mask.dim() != 2:
             attention_mask = None  # of a static cache: who sees whom, without padding
         hidden_states = self.embed_input(embeddings, attention_mask, seen, past_key_values)
         if past_key_values is not None:
             kwargs["query_offset"] = seen  # type: ignore[typeddict-unknown-key]  # for the attention's own functions
-        states = self.run(hidden_states, layer_mask, attention_mask, memories, past_key_values, **kwargs)
+        states = self.run(hidden_states, kernel_mask, attention_mask, memories, past_key_values, **kwargs)
         last = self.finish(states, memories, past_key_values)
         wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         return self.output_class(
@@ -446,45 +374,28 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def run(
         self,
         hidden_states: torch.Tensor,
-        layer_mask: Any,
-        attention_mask: torch.Tensor | None,
+        kernel_mask: Any,
+        token_mask: torch.Tensor | None,
         memories: Memories,
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         """
-        All layers over their input.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, target_length, d_model)`).
-            layer_mask: What `build_mask` returned.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
-            memories ([`Memories`]): One row for each source; `batch_size` is a multiple of that
-                ([`~.source_memory.spread_over_beams`]).
-
-        Returns:
-            The input and each layer's output.
+        Run all layers over their input `(batch_size, target_length, d_model)`; return the input and each output.
+        `kernel_mask` comes from `build_mask`, `token_mask` has the shape `(batch_size, seen + target_length)`, memories
+        have one row per source ([`~.source_memory.spread_over_beams`]).
         """
         states = [hidden_states]
         for layer in self.layers:
-            states.append(
-                layer(
-                    states[-1],
-                    layer_mask,
-                    *memories.flatten(),
-                    memory_names=tuple(memories),
-                    past_key_values=past_key_values,
-                    **kwargs,
-                )
-            )
+            states.append(layer(states[-1], kernel_mask, memories, past_key_values=past_key_values, **kwargs))
         return states
 
     def finish(self, states: list[torch.Tensor], memories: Memories, past_key_values: Cache | None) -> torch.Tensor:
-        """The last states `(batch_size, target_length, d_model)`, which the output matrix reads."""
+        """Return the last states `(batch_size, target_length, d_model)`, which the output matrix reads."""
         return states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
 
     def prepare_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
-        """A new cache where one is wanted and none given; cross-attention layers keep one row per source."""
+        """Return the cache, made where none is given; cross-attention layers keep one row per source."""
         if past_key_values is None and use_cache:
             decoder_config = self.config.get_text_config(decoder=True)
             past_key_values = EncoderDecoderCache(
@@ -494,11 +405,11 @@ class Seq2SeqDecoder(Seq2SeqStack):
         use_source_memory(past_key_values, self.config.decoder_layers)
         return past_key_values
 
-    def prepare_memories(self, memories: dict[str, Memory], past_key_values: Cache | None) -> Memories:
-        """Memories with one row for each source and their prepared masks, which a cache keeps."""
+    def prepare_memories(self, memories: Memories, past_key_values: Cache | None) -> Memories:
+        """Return the memories with one row per source and with their kernel masks, which a cache keeps."""
         prepared = Memories()
-        for name, (states, attention_mask, _) in memories.items():
-            attention_mask = one_row_per_source(attention_mask, states.shape[0])
-            prepare = functools.partial(self.prepare_mask, states, attention_mask)
-            prepared[name] = Memory(states, attention_mask, kept_mask(past_key_values, name, prepare))
+        for name, (states, token_mask, _) in memories.items():
+            token_mask = one_row_per_source(token_mask, states.shape[0])
+            prepare = functools.partial(self.prepare_mask, states, token_mask)
+            prepared[name] = Memory(states, token_mask, kept_mask(past_key_values, name, prepare))
         return prepared

@@ -19,9 +19,8 @@ from transformers.cache_utils import (
 
 class BeamMoves:
     """
-    Whether a reordering keeps every decoder row with its source. All layers of a cache ask it one after the other with
-    the same rows; the first one looks, and each may take over another's look once, so that an answer is never older
-    than one reordering of the cache.
+    Answers whether a reordering keeps every decoder row with its source. All layers of a cache ask with the same rows,
+    one after the other; the first compares them, and each other layer may use its answer once.
     """
 
     def __init__(self) -> None:
@@ -32,10 +31,7 @@ class BeamMoves:
 
     def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.Tensor, group: int) -> bool:
         """
-        Args:
-            layer ([`SourceMemoryLayer`]): Who asks.
-            rows (`torch.LongTensor` of shape `(decoder_rows,)`): Row `i` becomes what row `rows[i]` was.
-            group (`int`): Consecutive rows of one source.
+        Compare `rows` `(decoder_rows,)`, where row `i` becomes a copy of row `rows[i]`, in groups of `group` rows.
         """
         if self.rows is not rows or self.group != group or id(layer) in self.answered:
             own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
@@ -47,18 +43,15 @@ class BeamMoves:
 
 class SourceMemoryLayer(DynamicLayer):
     """
-    Projected encoder memories of one decoder layer, one row per *source*, however many beams translate it.
+    Projected encoder memories of one decoder layer, one row per source, however many beams translate it.
 
-    `keys` and `values` hold the memory of the encoder, `(num_sources, num_heads, source_length, head_dim)`; further
-    memories stand under their names in `memories`. The decoder has `num_sources * g` rows, `g` consecutive rows for
-    each source (as generation expands them); attention folds the `g` rows into the queries of their source. Since
-    beams move only within their source, reordering them touches nothing here.
+    `keys` and `values` are the memory `"encoder"`, `(num_sources, num_heads, source_length, head_dim)`; all memories
+    are in `memories` by name. The decoder has `num_sources * g` rows, `g` consecutive rows for each source (as
+    `generate` expands them); attention folds them into the queries of their source. Beams move only within their
+    source, so that reordering them changes nothing here.
 
-    The first layer of a cache also keeps what all layers share: the memories' prepared masks in `masks`, and vectors of
-    a source that are needed at every step in `vectors` ([`kept_mask`], [`kept_vector`]), in `spread` for each row.
-
-    Args:
-        moves ([`BeamMoves`], *optional*): Shared by the layers of a cache.
+    The first layer of a cache also keeps what all layers share: prepared masks in `masks`, and vectors of a source that
+    every step needs in `vectors`, with a copy for each row in `spread` ([`kept_mask`], [`kept_vector`]).
     """
 
     def __init__(self, moves: BeamMoves | None = None, **kwargs: Any) -> None:
@@ -71,10 +64,7 @@ class SourceMemoryLayer(DynamicLayer):
         self.decoder_rows = 0
 
     def store(self, name: str, keys: torch.Tensor, values: torch.Tensor, decoder_rows: int) -> None:
-        """
-        Keeps a memory's projections; `name="encoder"` is what `keys` and `values` show. Behind a slash a name says how
-        the memory is laid out.
-        """
+        """Store a memory's projections; a name may end in a slash and a layout."""
         self.memories[name] = (keys, values)
         self.decoder_rows = decoder_rows
         if name == "encoder":
@@ -109,7 +99,7 @@ class SourceMemoryLayer(DynamicLayer):
         self.take_rows(rows[indices.to(self.keys.device)])
 
     def take_rows(self, rows: torch.Tensor) -> None:
-        """Makes decoder row `i` read the memory that row `rows[i]` has read."""
+        """Let decoder row `i` read the memory of row `rows[i]`."""
         num_sources = self.memories["encoder"][0].shape[0]
         group = max(self.decoder_rows // num_sources, 1)
         if rows.shape[0] == self.decoder_rows and self.moves.stay_within_sources(self, rows, group):
@@ -144,11 +134,8 @@ class SourceMemoryLayer(DynamicLayer):
 
 def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
     """
-    Replaces empty, growing cross-attention layers by [`SourceMemoryLayer`], and makes those that a cache without a
-    configuration lacks; other layers stay as they are.
-
-    Args:
-        num_layers (`int`): Layers of the decoder that keep a memory.
+    Replace empty, growing cross-attention layers by [`SourceMemoryLayer`], and add missing ones for a decoder of
+    `num_layers` layers; other layers stay as they are.
     """
     if not isinstance(past_key_values, EncoderDecoderCache):
         return
@@ -166,20 +153,20 @@ def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
 
 
 def spread_over_beams(states: torch.Tensor, decoder_rows: int) -> torch.Tensor:
-    """Something per source, `(num_sources, ..)`, for each of the `decoder_rows`; those of a source are consecutive."""
+    """Repeat a tensor per source, `(num_sources, ..)`, for the consecutive decoder rows of each source."""
     beams = decoder_rows // max(states.shape[0], 1)
     return states if beams <= 1 else states.repeat_interleave(beams, dim=0)
 
 
 def one_row_per_source(attention_mask: torch.Tensor | None, num_sources: int) -> torch.Tensor | None:
-    """A mask `(rows, ..)` that may have been repeated for beams, with one row for each source."""
+    """Return a mask `(rows, ..)` that may have been repeated for beams with one row for each source."""
     if attention_mask is None or attention_mask.shape[0] == num_sources:
         return attention_mask
     return attention_mask[:: max(attention_mask.shape[0] // num_sources, 1)]
 
 
 def first_source_layer(past_key_values: Cache | None) -> SourceMemoryLayer | None:
-    """The layer that keeps what all layers share; `None` where the cache has no such layers."""
+    """Return the cache layer that keeps what all layers share; `None` where the cache has none."""
     cache = getattr(past_key_values, "cross_attention_cache", None)
     layer = cache.layers[0] if cache is not None and cache.layers else None
     return layer if isinstance(layer, SourceMemoryLayer) else None
@@ -188,7 +175,7 @@ def first_source_layer(past_key_values: Cache | None) -> SourceMemoryLayer | Non
 def kept_mask(
     past_key_values: Cache | None, name: str, prepare: Callable[[], torch.Tensor | None]
 ) -> torch.Tensor | None:
-    """The prepared mask of the memory `name`: prepared on the first step of a generation, kept for the others."""
+    """Return the kernel mask of the memory `name`: prepared at the first step of a generation, then cached."""
     layer = first_source_layer(past_key_values)
     if layer is None:
         return prepare()
@@ -201,15 +188,8 @@ def kept_vector(
     past_key_values: Cache | None, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int
 ) -> torch.Tensor:
     """
-    Something of each source that every step needs: computed once per source, and spread over its beams.
-
-    Args:
-        name (`str`): Under which it is kept.
-        compute: Gives `(num_sources, ..)`.
-        decoder_rows (`int`): `num_sources` times the beams of each.
-
-    Returns:
-        `torch.Tensor` of shape `(decoder_rows, ..)`.
+    Return a tensor `(decoder_rows, ..)` of the sources that every step needs: `compute` returns `(num_sources, ..)` at
+    the first step; the result is repeated over beams, and cached under `name`.
     """
     layer = first_source_layer(past_key_values)
     if layer is None:
@@ -232,15 +212,13 @@ def read_source_memory(
     decoder_rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """
-    A memory's keys, values and mask: projected on the first step of a generation, from the cache afterwards.
+    Return keys, values and kernel mask of a memory: projected at the first step of a generation, then cached.
 
     Args:
-        name (`str`): Under which the memory is cached; `"encoder"` is the only one a static cache has room for. A slash
-            and a layout may follow.
-        layer_idx (`int`, *optional*): Place in the cache; `None` where nothing is cached.
-        project_memory: From states `(num_sources, key_length, d)` to keys and values `(num_sources, num_heads,
-            key_length, ..)`.
-        attention_mask (`torch.Tensor` of shape `(num_sources, ..)`, *optional*): As prepared for the kernels.
+        name (`str`): Name in the cache; static caches only have room for `"encoder"`. A slash and a layout may follow.
+        layer_idx (`int`, *optional*): Index of the cache layer; `None` where nothing is cached.
+        project_memory (callable): Maps states `(num_sources, key_length, d)` to keys and values `(num_sources,
+        num_heads, key_length, ..)`.
         decoder_rows (`int`): `num_sources` times the beams of each.
     """
     if not isinstance(past_key_values, EncoderDecoderCache) or layer_idx is None:
@@ -271,18 +249,18 @@ def read_source_memory(
 
 
 def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
-    """Whether a cache has a place for whatever a layer reads of a source, one row for each source."""
+    """Return whether a cache keeps memories of a layer with one row for each source."""
     cache = getattr(past_key_values, "cross_attention_cache", None)
     return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
 
 
 def self_attention_cache(past_key_values: Cache) -> Cache:
-    """The decoder's own part of a cache."""
+    """Return the decoder's own part of a cache."""
     return past_key_values.self_attention_cache if isinstance(past_key_values, EncoderDecoderCache) else past_key_values
 
 
 def fill_cache(past_key_values: Cache | None, layer_types: Sequence[str] | None) -> None:
-    """Gives a growing cache that was made without a configuration the layers that the decoder keeps states in."""
+    """Add the decoder's recurrent layers to a growing cache that was made without a configuration."""
     cache = None if past_key_values is None else self_attention_cache(past_key_values)
     if layer_types is not None and isinstance(cache, DynamicCache):
         cache.layers += [DYNAMIC_LAYER_TYPE_MAPPING[kind]() for kind in layer_types[len(cache.layers) :]]

@@ -21,10 +21,8 @@ from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, TokenAndPositionInpu
 
 class TransformerSublayers(GradientCheckpointingLayer):
     """
-    What both layers share: residual connections around sub-layers, and the feed-forward block.
-
-    Post-norm computes `LN(x + Drop(sub(x)))`, pre-norm `x + Drop(sub(LN(x)))` (Vaswani et al., 2017, section 5.4; the
-    order is `config.normalize_before`).
+    Residual connections around sub-layers, and the feed-forward block. Post-norm computes `LN(x + Drop(sub(x)))`,
+    pre-norm `x + Drop(sub(LN(x)))` (Vaswani et al., 2017, section 5.4).
     """
 
     def __init__(self, config: PreTrainedConfig, ffn_dim: int):
@@ -38,29 +36,23 @@ class TransformerSublayers(GradientCheckpointingLayer):
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def before(self, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
-        """The input of a sub-layer."""
+        """Return the input of a sub-layer."""
         return norm(hidden_states) if self.normalize_before else hidden_states
 
     def after(self, output: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
-        """Adds a sub-layer's output to its residual branch."""
+        """Add a sub-layer's output to its residual branch."""
         hidden_states = residual + dropout(output, self.dropout, self.training)
         return hidden_states if self.normalize_before else norm(hidden_states)
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """FFN(x) = W2 act(W1 x + b1) + b2 with its residual (Vaswani et al., 2017, Eq. 2)."""
+        """Compute W2 act(W1 x + b1) + b2 with its residual (Vaswani et al., 2017, Eq. 2)."""
         inner = self.activation_fn(project(self.fc1, self.before(hidden_states, self.final_layer_norm)))
         inner = dropout(inner, self.activation_dropout, self.training)
         return self.after(project(self.fc2, inner), hidden_states, self.final_layer_norm)
 
 
 class TransformerEncoderLayer(TransformerSublayers):
-    """
-    Self-attention, then feed-forward.
-
-    Args:
-        config (`PreTrainedConfig`): Width, dropout, norm order.
-        self_attn (`nn.Module`): A [`MultiHeadAttention`] or one of its kinds.
-    """
+    """Self-attention, then feed-forward; `self_attn` is a [`MultiHeadAttention`] or a subclass."""
 
     def __init__(self, config: PreTrainedConfig, self_attn: nn.Module):
         super().__init__(config, config.encoder_ffn_dim)
@@ -70,19 +62,13 @@ class TransformerEncoderLayer(TransformerSublayers):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        kernel_mask: torch.Tensor | None = None,
         token_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, source_length, d_model)`).
-            attention_mask (`torch.Tensor`, *optional*): As the attention kernels want it.
-            token_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps; for layers that
-                count tokens.
-        """
+        """Run over `(batch_size, source_length, d_model)`; `token_mask` is for layers that count tokens."""
         attended, _ = self.self_attn(
-            self.before(hidden_states, self.self_attn_layer_norm), attention_mask=attention_mask, **kwargs
+            self.before(hidden_states, self.self_attn_layer_norm), attention_mask=kernel_mask, **kwargs
         )
         hidden_states = self.after(attended, hidden_states, self.self_attn_layer_norm)
         return self.feed_forward(hidden_states)
@@ -90,14 +76,8 @@ class TransformerEncoderLayer(TransformerSublayers):
 
 class TransformerDecoderLayer(TransformerSublayers):
     """
-    Causal self-attention, attention to the encoder's memory, feed-forward.
-
-    `fuse` is the place where a subclass adds what reads further memories.
-
-    Args:
-        config (`PreTrainedConfig`): Width, dropout, norm order.
-        self_attn (`nn.Module`): Causal self-attention.
-        encoder_attn (`nn.Module`): Cross-attention.
+    Causal self-attention, attention to the memory `"encoder"`, feed-forward. A subclass reads further memories in
+    `fuse`.
     """
 
     def __init__(self, config: PreTrainedConfig, self_attn: nn.Module, encoder_attn: nn.Module):
@@ -107,56 +87,52 @@ class TransformerDecoderLayer(TransformerSublayers):
         self.encoder_attn = encoder_attn
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
+    def __call__(self, hidden_states: torch.Tensor, kernel_mask: Any, memories: Memories, **kwargs: Any) -> Any:
+        states: list[torch.Tensor] = []
+        if self.gradient_checkpointing and self.training:
+            # Reentrant checkpointing follows gradients only into tensors that are positional arguments themselves.
+            states = [memory.states for memory in memories.values()]
+        return super().__call__(hidden_states, kernel_mask, memories, *states, **kwargs)
+
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *memories: torch.Tensor | None,
-        memory_names: tuple[str, ...] = ("encoder",),
+        kernel_mask: torch.Tensor | None,
+        memories: Memories,
+        *states: torch.Tensor,
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, target_length, d_model)`).
-            attention_mask (`torch.Tensor`, *optional*): Of the self-attention, as the kernels want it.
-            *memories, memory_names: [`Memories`], flattened, and their names. Everything that needs a gradient is
-                positional, which reentrant gradient checkpointing asks for.
-        """
-        sources = Memories.unflatten(memory_names, memories)
+        """Run over `(batch_size, target_length, d_model)`; `states` replace those of the memories (see `__call__`)."""
+        if states:
+            memories = memories.with_states(states)
+        kwargs["past_key_values"] = past_key_values
         attended, _ = self.self_attn(
-            self.before(hidden_states, self.self_attn_layer_norm),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            **kwargs,
+            self.before(hidden_states, self.self_attn_layer_norm), attention_mask=kernel_mask, **kwargs
         )
         own = self.after(attended, hidden_states, self.self_attn_layer_norm)
+        source = memories["encoder"]
         attended, _ = self.encoder_attn(
-            self.before(own, self.encoder_attn_layer_norm),
-            key_value_states=sources["encoder"].states,
-            attention_mask=sources["encoder"].mask,
-            past_key_values=past_key_values,
-            **kwargs,
+            self.before(own, self.encoder_attn_layer_norm), source.states, source.kernel_mask, **kwargs
         )
         hidden_states = self.after(attended, own, self.encoder_attn_layer_norm)
-        hidden_states = self.fuse(own, hidden_states, sources, past_key_values=past_key_values, **kwargs)
-        return self.feed_forward(hidden_states)
+        return self.feed_forward(self.fuse(own, hidden_states, memories, **kwargs))
 
     def fuse(self, own: torch.Tensor, attended: torch.Tensor, memories: Memories, **kwargs: Any) -> torch.Tensor:
         """
-        Combines the states after self-attention (`own`) and after the encoder's memory (`attended`), both
-        `(batch_size, target_length, d_model)`, with further memories; the plain layer has none.
+        Combine the states after self-attention (`own`) and after the memory `"encoder"` (`attended`) with other
+        memories.
         """
         return attended
 
 
 def final_norm(config: TransformerConfig) -> nn.LayerNorm | None:
-    """The norm after the last layer of a pre-norm stack."""
+    """Return the norm after the last layer of a pre-norm stack."""
     return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
 
 
 class TransformerEncoderStack(Seq2SeqEncoder):
-    """Embeddings with positions and layers, which may be of any class; a subclass builds them in `build_layer`."""
+    """Embeddings with positions, and the layers that a subclass builds in `build_layer`."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
@@ -168,15 +144,15 @@ class TransformerEncoderStack(Seq2SeqEncoder):
         return TokenAndPositionInput(config, kind)
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
-        """Layer `index`; it is called with states, the kernels' mask and the tokens' mask."""
+        """Build layer `index`, called as [`TransformerEncoderLayer`]."""
         raise NotImplementedError(f"{type(self).__name__} must say how it builds a layer")
 
-    def build_mask(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
-        return self_mask(self.config, states, attention_mask)
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+        return self_mask(self.config, states, token_mask)
 
 
 class TransformerDecoderStack(Seq2SeqDecoder):
-    """Embeddings with positions and decoder layers; a subclass builds them in `build_layer`."""
+    """Embeddings with positions, and the decoder layers that a subclass builds in `build_layer`."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
@@ -188,10 +164,8 @@ class TransformerDecoderStack(Seq2SeqDecoder):
         return TokenAndPositionInput(config, kind)
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
-        """Layer `index`; called as [`~.transformer_layers.TransformerDecoderLayer`] is."""
+        """Build layer `index`, called as [`TransformerDecoderLayer`]."""
         raise NotImplementedError(f"{type(self).__name__} must say how it builds a layer")
 
-    def build_mask(
-        self, states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
-    ) -> Any:
-        return causal_mask(self.config, states, attention_mask, past_key_values)
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
+        return causal_mask(self.config, states, token_mask, past_key_values)

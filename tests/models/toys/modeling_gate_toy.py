@@ -39,9 +39,9 @@ class GateToyEncoder(GateToyPreTrainedModel, NMTTransformerEncoder):
     output_class = GateToyEncoderOutput
     needs_token_mask = True
 
-    def finish(self, states, embeddings, attention_mask, **kwargs):
-        outputs = super().finish(states, embeddings, attention_mask)
-        outputs.global_hidden_state = sum(masked_mean(each, attention_mask) for each in states[1:])
+    def finish(self, states, embeddings, token_mask, **kwargs):
+        outputs = super().finish(states, embeddings, token_mask)
+        outputs.global_hidden_state = sum(masked_mean(each, token_mask) for each in states[1:])
         return outputs
 
 

@@ -39,9 +39,9 @@ class GRUToyEncoder(GRUToyPreTrainedModel, Seq2SeqEncoder):
         self.summarise = nn.Linear(width, 3 * width)
         self.post_init()
 
-    def finish(self, states, embeddings, attention_mask, **kwargs):
-        outputs = super().finish(states, embeddings, attention_mask)
-        summary = self.summarise(masked_mean(outputs.last_hidden_state, attention_mask))
+    def finish(self, states, embeddings, token_mask, **kwargs):
+        outputs = super().finish(states, embeddings, token_mask)
+        summary = self.summarise(masked_mean(outputs.last_hidden_state, token_mask))
         outputs.summary_hidden_state = summary.unflatten(-1, (3, -1))
         return outputs
 
@@ -58,16 +58,16 @@ class GRUToyDecoder(GRUToyPreTrainedModel, Seq2SeqDecoder):
         self.summary_attn = MultiHeadAttention(config, width, heads, layer_idx=0, memory="summary")
         self.post_init()
 
-    def run(self, hidden_states, layer_mask, attention_mask, memories, past_key_values, **kwargs):
+    def run(self, hidden_states, kernel_mask, token_mask, memories, past_key_values, **kwargs):
         source, summary = memories["encoder"], memories["summary"]
 
         def initial():
-            mean = masked_mean(source.states, source.attention_mask)
+            mean = masked_mean(source.states, source.token_mask)
             return spread_over_beams(torch.tanh(self.initial(mean)), hidden_states.shape[0])
 
-        states = self.recurrence(hidden_states, attention_mask, past_key_values, initial)
-        context, _ = self.encoder_attn(states, source.states, source.mask, past_key_values, **kwargs)
-        further, _ = self.summary_attn(states, summary.states, summary.mask, past_key_values, **kwargs)
+        states = self.recurrence(hidden_states, token_mask, past_key_values, initial)
+        context, _ = self.encoder_attn(states, source.states, source.kernel_mask, past_key_values, **kwargs)
+        further, _ = self.summary_attn(states, summary.states, summary.kernel_mask, past_key_values, **kwargs)
         return [hidden_states, states + context + further]
 
 
