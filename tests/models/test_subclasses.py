@@ -179,3 +179,22 @@ def test_relative_imports_travel_where_the_package_is_absent(tmp_path, stranger,
     assert stranger(code, tmp_path) == ["OwnForConditionalGeneration", model.own.weight.tolist()]
     for name in [name for name in sys.modules if name.startswith("own_package")]:
         del sys.modules[name]
+
+
+# Files of code, and their lines, that a saved model carries at most: what a reader of the Hub has to look through.
+CARRIED = {
+    "NMTTransformer": (14, 3500),
+    "BiARNTransformer": (19, 5150),
+    "RPETransformer": (19, 4750),
+    "ONLSTMTransformer": (20, 5200),
+    "GRET": (18, 4400),
+    "RNMT": (17, 5200),
+}
+
+
+@pytest.mark.parametrize("prefix", CARRIED)
+def test_a_saved_model_carries_little_code(prefix, tmp_path):
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=60)
+    getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).save_pretrained(tmp_path)
+    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in tmp_path.glob("*.py")]
+    assert len(lines) <= CARRIED[prefix][0] and sum(lines) <= CARRIED[prefix][1]

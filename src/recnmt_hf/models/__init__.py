@@ -1,1 +1,59 @@
-"""The models, one flat folder: what travels to the Hub with a checkpoint."""
+"""
+The models, and everything that travels to the Hub with a checkpoint.
+
+**Rules.** The folder is flat. Its files import torch, transformers and siblings as `from .name import ...`, nothing
+else: `save_pretrained` copies the file of a registered class and the siblings that it imports, recursively, and
+nothing more. A saved folder therefore loads with `trust_remote_code=True` where this package is not installed. Nothing
+here starts a process or a compiler. Loaded as remote code, a class may exist twice: no `isinstance` against our own
+configuration, output or cache classes. A shared file never asks which model it serves: models override methods and
+pass modules in.
+
+**Files of a family.**
+
+- `configuration_<family>.py`: the fields and their checks.
+- `modeling_<family>.py`: the mechanisms in the order of the paper, each equation above the line that computes it, with
+  a plain reference; the output classes; encoder, decoder, model and generating class.
+- `kernels_<family>.py`: fast paths of these mechanisms, with the results of the references.
+
+**Shared files**, from the outside in.
+
+- `seq2seq_base.py`: `Seq2SeqModelBase` (encoder and decoder) and `Seq2SeqConditionalGeneration` (output layer, loss,
+  generation).
+- `seq2seq_stacks.py`: `Seq2SeqEncoder` and `Seq2SeqDecoder`: embeddings, positions, masks, the cache.
+- `seq2seq_outputs.py`: output classes, and `Memories`, which the encoder passes to the decoder.
+- `seq2seq_loss.py`: label-smoothed cross-entropy, also without the logits of the whole batch.
+- `seq2seq_loading.py`: initialisation, tied weights, warm start, saving, the card of a saved folder.
+- `configuration_seq2seq.py`, `configuration_transformer.py`: fields and checks that families share.
+- `transformer_layers.py`, `attention.py`: the Transformer's layers, stacks and attention.
+- `recurrent_layers.py`, `simple_recurrent_unit.py`: recurrent layers whose results do not depend on padding, and
+  helpers for padded batches; `kernels_recurrent_layers.py` has matmuls that many steps share.
+- `source_memory.py`: cache layers with the projected memories of the sources.
+- `recurrent_cache.py`: cache layers with recurrent states, and `CachedRecurrence`, which continues from word to word.
+- `kernels_shared.py`: the choice of fast paths; matmuls, dropout, custom gradients, operators of compiled graphs.
+- `additive_attention.py`, `multi_column.py`, `sequence_pairs.py`: parts of RNMT, BiARN and ON-LSTM models.
+- `user_errors.py`: errors that a user can correct.
+
+**A forward pass** of a generating class:
+
+1. `Seq2SeqModelBase.run_encoder` calls the encoder: `embed_input` adds positions to the scaled embeddings, `run`
+   applies the layers, `finish` makes the output, where a model adds memories and extra outputs.
+2. `memories` collects what the decoder reads: `Memories` maps names to `Memory(states, token_mask, kernel_mask)`, with
+   one row per source. `"encoder"` is the memory that every decoder layer attends.
+3. The decoder prepares the cache and the kernel masks of the memories (once per generation), and calls `embed_input`,
+   `run` and `finish`. Layers receive the `Memories` as they are. Beams of a source are more queries to the same
+   memory.
+4. The output layer makes logits, or the loss is computed without them. Extra outputs reach the result by their names.
+
+There are two masks. The *token mask* has the shape `(batch_size, length)`, 1 keeps; it is the `attention_mask` that
+users pass. The *kernel mask* is the same in the form that the attention kernels expect. Where both occur they are
+named `token_mask` and `kernel_mask`.
+
+**Generation.** `past_key_values` is transformers' `EncoderDecoderCache`. Its self-attention part holds keys, values
+and recurrent states (`cache_layer_types` of the configuration), its cross-attention part the projected memories.
+
+**Fast paths** are chosen by fixed rules of device, data type, shape and processor vendor, in functions whose names say
+so (`takes_wide`, `few_steps`, `saves_votes`). A reference is used where the rule says no, where parameters cannot be
+read directly (`is_plain`: adapters, hooks, quantization), and with `RECNMT_FAST_PATHS=0`. Tests tie outputs and
+gradients of both. A hand-written backward pass derives from `CustomGradient`. A loop over words is a `graph_operator`,
+so that a compiled graph has one node for all lengths; in an exported graph it is a `scan` (`scan_steps`).
+"""

@@ -244,10 +244,7 @@ def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: to
 
 
 def causal_mask(
-    config: PreTrainedConfig,
-    states: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    past_key_values: Cache | None,
+    config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
 ) -> Any:
     """
     Return the kernel mask of the decoder's self-attention; a single new token of an unpadded, growing cache needs none.

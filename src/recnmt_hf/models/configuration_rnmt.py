@@ -87,11 +87,7 @@ class RNMTConfig(Seq2SeqConfig):
         # The paper's settings: WMT En-De, and NIST Zh-En with its two convolutions.
         "base": {},
         "en_de": {},
-        "zh_en": {
-            "relation_conv_kernels": [1, 3],
-            "relation_conv_channels": [128, 256],
-            "relation_hidden_size": 256,
-        },
+        "zh_en": {"relation_conv_kernels": [1, 3], "relation_conv_channels": [128, 256], "relation_hidden_size": 256},
         "big": {
             "d_model": 1024,
             "relation_conv_kernels": [1, 3],

@@ -180,12 +180,7 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     def check_values(self) -> None:
         """Checks all fields together; subclasses extend it. Raises `ValueError` with the remedy."""
-        self.check_whole(
-            "vocab_size",
-            "decoder_vocab_size",
-            "d_model",
-            "max_position_embeddings",
-        )
+        self.check_whole("vocab_size", "decoder_vocab_size", "d_model", "max_position_embeddings")
         self.check_whole("encoder_layers", "decoder_layers", maximum=MOST_LAYERS)
         if self.max_position_embeddings * self.d_model > LARGEST_TABLE:
             self.refuse(
@@ -219,9 +214,7 @@ class Seq2SeqConfig(PreTrainedConfig):
             for one in value if isinstance(value, list) else [value]:
                 if one is not None and not (isinstance(one, int) and 0 <= one < size):
                     self.refuse(
-                        name,
-                        f"None or an id from 0 to {size - 1}",
-                        "take it from the tokenizer, or enlarge vocab_size",
+                        name, f"None or an id from 0 to {size - 1}", "take it from the tokenizer, or enlarge vocab_size"
                     )
 
     def refuse(self, field: str, allowed: str, remedy: str) -> None:

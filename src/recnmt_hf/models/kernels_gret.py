@@ -41,11 +41,7 @@ def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, it
 
 
 def route(
-    states: torch.Tensor,
-    weight: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    iterations: int,
-    axis: str,
+    states: torch.Tensor, weight: torch.Tensor, attention_mask: torch.Tensor | None, iterations: int, axis: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The same as [`~.modeling_gret.route_reference`] with `weight` in place of the votes.

@@ -22,17 +22,14 @@ ROWS = 512
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
-    """What gates and states are computed in: at least float32, since sums of a softmax do not count in less."""
+    """
+    Return the type of gates and states: at least float32, since half precision is too coarse for sums of a softmax.
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def cumulative_softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    `softmax(scores)` over the last axis and its cumulative sums, of which the last one is 1 exactly.
-
-    Args:
-        scores (`torch.Tensor` of shape `(.., n)`): In at least float32.
-    """
+    """Return `softmax(scores)` over the last axis and its cumulative sums, of which the last one is exactly 1."""
     shares = torch.softmax(scores, dim=-1)
     sums = shares.cumsum(dim=-1)
     sums[..., -1] = 1.0
@@ -40,7 +37,7 @@ def cumulative_softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def spread(units: torch.Tensor, chunk_size: int) -> torch.Tensor:
-    """Each of `(.., n)` for all channels of its chunk, `(.., n * chunk_size)`."""
+    """Repeat each unit of `(.., n)` for all channels of its chunk, `(.., n * chunk_size)`."""
     return units if chunk_size == 1 else units.repeat_interleave(chunk_size, dim=-1)
 
 
@@ -52,10 +49,7 @@ def masters_of(sums: torch.Tensor, chunk_size: int) -> torch.Tensor:
 
 
 def doubled_sigmoid(values: torch.Tensor) -> torch.Tensor:
-    """
-    `s = sigmoid(2 x)`, of which `2 s - 1` is tanh(x): on the CPU that takes half the time of tanh, and is exact to the
-    type's own digits.
-    """
+    """Return `s = sigmoid(2 x)`, where `2 s - 1` is tanh(x): half the time of tanh on the CPU, as exact as the type."""
     return torch.add(values, values).sigmoid_()
 
 

@@ -2,14 +2,7 @@
 
 import torch
 
-from .kernels_shared import (
-    add_product,
-    autocast_dtype,
-    enabled,
-    onednn_linear,
-    takes_wide,
-    wide_linear,
-)
+from .kernels_shared import add_product, autocast_dtype, enabled, onednn_linear, takes_wide, wide_linear
 
 
 # Smallest numbers of calls and rows for which a weight is reordered for oneDNN.
@@ -93,13 +86,13 @@ class StepMatmuls:
         return self.columns
 
     def product(self, states: torch.Tensor) -> torch.Tensor:
-        """`states @ weight.T` of states `(rows, in_features)`."""
+        """Return `states @ weight.T` of states `(rows, in_features)`."""
         states = states.to(self.low)
         columns = self.by_columns(states)
         return (self.onward(states) if columns is None else torch.mm(states, columns)).to(self.dtype)
 
     def add_to(self, total: torch.Tensor, states: torch.Tensor) -> None:
-        """`total += states @ weight.T`, in the type of `total`."""
+        """Add `states @ weight.T` to `total`, in the type of `total`."""
         states = states.to(self.low)
         columns = self.by_columns(states)
         if columns is None:
@@ -108,16 +101,13 @@ class StepMatmuls:
             add_product(total, states, columns)
 
     def backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the states."""
+        """Return the gradient of the states."""
         return self.back(gradient.to(self.low)).to(self.dtype)
 
     def weight_gradient(self, gradients: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """
-        The gradient of the weight from those of all steps.
-
-        Args:
-            gradients (`torch.Tensor` of shape `(.., out_features)`).
-            inputs (`torch.Tensor` of shape `(.., in_features)`).
+        Return the gradient of the weight from gradients `(.., out_features)` and inputs `(.., in_features)` of all
+        steps.
         """
         gradients, inputs = (each.flatten(0, -2).to(self.low) for each in (gradients, inputs))
         return transposed_product(gradients, inputs).to(self.dtype)

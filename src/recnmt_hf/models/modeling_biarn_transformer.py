@@ -336,10 +336,7 @@ class RecurrenceEncoderLayer(TransformerSublayers):
         self.recurrence_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        output_attentions: bool = False,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, output_attentions: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """
         Args:
@@ -413,11 +410,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         self.post_init()
 
     def finish(
-        self,
-        states: list[torch.Tensor],
-        embeddings: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        **kwargs: Any,
+        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
     ) -> BiARNTransformerEncoderOutput:
         last = super().finish(states, embeddings, token_mask).last_hidden_state
         words = None
@@ -585,8 +578,4 @@ class BiARNTransformerForConditionalGeneration(
 BiARNTransformerModel.register_for_auto_class("AutoModel")
 BiARNTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
-__all__ = [
-    "BiARNTransformerForConditionalGeneration",
-    "BiARNTransformerModel",
-    "BiARNTransformerPreTrainedModel",
-]
+__all__ = ["BiARNTransformerForConditionalGeneration", "BiARNTransformerModel", "BiARNTransformerPreTrainedModel"]

@@ -286,11 +286,7 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
         self.post_init()
 
     def finish(
-        self,
-        states: list[torch.Tensor],
-        embeddings: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        **kwargs: Any,
+        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
     ) -> GRETEncoderOutput:
         outputs: Any = super().finish(states, embeddings, token_mask)
         if self.global_encoder is None:
@@ -308,10 +304,7 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
     """Transformer decoder whose last states get the vector of the source, through a gate or as it is."""
 
     output_class = GRETDecoderOutput
-    _can_record_outputs = {
-        **NMTTransformerDecoder._can_record_outputs,
-        "global_gates": OutputRecorder(GlobalGate),
-    }
+    _can_record_outputs = {**NMTTransformerDecoder._can_record_outputs, "global_gates": OutputRecorder(GlobalGate)}
 
     def __init__(self, config: GRETConfig):
         super().__init__(config)
@@ -366,8 +359,4 @@ class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGenera
 GRETModel.register_for_auto_class("AutoModel")
 GRETForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
-__all__ = [
-    "GRETForConditionalGeneration",
-    "GRETModel",
-    "GRETPreTrainedModel",
-]
+__all__ = ["GRETForConditionalGeneration", "GRETModel", "GRETPreTrainedModel"]

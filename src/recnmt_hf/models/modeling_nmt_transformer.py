@@ -119,9 +119,7 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
 class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):
     """Transformer encoder; usable alone through `get_encoder()`."""
 
-    _can_record_outputs = {
-        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
-    }
+    _can_record_outputs = {"attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn")}
 
     def __init__(self, config: NMTTransformerConfig):
         super().__init__(config)
@@ -190,8 +188,4 @@ class NMTTransformerForConditionalGeneration(
 NMTTransformerModel.register_for_auto_class("AutoModel")
 NMTTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
-__all__ = [
-    "NMTTransformerForConditionalGeneration",
-    "NMTTransformerModel",
-    "NMTTransformerPreTrainedModel",
-]
+__all__ = ["NMTTransformerForConditionalGeneration", "NMTTransformerModel", "NMTTransformerPreTrainedModel"]

@@ -377,11 +377,7 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         return super().build_layer(config, index) if kind == "attention" else StackedRecurrentLayer(config, kind)
 
     def finish(
-        self,
-        states: list[torch.Tensor],
-        embeddings: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        **kwargs: Any,
+        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
     ) -> ONLSTMTransformerEncoderOutput:
         """With the short-cut H_RNN + H_SAN (Eq. 10), before the last norm of a pre-norm stack; no norm of its own."""
         kinds = self.config.encoder_layer_types

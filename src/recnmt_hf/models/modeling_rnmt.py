@@ -549,9 +549,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     target_length, source_length)`.
     """
 
-    _can_record_outputs = {
-        "cross_attentions": OutputRecorder(DecoderRecurrence, index=1),
-    }
+    _can_record_outputs = {"cross_attentions": OutputRecorder(DecoderRecurrence, index=1)}
 
     def __init__(self, config: RNMTConfig):
         super().__init__(config)

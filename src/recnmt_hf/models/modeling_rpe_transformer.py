@@ -353,8 +353,4 @@ class RPETransformerForConditionalGeneration(
 RPETransformerModel.register_for_auto_class("AutoModel")
 RPETransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
-__all__ = [
-    "RPETransformerForConditionalGeneration",
-    "RPETransformerModel",
-    "RPETransformerPreTrainedModel",
-]
+__all__ = ["RPETransformerForConditionalGeneration", "RPETransformerModel", "RPETransformerPreTrainedModel"]

@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import (
-    Cache,
-    DynamicLayer,
-    StaticLayer,
-)
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from .recurrent_layers import build_recurrent_layer, left_aligned, take
 from .source_memory import self_attention_cache

@@ -23,10 +23,10 @@ def scan_steps(
     inputs: torch.Tensor,
 ) -> list[torch.Tensor]:
     """
-    A recurrence, as a loop; in an exported graph as one operator, so that the number of steps stays free.
+    Run a recurrence as a loop; in an exported graph as one operator, so that the number of steps stays free.
 
     Args:
-        step: From what the recurrence carries, and one of `inputs`, to what it carries on, and the step's outputs.
+        step (callable): Maps the carry and one of `inputs` to the next carry and the outputs of the step.
         carry (sequence of `torch.Tensor`): Before the first step.
         inputs (`torch.Tensor` of shape `(steps, ..)`).
 
@@ -51,13 +51,8 @@ def scan_steps(
 
 class RecurrentLayer(nn.Module):
     """
-    A recurrent layer in one direction: the parameters of `nn.RNN` (tanh), `nn.GRU` or `nn.LSTM` under their names, and
-    what these compute. Those classes themselves have no place in a compiled graph, and none of free length in an
-    exported one.
-
-    Args:
-        cell (`str`): `"rnn"`, `"gru"` or `"lstm"`.
-        input_size, hidden_size (`int`): Widths of input and state.
+    A recurrent layer in one direction, with the parameters and results of `nn.RNN` (tanh), `nn.GRU` or `nn.LSTM`. Those
+    classes can be neither compiled into one graph nor exported with free lengths.
     """
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
@@ -76,11 +71,11 @@ class RecurrentLayer(nn.Module):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What the layer carries from step to step; the first is what it puts out."""
+        """Return the names of what is carried from step to step; the first is the output."""
         return ("state", "memory") if self.cell == "lstm" else ("state",)
 
     def reset_parameters(self) -> None:
-        """As torch's layers are made; models of the zoo initialise theirs by their own rules."""
+        """Initialise as torch's layers do; models initialise theirs by `initialize`."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
@@ -93,15 +88,9 @@ class RecurrentLayer(nn.Module):
 
     def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
         """
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
-            initial (`torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*): The state before the first word;
-                left out or `None`: zeros.
-            with_all (`bool`, *optional*, defaults to `False`): Whether all that is carried is wanted, as from `steps`;
-                asked for here, so that adapters of the parameters are in force.
-
-        Returns:
-            The states `(batch_size, length, hidden_size)`, or a list with whatever `steps` gives.
+        Return the states `(batch_size, length, hidden_size)` of `inputs` `(batch_size, length, input_size)`, or with
+        `with_all` the list of [`steps`]. `initial` are states before the first word, `(batch_size, hidden_size)`;
+        `None`: zeros.
         """
         if with_all:
             return self.steps(inputs, [state for state in initial if state is not None])
@@ -121,22 +110,17 @@ class RecurrentLayer(nn.Module):
 
     def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
         """
-        The same step by step, as the cells' equations have it, with all that is carried.
-
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
-            initial (sequence of `torch.Tensor` of shape `(batch_size, hidden_size)`): Of `state_names`; what is left
-                out is zero.
-
-        Returns:
-            For each of `state_names` its values after every step, `(batch_size, length, hidden_size)`.
+        Run step by step; `initial` are states `(batch_size, hidden_size)` in the order of `state_names`, missing ones
+        are zero. Return for each of `state_names` its values after every step, `(batch_size, length, hidden_size)`.
         """
         gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
         zeros = [inputs.new_zeros(inputs.shape[0], self.hidden_size) for _ in self.state_names[len(initial) :]]
         return [states.transpose(0, 1) for states in self.run_steps(gates, [*initial, *zeros])]
 
     def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All steps: the input's part of the gates `(length, batch_size, gates * hidden_size)`, and what is carried."""
+        """
+        Run all steps from the input's part of the gates `(length, batch_size, gates * hidden_size)` and the carry.
+        """
         return cell_states(gates, self.weight_hh_l0, self.bias_hh_l0, *carry, cell=self.cell)
 
 
@@ -149,15 +133,8 @@ def layer_states(
     inputs: torch.Tensor, state: torch.Tensor, *weights: torch.Tensor, cell: str, training: bool
 ) -> list[torch.Tensor]:
     """
-    Run a whole layer by torch's kernel.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
-        state (`torch.Tensor` of shape `(batch_size, hidden_size)`): Before the first step.
-        *weights (`torch.Tensor`): The parameters of a [`RecurrentLayer`], in its order.
-
-    Returns:
-        A list with the states `(batch_size, length, hidden_size)`.
+    Run a layer of [`RecurrentLayer`] by torch's kernel; `state` is `(batch_size, hidden_size)`, `weights` are the
+    layer's parameters in their order. Return a list with the states.
     """
     state = state[None].contiguous()
     # weights, biases, layers, dropout, training, bidirectional, batch first
@@ -170,7 +147,7 @@ def layer_states(
 def cell_step(
     cell: str, carry: Sequence[torch.Tensor], gate: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> list[torch.Tensor]:
-    """One step: what is carried, and the input's part of all gates `(batch_size, gates * hidden_size)`."""
+    """Run one step from the carry and the input's part of all gates `(batch_size, gates * hidden_size)`."""
     recurrent = nn.functional.linear(carry[0], weight, bias)
     if cell == "rnn":
         return [torch.tanh(gate + recurrent)]
@@ -192,7 +169,7 @@ def cell_shapes(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *
 def cell_states(
     gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str
 ) -> list[torch.Tensor]:
-    """All that a cell carries after each step `(length, batch_size, hidden_size)`; see [`cell_step`]."""
+    """Return all that a cell carries after each step, `(length, batch_size, hidden_size)`; see [`cell_step`]."""
 
     def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         following = cell_step(cell, carry, gate, weight, bias)
@@ -203,28 +180,16 @@ def cell_states(
 
 def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
     """
-    A recurrent layer of one direction.
-
-    Args:
-        cell (`str` or class): `"rnn"`, `"gru"`, `"lstm"`, or a class with the methods of [`RecurrentLayer`] that is
-            made from the widths of input and state.
-
-    Raises:
-        ValueError: There is no cell of that name.
+    Return a recurrent layer of one direction: `cell` is `"rnn"`, `"gru"`, `"lstm"`, or a class with the methods of
+    [`RecurrentLayer`] that is made from the widths of input and state.
     """
     return RecurrentLayer(cell, input_size, hidden_size) if isinstance(cell, str) else cell(input_size, hidden_size)
 
 
 def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
     """
-    Mean over real tokens.
-
-    Args:
-        states (`torch.Tensor` of shape `(batch_size, length, d)`).
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, d)`; zeros for a row without real tokens.
+    Return the mean of states `(batch_size, length, d)` over real tokens, `(batch_size, d)`; zeros for a row without
+    any. The mask has the shape `(batch_size, length)`, 1 keeps.
     """
     if attention_mask is None:
         return states.mean(dim=1)
@@ -237,13 +202,8 @@ def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> to
 
 def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
     """
-    For each row the order of columns that puts real tokens first, in their order, and padding behind.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`): 1 keeps; padding may stand anywhere.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch_size, length)`.
+    Return for each row of a mask `(batch_size, length)` the order of columns that puts real tokens first, in their
+    order, and padding last.
     """
     real = attention_mask != 0
     seen = real.cumsum(dim=1)  # a count, not a sort: graphs of other engines have none that is stable
@@ -252,25 +212,20 @@ def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def inverse(order: torch.Tensor) -> torch.Tensor:
-    """The order `(batch_size, length)` that takes columns back to where `order` took them from."""
+    """Return the order `(batch_size, length)` that undoes `order`."""
     columns = torch.arange(order.shape[1], device=order.device)
     return torch.empty_like(order).scatter(1, order, columns.expand_as(order))
 
 
 def reversed_order(lengths: torch.Tensor, length: int) -> torch.Tensor:
-    """
-    Reverses the first `lengths[b]` columns of each row and leaves the rest in place; it is its own inverse.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch_size, length)`.
-    """
+    """Return the order that reverses the first `lengths[b]` columns of each row; it is its own inverse."""
     columns = torch.arange(length, device=lengths.device)[None, :]
     mirrored = lengths[:, None] - 1 - columns
     return torch.where(mirrored >= 0, mirrored, columns)
 
 
 def take(states: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Columns of `(batch_size, length, d)` in the order `(batch_size, length)`."""
+    """Return the columns of `(batch_size, length, d)` in the order `(batch_size, length)`."""
     return states.gather(1, order[:, :, None].expand(-1, -1, states.shape[2]))
 
 
@@ -279,22 +234,12 @@ class MaskedRNN(nn.Module):
     A one- or two-directional recurrent layer with a masked carry: `state = m new + (1 - m) old`.
 
     The forward direction runs over the left-aligned batch, the backward direction over a copy reversed within each
-    sentence, so it starts, with its initial state, at the last real token. This equals packed sequences, needs no
-    lengths on the host, and takes padding on either side. Outputs at padding are zero.
-
-    Args:
-        cell (`str` or class): As in [`build_recurrent_layer`].
-        input_size (`int`): Width of the input.
-        hidden_size (`int`): Width of each direction.
-        bidirectional (`bool`, *optional*, defaults to `False`): Adds the backward direction.
+    sentence, so that it starts at the last real token. This equals packed sequences, needs no lengths on the host, and
+    takes padding on either side. Outputs at padding are zero. `cell` is that of [`build_recurrent_layer`].
     """
 
     def __init__(
-        self,
-        cell: str | Callable[[int, int], Any],
-        input_size: int,
-        hidden_size: int,
-        bidirectional: bool = False,
+        self, cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int, bidirectional: bool = False
     ):
         super().__init__()
         self.hidden_size = hidden_size
@@ -311,14 +256,12 @@ class MaskedRNN(nn.Module):
         Args:
             inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
             attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-            initial_states (pair of `torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*):
-                The hidden state before the first step of the forward and of the backward direction; `None`: zeros.
+            initial_states (pair of `torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*): Before the first
+                step of each direction; `None`: zeros.
 
         Returns:
-            The states `(batch_size, length, hidden_size or 2 * hidden_size)`, forward states first, and the last real
-            state of each direction, `(batch_size, hidden_size or 2 * hidden_size)`: that of the forward direction
-            after the last real token, that of the backward direction after the first one; zeros for a row without
-            real tokens.
+            The states `(batch_size, length, hidden_size or 2 * hidden_size)`, forward states first, and the last state
+            of each direction, `(batch_size, hidden_size or 2 * hidden_size)`; zeros for a row without real tokens.
         """
         if attention_mask is None:
             outputs = [self.forward_rnn(inputs, initial_states[0])]
@@ -346,18 +289,9 @@ class MaskedRNN(nn.Module):
 
 class RecurrentEncoderLayer(GradientCheckpointingLayer):
     """
-    A recurrent layer in the frame of the Transformer: `LN(x + Drop(W_p [forward(x); backward(x)] + b_p))`, or pre-norm
-    `x + Drop(W_p [..](LN(x)) + b_p)`.
-
-    Args:
-        cell (`str` or callable): A cell's name as in [`MaskedRNN`], or what makes a masked recurrence from the widths
-            of input and state and whether it has two directions.
-        d_model (`int`): Width of input and output.
-        hidden_size (`int`): Width of each direction.
-        bidirectional (`bool`): Adds the backward direction.
-        dropout (`float`): Dropout of the projected states.
-        layer_norm_eps (`float`): Epsilon of the norm.
-        normalize_before (`bool`): Pre-norm instead of post-norm.
+    A recurrent layer with the residual and norm of the Transformer: `LN(x + Drop(W_p [forward(x); backward(x)] +
+    b_p))`, or pre-norm `x + Drop(W_p [..](LN(x)) + b_p)`. `cell` is a name as in [`MaskedRNN`], or a callable that
+    makes a masked recurrence from the widths of input and state and whether it has two directions.
     """
 
     def __init__(
@@ -386,10 +320,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-            kernel_mask: Unused; the mask of an attention layer in its place.
-            token_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
+        Run over `(batch_size, length, d_model)`; `token_mask` `(batch_size, length)`, 1 keeps; `kernel_mask` is unused.
         """
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
         outputs = dropout(project(self.out_proj, self.rnn(inputs, token_mask)[0]), self.dropout, self.training)

@@ -15,12 +15,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_seq2seq import Seq2SeqConfig
 from .kernels_shared import is_plain, project
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
-from .seq2seq_loss import (
-    IGNORE_INDEX,
-    chunked_cross_entropy,
-    chunked_cross_entropy_of_layer,
-    smoothed_cross_entropy,
-)
+from .seq2seq_loss import IGNORE_INDEX, chunked_cross_entropy, chunked_cross_entropy_of_layer, smoothed_cross_entropy
 from .seq2seq_outputs import (
     Memories,
     Seq2SeqEncoderOutput,
@@ -345,10 +340,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         return made
 
     def auxiliary_loss(
-        self,
-        outputs: Seq2SeqTranslationOutput,
-        labels: torch.Tensor,
-        num_items_in_batch: torch.Tensor | int | None,
+        self, outputs: Seq2SeqTranslationOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor | None:
         """
         Return what a model adds to its loss, from its outputs and labels, or `None`. A sum over the batch is divided by

@@ -12,11 +12,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 
 from .user_errors import UserError
 

@@ -288,11 +288,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
         return states
 
     def finish(
-        self,
-        states: list[torch.Tensor],
-        embeddings: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        **kwargs: Any,
+        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
     ) -> Seq2SeqEncoderOutput:
         """Return the output from the states of `run` and the scaled embeddings without positions and dropout."""
         last = states[-1] if self.layer_norm is None else self.layer_norm(states[-1])

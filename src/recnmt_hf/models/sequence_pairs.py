@@ -16,13 +16,7 @@ from .user_errors import UserError
 
 
 class QueryPooling(nn.Module):
-    """
-    Attention of a learned query over a sentence's states, in several heads (Tran et al., 2018).
-
-    Args:
-        d_model (`int`): Width of states and vector.
-        num_heads (`int`): A divisor of it.
-    """
+    """Attention of a learned query over a sentence's states, in several heads (Tran et al., 2018)."""
 
     def __init__(self, d_model: int, num_heads: int):
         super().__init__()
@@ -36,7 +30,7 @@ class QueryPooling(nn.Module):
         init.normal_(self.query)
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """The vectors `(batch_size, d_model)` of states `(batch_size, length, d_model)`; of padding alone zeros."""
+        """Return vectors `(batch_size, d_model)` of states `(batch_size, length, d_model)`; zeros for padding alone."""
         keys, values = (project(states).unflatten(-1, (self.num_heads, -1)) for project in (self.k_proj, self.v_proj))
         scores = torch.einsum("blhd,hd->bhl", keys, self.query) * self.query.shape[1] ** -0.5
         if attention_mask is not None:
@@ -62,13 +56,8 @@ def last_states(states: torch.Tensor, attention_mask: torch.Tensor | None) -> to
 
 class PairClassifier(nn.Module):
     """
-    The classifier of Tran et al. (2018), two hidden layers with ReLU over both sentences' vectors.
-
-    Args:
-        d_model (`int`): Width of a vector and of the hidden layers.
-        features (`str`): `"both"`: [u; v]. `"compared"`: [u; v; u * v; |u - v|] (Shen et al., 2019).
-        num_labels (`int`): Classes.
-        dropout (`float`): Of the classifier's input and hidden layers.
+    The classifier of Tran et al. (2018), two hidden layers with ReLU over both sentences' vectors. `features` is
+    `"both"`: [u; v], or `"compared"`: [u; v; u * v; |u - v|] (Shen et al., 2019).
     """
 
     def __init__(self, d_model: int, features: str, num_labels: int, dropout: float):
@@ -91,9 +80,8 @@ class PairClassifier(nn.Module):
 
 class SequencePairClassification(Seq2SeqPreTrainedModel):
     """
-    An encoder of the zoo, without a decoder, and a [`PairClassifier`]. Both sentences pass the encoder in one batch. A
-    subclass sets `encoder_class`; its configuration has the fields `pair_pooling`, `pair_pooling_heads`,
-    `pair_features`, `classifier_dropout` and transformers' `num_labels`.
+    An encoder without a decoder, and a [`PairClassifier`]. Both sentences pass the encoder in one batch. A subclass
+    sets `encoder_class`.
     """
 
     encoder_class: type[Seq2SeqEncoder]
@@ -141,21 +129,17 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        r"""
+        """
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, length)`): First sentences.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps, 0 is padding.
-            pair_input_ids (`torch.LongTensor` of shape `(batch_size, pair_length)`): Second sentences.
-            pair_attention_mask (`torch.Tensor` of shape `(batch_size, pair_length)`, *optional*): 1 keeps.
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*): The right classes; -100 does not count.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Divisor of the summed loss; `None`: the pairs.
+            input_ids, pair_input_ids (`torch.LongTensor` of shape `(batch_size, length)`): First and second sentences.
+            attention_mask, pair_attention_mask (`torch.Tensor` of the same shapes, *optional*): 1 keeps, 0 is padding.
+            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*): Classes; -100 is ignored.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Divisor of the summed loss; `None`: the number of
+                labels.
 
         Returns:
             `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`. Its `hidden_states` and
-            `attentions`, where asked for, are the encoder's, of `2 * batch_size` rows: first sentences first.
-
-        Raises:
-            ValueError: One of the sentences is missing, or they differ in number.
+            `attentions` are the encoder's, of `2 * batch_size` rows: first sentences first.
         """
         if input_ids is None or pair_input_ids is None or len(input_ids) != len(pair_input_ids):
             given = [None if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
