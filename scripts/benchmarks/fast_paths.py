@@ -22,7 +22,6 @@ from torch import nn
 from recnmt_hf.models import kernels_shared
 
 
-
 @dataclass
 class Case:
     """A fast path, its reference, and whether a model uses the fast path."""
