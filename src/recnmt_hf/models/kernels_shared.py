@@ -8,7 +8,7 @@ one machine therefore compute the same bits. The environment variable `RECNMT_FA
 - `1`: every eligible fast path is used.
 - `0`: no fast path is used, only the plain reference.
 
-`recnmt benchmark --fast-paths` prints the gain of each path on the machine where it runs.
+`scripts/benchmarks/fast_paths.py` prints the gain of each path on the machine where it runs.
 """
 
 import functools

@@ -25,6 +25,7 @@ from .._values import check_value, shown
 from ..data.files import PREFIX
 from ..data.tokenization import train_tokenizer
 from ..inference.translator import Translator
+from ..metrics.rouge import RougeF1
 from ..models import kernels_shared
 from ..models.user_errors import MissingFileError, UserError
 from .arguments import TranslationTrainingArguments
@@ -75,6 +76,8 @@ def check_before_training(
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
     kernels_shared.setting()  # raises for a wrong value
+    if recipe.training.text_metric == "rouge":
+        RougeF1("rouge1")  # raises where the package is not installed
     model = check_model(recipe)
     check_decoding(recipe)
     if recipe.training.baseline_steps is not None:
