@@ -236,6 +236,19 @@ class MaskedRNN(nn.Module):
     The forward direction runs over the left-aligned batch, the backward direction over a copy reversed within each
     sentence, so that it starts at the last real token. This equals packed sequences, needs no lengths on the host, and
     takes padding on either side. Outputs at padding are zero. `cell` is that of [`build_recurrent_layer`].
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf.layers import MaskedRNN
+    >>> rnn = MaskedRNN("gru", input_size=32, hidden_size=64, bidirectional=True)
+    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    >>> states, last = rnn(torch.randn(2, 5, 32), mask)
+    >>> states.shape, last.shape
+    (torch.Size([2, 5, 128]), torch.Size([2, 128]))
+
+    ```
     """
 
     def __init__(

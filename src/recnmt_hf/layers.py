@@ -1,0 +1,204 @@
+"""
+The papers' mechanisms as ordinary `torch.nn.Module`s, for use in models of your own.
+
+Inputs have the shape `(batch_size, length, channels)`, masks the shape `(batch_size, length)`, 1 keeps. Padding does
+not change the results; it may be on either side, except for [`RelationLayer`].
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from .models.configuration_biarn_transformer import BiARNTransformerConfig
+from .models.configuration_gret import GRETConfig
+from .models.configuration_rnmt import RNMTConfig
+from .models.configuration_rpe_transformer import RPETransformerConfig
+from .models.modeling_biarn_transformer import AttentiveRecurrence
+from .models.modeling_gret import CapsuleLayer
+from .models.modeling_onlstm_transformer import ONLSTM
+from .models.modeling_rnmt import InputOrder
+from .models.modeling_rnmt import RelationLayer as ModelRelationLayer
+from .models.modeling_rpe_transformer import SourceRecurrentPositions
+from .models.recurrent_layers import MaskedRNN
+
+
+__all__ = [
+    "ONLSTM",
+    "AttentiveRecurrentNetwork",
+    "CapsuleRouting",
+    "MaskedRNN",
+    "RecurrentPositions",
+    "RelationLayer",
+]
+
+
+class AttentiveRecurrentNetwork(AttentiveRecurrence):
+    """
+    Attentive recurrent network (Hao et al., 2019, Eqs. 12-13): steps of attention to all inputs, driven by the state of
+    the network.
+
+    Args:
+        d_model (`int`): Channels of inputs and outputs.
+        hidden_size (`int`, *optional*): Channels of the state; defaults to `d_model`.
+        steps (`int`, *optional*, defaults to 8): Number of steps; `None`: as many as a sentence has inputs.
+        num_heads (`int`, *optional*, defaults to 8): Attention heads.
+        bidirectional (`bool`, *optional*, defaults to `False`): Add a second network whose steps run backward.
+        cell (`"gru"` or `"lstm"`, *optional*, defaults to `"gru"`): Recurrent cell.
+        dropout (`float`, *optional*, defaults to 0.0): Dropout of the attention weights.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf.layers import AttentiveRecurrentNetwork
+    >>> network = AttentiveRecurrentNetwork(64, steps=4)
+    >>> states, mask, attentions = network(torch.randn(2, 7, 64), None, output_attentions=True)
+    >>> states.shape, attentions.shape
+    (torch.Size([2, 4, 64]), torch.Size([2, 1, 8, 4, 7]))
+
+    ```
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        hidden_size: int | None = None,
+        steps: int | None = 8,
+        num_heads: int = 8,
+        bidirectional: bool = False,
+        cell: Literal["gru", "lstm"] = "gru",
+        dropout: float = 0.0,
+    ):
+        config = BiARNTransformerConfig(
+            d_model=d_model,
+            encoder_attention_heads=num_heads,
+            decoder_attention_heads=num_heads,
+            attention_dropout=dropout,
+            recurrence_encoder_type="biarn" if bidirectional else "arn",
+            recurrence_hidden_size=hidden_size or d_model,
+            recurrence_steps=steps,
+            recurrence_cell=cell,
+        )
+        super().__init__(config)
+
+
+class CapsuleRouting(CapsuleLayer):
+    """
+    Dynamic routing of a sequence to a fixed number of capsules (Weng et al., 2020, Eqs. 2-6).
+
+    Args:
+        d_model (`int`): Channels of the inputs.
+        num_capsules (`int`): Number of capsules.
+        capsule_dim (`int`, *optional*): Channels of a capsule; defaults to `d_model`.
+        iterations (`int`, *optional*, defaults to 3): Routing iterations.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf.layers import CapsuleRouting
+    >>> routing = CapsuleRouting(64, num_capsules=8)
+    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    >>> capsules, couplings = routing(torch.randn(2, 5, 64), mask)
+    >>> capsules.shape, couplings.shape
+    (torch.Size([2, 8, 64]), torch.Size([2, 8, 5]))
+
+    ```
+    """
+
+    def __init__(self, d_model: int, num_capsules: int, capsule_dim: int | None = None, iterations: int = 3):
+        config = GRETConfig(
+            d_model=d_model,
+            num_capsules=num_capsules,
+            capsule_dim=capsule_dim or d_model,
+            routing_iterations=iterations,
+            encoder_attention_heads=1,
+            decoder_attention_heads=1,
+        )
+        super().__init__(config)
+
+
+class RelationLayer(ModelRelationLayer):
+    """
+    Relation-network layer (Zhang et al., 2018, Eqs. 7-10): convolutions, a perceptron over all pairs of positions, and
+    their mean for each position.
+
+    Args:
+        d_model (`int`): Channels of inputs and outputs.
+        conv_channels (sequence of `int`): Channels of each convolution.
+        hidden_size (`int`): Channels of the perceptron over pairs.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf.layers import RelationLayer
+    >>> layer = RelationLayer(64, conv_channels=[32], hidden_size=48)
+    >>> layer(torch.randn(2, 7, 64)).shape
+    torch.Size([2, 7, 64])
+
+    ```
+    """
+
+    def __init__(self, d_model: int, conv_channels: list[int], hidden_size: int):
+        config = RNMTConfig(d_model=d_model, relation_conv_channels=conv_channels, relation_hidden_size=hidden_size)
+        super().__init__(config)
+
+    def forward(  # type: ignore[override]
+        self, states: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """
+        Compute the layer.
+
+        Args:
+            states (`torch.Tensor` of shape `(batch_size, length, d_model)`): Inputs, padded on the right.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
+
+        Returns:
+            Outputs of the same shape.
+        """
+        return super().forward(states, attention_mask, InputOrder(None, attention_mask))[0]
+
+
+class RecurrentPositions(SourceRecurrentPositions):
+    """
+    Recurrent positional embeddings (Chen et al., 2019, Eq. 6): a bidirectional recurrence over embeddings.
+
+    Args:
+        width (`int`): Channels of inputs and outputs.
+        cell (`"rnn"`, `"gru"`, `"lstm"` or `"sru"`, *optional*, defaults to `"gru"`): Recurrent cell.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf.layers import RecurrentPositions
+    >>> positions = RecurrentPositions(32)
+    >>> positions(torch.randn(2, 7, 32)).shape
+    torch.Size([2, 7, 32])
+
+    ```
+    """
+
+    def __init__(self, width: int, cell: Literal["rnn", "gru", "lstm", "sru"] = "gru"):
+        config = RPETransformerConfig(
+            d_model=2 * width, rpe_dim=width, rpe_cell=cell, encoder_attention_heads=1, decoder_attention_heads=1
+        )
+        super().__init__(config)
+
+    def forward(  # type: ignore[override]
+        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """
+        Compute the embeddings.
+
+        Args:
+            embeddings (`torch.Tensor` of shape `(batch_size, length, width)`): Inputs.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
+
+        Returns:
+            Outputs of the same shape.
+        """
+        return super().forward(embeddings, attention_mask, None)

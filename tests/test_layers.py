@@ -1,0 +1,42 @@
+"""The public layers: usable alone, trainable, and independent of padding."""
+
+import pytest
+import torch
+
+from recnmt_hf import layers
+
+
+BUILD = {
+    "attentive": lambda: layers.AttentiveRecurrentNetwork(16, steps=4, num_heads=4, bidirectional=True),
+    "attentive, LSTM": lambda: layers.AttentiveRecurrentNetwork(16, hidden_size=12, num_heads=2, cell="lstm"),
+    "capsules": lambda: layers.CapsuleRouting(16, num_capsules=3),
+    "masked GRU": lambda: layers.MaskedRNN("gru", 16, 8, bidirectional=True),
+    "ON-LSTM": lambda: layers.ONLSTM(2, 16, 8),
+    "positions": lambda: layers.RecurrentPositions(16, "lstm"),
+    "relations": lambda: layers.RelationLayer(16, conv_channels=[8], hidden_size=12),
+}
+SEQUENCES = ("masked GRU", "ON-LSTM", "positions", "relations")
+
+
+def run(layer, inputs, mask):
+    found = layer(inputs, mask)
+    return found[0] if isinstance(found, tuple) else found
+
+
+def test_every_layer_is_tested():
+    assert {type(build()).__name__ for build in BUILD.values()} == set(layers.__all__)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_padding_changes_nothing_and_gradients_reach_all_parameters(name):
+    torch.manual_seed(3)
+    layer = BUILD[name]().double().eval()
+    inputs = torch.randn(2, 5, 16, dtype=torch.float64)
+    padded = torch.cat([inputs, torch.full((2, 2, 16), 9.0, dtype=torch.float64)], dim=1)
+    mask = torch.tensor([[1] * 5 + [0] * 2] * 2)
+    expected, found = run(layer, inputs, None), run(layer, padded, mask)
+    if name in SEQUENCES:
+        found = found[:, :5]
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    (expected * torch.randn_like(expected)).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
