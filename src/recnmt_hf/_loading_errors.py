@@ -1,4 +1,4 @@
-"""What goes wrong when models and tokenizers are loaded, said in a sentence."""
+"""Plain errors for models and tokenizers that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from .models.user_errors import UserError
 
 
-# What these say of a file's content is the fault of the file, whoever calls them.
+# Errors that these modules raise about a file's content are faults of the file, whoever calls them.
 READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft"}
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
 
@@ -133,5 +133,5 @@ def shorten(text: str, length: int = 240) -> str:
 
 
 def without_remedy(error: Exception) -> str:
-    """What an error says is wrong, for a sentence that names a remedy of its own."""
+    """Return the text of an error without its remedy."""
     return shorten(str(error).partition(". Remedy: ")[0])

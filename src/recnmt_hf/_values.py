@@ -22,7 +22,7 @@ from .models.user_errors import UserError
 
 T = TypeVar("T")
 
-# What no machine number of 64 bits holds is no size of anything.
+# Bound of 64-bit integers: larger values cannot be sizes.
 LARGEST = 2**63
 # More tokens would be a slip of the keyboard, and some libraries count in 32 bits.
 MOST_TOKENS = 2**31 - 1

@@ -168,7 +168,7 @@ class RecurrentPositions(SourceRecurrentPositions):
 
     Args:
         width (`int`): Channels of inputs and outputs.
-        cell (`"rnn"`, `"gru"`, `"lstm"` or `"sru"`, *optional*, defaults to `"gru"`): Recurrent cell.
+        cell (`"rnn"`, `"gru"`, `"lstm"` or `"sru"`, *optional*, defaults to `"rnn"`): Recurrent cell.
 
     Example:
 
@@ -182,7 +182,7 @@ class RecurrentPositions(SourceRecurrentPositions):
     ```
     """
 
-    def __init__(self, width: int, cell: Literal["rnn", "gru", "lstm", "sru"] = "gru"):
+    def __init__(self, width: int, cell: Literal["rnn", "gru", "lstm", "sru"] = "rnn"):
         config = RPETransformerConfig(
             d_model=2 * width, rpe_dim=width, rpe_cell=cell, encoder_attention_heads=1, decoder_attention_heads=1
         )

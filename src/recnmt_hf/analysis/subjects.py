@@ -1,4 +1,4 @@
-"""What `recnmt inspect` can show, by model family."""
+"""Subjects of `recnmt inspect`, by model family."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the console command `recnmt` and the scripts call."""
+"""The console command `recnmt`, one module for each subcommand."""

@@ -70,7 +70,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def complete(evidence: Evidence, translator: Translator, args: argparse.Namespace, pairs: list[SentencePair]) -> None:
-    """What a model that no run of ours has trained lacks."""
+    """Add the evidence that a model lacks if `recnmt train` did not train it."""
     from ..training.evidence import about_model
 
     if not evidence.model and hasattr(translator.model, "num_parameters"):

@@ -15,7 +15,7 @@ from .arguments import add_device_arguments, add_options, load_translator, progr
 
 # Flags of another name than their option.
 FLAGS = {"num_hypotheses": "--n-best"}
-# What scoring depends on.
+# Options that scoring depends on.
 SCORING = ("length_penalty_type", "length_penalty", "max_tokens")
 DECODING = [each.name for each in fields(DecodingOptions) if each.name != "generate"]
 

@@ -36,7 +36,7 @@ CONTENTS = "contents.json"
 UNKNOWN_SHARE = 0.01
 # A generated corpus beyond this size is a slip of the keyboard.
 MOST_SENTENCES = 10**7
-# What may happen to pairs that are too long.
+# Ways to handle pairs that are too long.
 ON_LONG = ("skip", "truncate")
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
@@ -197,7 +197,7 @@ class Corpus:
             raise MissingFileError(f"There is no folder {self.dataset}. Remedy: correct the path.")
 
     def fingerprint(self) -> list[Any]:
-        """What identifies the content: fields, and the bytes of local files."""
+        """Return what identifies the content: fields, and the bytes of local files."""
         files = self.local_files()
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]

@@ -19,7 +19,7 @@ from ..models.user_errors import ExistingFileError, UserError
 from .locks import LockedError, lock
 
 
-# What happens to a file while it is written, whoever is to blame: it is never a fault of the program.
+# Errors of the system while a file is written. They are never faults of the program.
 MEDIUM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 # There is no room: only writing can meet this, whatever file the error names (copying names the one that is read).
 SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -249,7 +249,7 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
 
 
 def identity(path: str | Path | int) -> tuple[int, int] | None:
-    """What identifies a regular file (or a file descriptor's) among all; `None` for pipes, devices and no file."""
+    """Return device and inode of a regular file (or file descriptor); `None` for pipes, devices and missing files."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

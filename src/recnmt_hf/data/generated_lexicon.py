@@ -92,7 +92,7 @@ ADJECTIVES = [
     ("red", "rot"),
     ("green", "grün"),
 ]
-# What things can do: be seen, not see.
+# Things can be seen, but cannot see.
 TRANSITIVE = [
     Verb("see", "sees", "saw", "sehen", "sehe", "sieht", "sah", "sahen"),
     Verb("love", "loves", "loved", "lieben", "liebe", "liebt", "liebte", "liebten"),

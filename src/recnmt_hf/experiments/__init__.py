@@ -1,1 +1,1 @@
-"""What trains and compares: sweeps, logical inference, probing tasks, and predicting words from states."""
+"""Experiments that train and compare: sweeps, logical inference, probing tasks, predicting words from states."""

@@ -27,7 +27,7 @@ FREQUENCY = "frequency"
 @dataclass
 class WordPrecision:
     """
-    What a probe found.
+    Result of a probe.
 
     Attributes:
         state (`str`): The vector that it read, or `frequency`.
@@ -185,7 +185,7 @@ def padded(words: Sequence[torch.Tensor]) -> torch.Tensor:
 def most_frequent(
     train: Sequence[torch.Tensor], test: Sequence[torch.Tensor], vocabulary: int, tops: Sequence[int]
 ) -> WordPrecision:
-    """What the words reach that the most training translations have."""
+    """Return the result of always predicting the most frequent words of the training translations."""
     counts = torch.bincount(torch.cat(list(train)), minlength=vocabulary)
     words = padded(test)
     loss = word_loss((counts + 0.5).log().expand(len(test), -1), words).mean().item()

@@ -130,6 +130,6 @@ class LogicRecipe:
         return cls(**given_fields(content_of(Path(path), overrides, known), known, "the recipe"))
 
     def alone(self, name: str) -> str:
-        """What has to be the same for a model's run to go on: data, training and its own section, as YAML."""
+        """Return what must stay the same when a model's run is resumed: data, training and its own section, as YAML."""
         content = dataclasses.asdict(self)
         return dump_yaml({**content, "models": {name: self.models[name]}})

@@ -51,7 +51,7 @@ TEST_BATCH = 256
 @dataclass
 class LogicResult:
     """
-    What a model reached.
+    Result of a model.
 
     Attributes:
         name (`str`): Of the model in its recipe.

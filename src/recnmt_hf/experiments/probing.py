@@ -47,7 +47,7 @@ class Setting:
 @dataclass
 class ProbeResult:
     """
-    What the classifiers of one task found in one kind of vector.
+    Result of the classifiers of one task for one kind of vector.
 
     Attributes:
         task (`str`): As its file is named.
@@ -184,7 +184,7 @@ def sentence_vectors(
 
 
 def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
-    """What vectors depend on: the encoder's weights, the model's configuration, the tokens."""
+    """Return what vectors depend on: the encoder's weights, the model's configuration, the tokens."""
     model = translator.inspected_model()
     digest = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
     for name, tensor in model.get_encoder().state_dict().items():
@@ -367,7 +367,7 @@ def probe(
 
 
 def majority_of(task: Task) -> ProbeResult:
-    """What the most frequent label of the training sentences reaches."""
+    """Return the accuracy of the most frequent label of the training sentences."""
     label = torch.bincount(task.labels["tr"]).argmax()
     validation, accuracy = ((task.labels[part] == label).float().mean().item() for part in ("va", "te"))
     return ProbeResult(task.name, MAJORITY, 0, accuracy, validation, {}, 0)

@@ -58,7 +58,7 @@ class Cell:
 @dataclass
 class CellResult:
     """
-    What came of a run.
+    Result of a run.
 
     Attributes:
         name (`str`), values (`dict`), seed (`int`, *optional*): Of its cell.
@@ -262,7 +262,7 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
 
 
 def result_of(cell: Cell, folder: Path) -> CellResult:
-    """What a finished run left."""
+    """Load the result of a finished run."""
     checkpoint = newest_intact_checkpoint(folder, logger.info)
     state = state_of(checkpoint) if checkpoint is not None else {}
     evaluated = [entry for entry in state.get("log_history", []) if "eval_loss" in entry]

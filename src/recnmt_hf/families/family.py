@@ -1,4 +1,4 @@
-"""What the package knows of a family of models."""
+"""The manifest of a family of models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PaperFigure:
 @dataclass(frozen=True)
 class Subject:
     """
-    What `recnmt inspect` shows of a family's models.
+    A view of a family's models for `recnmt inspect`.
 
     Attributes:
         name (`str`): Value of `--subject`.

@@ -173,7 +173,7 @@ class StepGraph(nn.Module):
             raise ValueError("The cache has other rows than there are words.")
         cache = self.model.model.decoder.prepare_cache(None, True)
         fill(cache, dict(zip(self.cache_names, kept, strict=True)), rows)
-        # What is made of the source stands in the cache: the encoder's output is asked for and not read.
+        # The cache has everything that depends on the source: the encoder's output is required but not read.
         outputs = self.model(
             decoder_input_ids=decoder_input_ids,
             encoder_outputs=self.model.get_encoder().output_class(

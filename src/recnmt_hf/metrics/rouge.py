@@ -16,7 +16,7 @@ from .bleu import MetricScore, References, TextMetric, check_lengths, reference_
 
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
-# What the n-grams are made of.
+# Units of the n-grams.
 ROUGE_UNITS = ("words", "characters", "english")
 
 
@@ -45,7 +45,7 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
 
 
 class _Units:
-    """What `rouge-score` takes for a tokenizer."""
+    """Tokenizer in the form that `rouge-score` expects."""
 
     def __init__(self, kind: str):
         self.tokenize = units_of(kind)

@@ -37,7 +37,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         recurrence_direction_combination (`str`, *optional*, defaults to `"project"`):
             `"project"`: a linear layer from both directions' states to `d_model`. `"concat"`: their concatenation.
         recurrence_source (`str`, *optional*, defaults to `"embeddings"`):
-            What the recurrence encoder reads: the word embeddings or the output of the Transformer `"encoder"`.
+            Input of the recurrence encoder: the word embeddings or the output of the Transformer `"encoder"`.
         decoder_memory (`str`, *optional*, defaults to `"both"`):
             `"both"`: the decoder attends both encoders. `"recurrence"`: the recurrence encoder alone, in place of the
             Transformer encoder, which is not built unless the recurrence encoder reads it; no fusion takes place.

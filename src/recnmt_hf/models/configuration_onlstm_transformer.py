@@ -8,7 +8,7 @@ from .configuration_transformer import TransformerConfig
 
 
 LAYER_TYPES = ("attention", "lstm", "onlstm")
-# What makes a sentence's vector of its states, and what a classifier reads of two vectors u and v.
+# How a sentence's vector is computed from its states, and the features of two vectors u and v for a classifier.
 POOLINGS = ("last", "mean", "attention")
 FEATURES = ("both", "compared")
 # The encoders of tables 1 and 2, bottom to top at base and big size, and whether they have the short-cut.
@@ -95,7 +95,7 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         pair_pooling_heads (`int`, *optional*, defaults to 2):
             Heads of that attention.
         pair_features (`str`, *optional*, defaults to `"both"`):
-            What the classifier reads of two vectors: `"both"` or `"compared"` (also their product and difference).
+            Features of two vectors for the classifier: `"both"` or `"compared"` (also their product and difference).
         classifier_dropout (`float`, *optional*, defaults to 0.0):
             Dropout of the classifier.
 

@@ -36,10 +36,10 @@ class RPETransformerConfig(NMTTransformerConfig):
         rpe_cell (`str`, *optional*, defaults to `"rnn"`):
             `"rnn"` (tanh), `"gru"`, `"lstm"`, or the simple recurrent unit `"sru"` (Lei et al., 2018).
         rpe_recurrence (`str`, *optional*, defaults to `"hidden"`):
-            What recurs in Eq. 6: the `"hidden"` state of the cell, in both directions over the source; or the
+            The recurrent state in Eq. 6: the `"hidden"` state of the cell, in both directions over the source; or the
             `"projected"` embedding r itself, as the equation has it, which leaves one direction only.
         rpe_head_partition (`str`, *optional*, defaults to `"none"`):
-            What the heads of the first layer's self-attention project: `"none"`: the whole input, as Eqs. 4, 7 and 11
+            Input of the heads of the first layer's self-attention: `"none"`: the whole input, as Eqs. 4, 7 and 11
             have it. `"typed"` (of an RPEHead): recurrent heads the recurrent channels, the others the other channels.
             `"slice"` (of an MPRHead): each head its own slice.
 

@@ -1,4 +1,4 @@
-"""What every configuration of recnmt_hf has: fields, their checks, and named presets."""
+"""Base class of all configurations: shared fields, their checks, and named presets."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar

@@ -1,4 +1,4 @@
-"""What configurations of Transformers have beside the fields of every model."""
+"""Base class of the configurations of Transformers."""
 
 from typing import Any, ClassVar
 
@@ -100,7 +100,7 @@ class TransformerConfig(Seq2SeqConfig):
         return tuple(side for side, has in sides.items() if has and self.position_embedding_type != "none")
 
     def default_position_embedding_type(self) -> str:
-        """What `position_embedding_type=None` stands for."""
+        """Return the type of position embeddings, with the default for `None`."""
         return "sinusoidal"
 
     def check_values(self) -> None:

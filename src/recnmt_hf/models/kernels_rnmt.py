@@ -377,7 +377,7 @@ def steps_forward(
 
 
 class KeptSteps:
-    """What [`steps_forward`] saved of each step: too many tensors to return them."""
+    """Tensors that [`steps_forward`] saves for each step; there are too many to return them."""
 
     tensors: tuple[torch.Tensor | None, ...] = ()
 

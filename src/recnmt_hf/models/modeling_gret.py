@@ -256,7 +256,7 @@ class GlobalGate(nn.Module):
         self.state_proj = nn.Linear(config.d_model, size, bias=self.source_proj is None)
 
     def of_source(self, vector: torch.Tensor) -> torch.Tensor:
-        """What the gate needs of a sentence's vector, `(num_sources, d_model or 1)`."""
+        """Project a sentence's vector for the gate, `(num_sources, d_model or 1)`."""
         return vector if self.source_proj is None else self.source_proj(vector)
 
     def forward(self, states: torch.Tensor, of_source: torch.Tensor) -> torch.Tensor:

@@ -396,7 +396,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
 
 class ReadOut(nn.Module):
     """
-    What the output matrix reads: `t_j = maxout(W_s s_j + W_y y_{j-1} + W_c a_j + b)` over pairs of channels
+    Input of the output layer: `t_j = maxout(W_s s_j + W_y y_{j-1} + W_c a_j + b)` over pairs of channels
     (Goodfellow et al., 2013), or `tanh` of maps of single width.
     """
 

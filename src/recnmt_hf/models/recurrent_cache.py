@@ -17,7 +17,7 @@ from .user_errors import UserError
 
 class RecurrentStates:
     """
-    What both recurrent cache layers share: named states of shape `(batch_size, ...)` beside keys and values.
+    Base class of both recurrent cache layers: named states of shape `(batch_size, ...)` beside keys and values.
 
     `update_states` takes the states after *each* of the new steps, `(batch_size, steps, ...)`; the last one is kept,
     and all of them while the past is recorded (assisted decoding rolls back with `crop`).

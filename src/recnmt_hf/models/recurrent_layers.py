@@ -38,7 +38,7 @@ def scan_steps(
 
         def traced(carry: list[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             following, outputs = step(carry, each)
-            # What is carried on and what is put out may not be one tensor.
+            # The carried state and the output must not be the same tensor.
             return list(following), [output.clone() for output in outputs]
 
         return scan(traced, list(carry), inputs)[1]

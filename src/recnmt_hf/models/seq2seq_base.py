@@ -1,4 +1,4 @@
-"""What every model of the zoo is: an encoder and a decoder, an output layer, the loss, and what generation needs."""
+"""Base classes shared by all models: encoder and decoder, output layer, loss, generation."""
 
 import copy
 from typing import Any
@@ -210,7 +210,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             self._tied_weights_keys["model.decoder.embed_tokens.weight"] = "model.shared.weight"
         # Tied names are not saved; saying so keeps the Trainer from calling them missing when it resumes.
         self._keys_to_ignore_on_save = list(self._tied_weights_keys) or None
-        # What the Trainer leaves out of predictions: everything beside the logits.
+        # Outputs that the Trainer leaves out of predictions: all but the logits.
         type(config).keys_to_ignore_at_inference = [
             "past_key_values",
             "encoder_last_hidden_state",

@@ -1,5 +1,5 @@
 """
-What the encoder hands to the decoder, and what models return.
+Memories that the encoder passes to the decoder, and output classes of the models.
 
 A model declares what it returns beside the usual fields once, as fields of its encoder's or its decoder's output class:
 memories, which the decoder reads, and extra outputs, which show what the model did. Both reach the outputs of the bare

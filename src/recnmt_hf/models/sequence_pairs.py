@@ -1,4 +1,4 @@
-"""What two sentences are to each other: an encoder, a vector of each sentence, and a classifier over both vectors."""
+"""Classification of sentence pairs: an encoder, a vector for each sentence, and a classifier over both vectors."""
 
 from typing import Any
 

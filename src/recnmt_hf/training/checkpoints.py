@@ -31,7 +31,7 @@ MANIFEST = "complete.json"
 TRANSLATIONS = "translations"
 PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
-# What a checkpoint holds beside the model itself; going on needs it, translating and averaging do not.
+# Files of a checkpoint beside the model: resuming needs them, translating and averaging do not.
 _TRAINING_STATE = re.compile(r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args)[^/]*$")
 
 
@@ -72,7 +72,7 @@ def sums_of(files: dict[str, Path]) -> dict[str, str]:
 
 def faults_of(folder: str | Path, contents: bool = True, training_state: bool = True) -> list[str]:
     """
-    What is wrong with a checkpoint, in words; an empty list for an intact one.
+    Return the faults of a checkpoint in words; an empty list for an intact one.
 
     Args:
         folder (`str` or `Path`): The checkpoint.
@@ -307,7 +307,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
                 f"{folder} is damaged: {'; '.join(faults[:3])}. Remedy: delete it and average the others, or bring its "
                 "files back from a copy."
             )
-    # What a killed one left there goes; one name, so that there is never more than one.
+    # Remains of a killed process are deleted; with a single name there is never more than one.
     working = output.parent / f".{output.name}{PARTIAL}"
     shutil.rmtree(working, ignore_errors=True)
     try:

@@ -1,4 +1,4 @@
-"""What is known of a model, in a file beside its weights: how it was trained, and what it scored."""
+"""Evidence: a file beside a model's weights that records how it was trained and its scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
 }
 MOST_DEPTH = 32
-# What is no property of the training, or nobody's business.
+# Settings that do not affect training, or are private.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
 # Parts of a text: addresses on other machines, and anything else between blanks, quotes, brackets and separators.
 PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|]*|[^\s,;"'<>|:=`()\[\]{}]+""")
@@ -58,7 +58,7 @@ PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|
 @dataclass
 class TestScore:
     """
-    What a model scored on a test set.
+    Scores of a model on a test set.
 
     Attributes:
         name (`str`): Of the test set.
@@ -103,7 +103,7 @@ def refuse_links(*paths: Path) -> None:
 @dataclass
 class Evidence:
     """
-    What is known of a model.
+    Evidence of a model.
 
     Attributes:
         model (`dict`): `type`, `parameters`, and `preset` where a recipe named one.
@@ -326,7 +326,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> str:
-    """What computes, in words."""
+    """Describe the hardware in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":

@@ -32,7 +32,7 @@ RESULTS = "results.json"
 # The first stage of a run in two: the checkpoints of its baseline.
 BASELINE = "baseline"
 LOCK = ".lock"
-# What a final model is called while the next one takes its place.
+# Name of a final model while the next one takes its place.
 REPLACED = f"{FINAL}.old"
 # Seconds in which the processes of a run that was just killed may still be ending.
 LOCK_PATIENCE = 3.0
@@ -41,9 +41,9 @@ _WRITTEN_BY_RUNS = re.compile(
     rf"checkpoint-\d+|{FINAL}|{FINAL}\.partial|{FINAL}\.old|{FINAL}-[\w.-]+\.\w+|{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}"
     rf"|{re.escape(PARTIAL_TOKENIZERS)}|{re.escape(RECIPE)}|{re.escape(RECORD)}|{re.escape(RESULTS)}|runs|\..+\.partial"
 )
-# What it writes into the folder of a baseline.
+# Files that a run writes into the folder of a baseline.
 _WRITTEN_BY_BASELINES = re.compile(r"checkpoint-\d+|runs")
-# What a run writes before its recipe.
+# Files that a run writes before its recipe.
 _WRITTEN_EARLY = re.compile(rf"{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}|{re.escape(PARTIAL_TOKENIZERS)}|\..+\.partial")
 
 
@@ -90,7 +90,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def traces_in(output_dir: Path) -> list[Path]:
-    """What a folder holds beside prepared data and the lock."""
+    """Return the contents of a folder beside prepared data and the lock."""
     return [path for path in output_dir.glob("*") if path.name not in (DATA, LOCK)] if output_dir.is_dir() else []
 
 
@@ -329,7 +329,7 @@ def where_it_stands(output_dir: Path) -> str:
 
 
 def disk_full(error: BaseException | None) -> str | None:
-    """What the system said where an error, or one behind it, is that a file could not grow; else `None`."""
+    """Return the system's message if an error, or its cause, is that a file could not grow; else `None`."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return os.strerror(error.errno)

@@ -109,7 +109,7 @@ LOOKED_AT = {
 @dataclass
 class RunRecord:
     """
-    What a run was made with beside its recipe.
+    Circumstances of a run beside its recipe.
 
     Args:
         processes (`int`): How many processes trained.

@@ -16,7 +16,7 @@ from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_li
 from .metrics import TextScorer
 
 
-# What every score says of its decoding, defaults too.
+# Decoding options that every score records, even if they are defaults.
 ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
 

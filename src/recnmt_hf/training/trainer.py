@@ -260,7 +260,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     # -- learning rate -----------------------------------------------------------------------------------------------
 
     def seconds_per_step(self) -> float | None:
-        """What a step of this process took on average, evaluation included; `None` where it made none."""
+        """Return the mean time of a step of this process, evaluation included; `None` without steps."""
         runtimes = [entry["train_runtime"] for entry in self.state.log_history if "train_runtime" in entry]
         steps = self.state.global_step - self.steps_before
         return round(runtimes[-1] / steps, 4) if runtimes and steps else None
