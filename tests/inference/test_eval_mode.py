@@ -14,10 +14,10 @@ import recnmt_hf.analysis
 import recnmt_hf.experiments
 import recnmt_hf.inference
 from recnmt_hf import EnsembleTranslator, Translator
-from recnmt_hf.analysis.global_state import global_state
-from recnmt_hf.analysis.recurrence import recurrence_attention
-from recnmt_hf.analysis.recurrent_positions import recurrent_positions
-from recnmt_hf.analysis.syntactic_distance import syntactic_distances
+from recnmt_hf.analysis.global_state import global_state, inspect_global_state
+from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
+from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_positions
+from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
 from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.experiments.bag_of_words import encoded, probe_words
@@ -96,6 +96,13 @@ ENTRIES = {
         lambda t: vectors_by_name(t, ids(t)[0], lambda output, *_: [("first", output[0][:, 0])], 99),
     ),
     "syntactic_distance.syntactic_distances": ("onlstm_transformer", lambda t: syntactic_distances(t, SOURCES[0])),
+    "global_state.inspect_global_state": ("gret", lambda t: inspect_global_state(t, SOURCES[0], target=TARGETS[0])),
+    "recurrence.inspect_attention": ("biarn_transformer", lambda t: inspect_attention(t, SOURCES[0])),
+    "recurrent_positions.inspect_positions": (
+        "rpe_transformer",
+        lambda t: inspect_positions(t, SOURCES[0], target=TARGETS[0]),
+    ),
+    "syntactic_distance.inspect_tree": ("onlstm_transformer", lambda t: inspect_tree(t, SOURCES[0])),
 }
 # What takes a model and does not run it.
 NOT_RUN = {
