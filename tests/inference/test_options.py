@@ -264,7 +264,7 @@ def test_what_generate_finds_wrong_later(translator, options):
 
 
 def test_contradictions():
-    with pytest.raises(UserError, match="seed=1 changes nothing: without sampling"):
+    with pytest.raises(UserError, match="seed=1 has no effect without do_sample=true"):
         DecodingOptions(seed=1)
     with pytest.raises(UserError, match="num_hypotheses=5 is more than beams=4"):
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})

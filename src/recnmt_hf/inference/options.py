@@ -77,20 +77,26 @@ class DecodingOptions:
     """
 
     beams: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
-        4, "beam size; 1 is greedy search, or sampling without beams"
+        4, "beam size; 1: greedy search, or sampling without beams"
     )
     num_hypotheses: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
-        1, "hypotheses of each sentence, no more than beams unless they are sampled without beams"
+        1, "number of hypotheses per sentence, at most beams unless they are sampled without beams"
     )
     length_penalty_type: Literal["vaswani", "hf"] = option(
-        "vaswani", "what divides a log-probability: vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
+        "vaswani", "divisor of a log-probability; vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
     )
     length_penalty: Annotated[float, Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)] = option(
-        0.6, "that alpha; 0 switches it off"
+        0.6, "exponent alpha of the length penalty; 0 disables it"
     )
-    max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(1.0, "most new tokens for a source token")
-    max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(50, "and that many more")
-    max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(4096, "source tokens of a batch, times beams")
+    max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(
+        1.0, "maximum number of new tokens per source token"
+    )
+    max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
+        50, "constant added to the maximum length"
+    )
+    max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
+        4096, "maximum of source tokens times beams per batch"
+    )
     split_sentences: Literal["auto", "always", "never"] = option(
         "auto",
         "translate the sentences of a line one by one; auto: not in a line with a prefix, not with on_long=truncate, "
@@ -101,24 +107,25 @@ class DecodingOptions:
     )
     on_long: Literal["error", "split", "truncate"] = option(
         "error",
-        "sources beyond the model's positions are refused, split at punctuation, else between words, or cut off, as "
-        "is usual for summaries",
+        "sources that are too long for the model: reject them, split them at punctuation (or between words), or "
+        "truncate them, as is usual for summaries",
     )
     max_source_length: Annotated[int | None, Range(least=1, most=MOST_TOKENS)] = option(
-        None, "sources of more tokens count as such too"
+        None, "treat sources with more tokens as too long (see on_long)"
     )
-    alignments: bool = option(False, "adds source-target links of tokens, from the cross-attention")
+    alignments: bool = option(False, "add source-target links of tokens, read from the cross-attention")
     alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
-        None, "decoder layer to read them from, or the mean of all; by default the one below the top"
+        None, "decoder layer whose attention gives the links, or mean of all; defaults to the one below the top"
     )
     buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        2000, "sentences that are read, sorted by length, translated and written together"
+        2000, "number of sentences that are read, sorted by length, translated and written together"
     )
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(
-        None, "of sampling: the same seed, sentences, batches and device give the same translations"
+        None, "random seed of sampling; same seed, sentences, batches and device give the same translations"
     )
     generate: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "what else transformers' generate shall do, by its own names"}
+        default_factory=dict,
+        metadata={"help": "further settings of transformers' generate, by their names in GenerationConfig"},
     )
 
     def __post_init__(self) -> None:
@@ -147,8 +154,8 @@ class DecodingOptions:
             )
         if self.seed is not None and not samples:
             raise UserError(
-                f"seed={self.seed} changes nothing: without sampling there is no chance. Remedy: add do_sample=true to "
-                "generate (--generate do_sample=true), or leave the seed out."
+                f"seed={self.seed} has no effect without do_sample=true. Remedy: add it to generate (--generate "
+                "do_sample=true), or leave the seed out."
             )
 
     def penalty(self) -> float:
