@@ -100,9 +100,9 @@ def test_counted_operations_are_those_of_the_equations(script, attention):
 
 
 def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsys):
-    from recnmt_hf.inference import translator
+    from recnmt_hf.inference.backends import torch_model
 
-    monkeypatch.setattr(translator, "leaves_finished", translator.leaves_finished)  # which the script replaces
+    monkeypatch.setattr(torch_model, "can_drop_finished", torch_model.can_drop_finished)  # the script replaces it
     (tmp_path / "source.txt").write_text("The dog sleeps.\nWe see a cat.\n")
     for name, words, message in (
         ("recurrent_layers", "--shapes 2x3 --width 8 --rounds 2", "onlstm, chunks of 8"),
