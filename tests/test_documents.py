@@ -48,7 +48,7 @@ def test_python_snippets_run_in_order(repository, tmp_path, monkeypatch, capsys)
     for document in documents(repository):
         names = {"__name__": "snippet"}
         for number, code in enumerate(blocks(document.read_text(), "python"), start=1):
-            is_first = document.name == "README.md" and number == 1
+            is_first = document == repository / "README.md" and number == 1
             if not is_first:
                 code = re.sub(r'("max_steps": |max_steps=)\d+', r"\g<1>2", code)
             exec(compile(code, f"{document.name}, snippet {number}", "exec"), names)
