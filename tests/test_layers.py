@@ -13,9 +13,10 @@ BUILD = {
     "masked GRU": lambda: layers.MaskedRNN("gru", 16, 8, bidirectional=True),
     "ON-LSTM": lambda: layers.ONLSTM(2, 16, 8),
     "positions": lambda: layers.RecurrentPositions(16, "lstm"),
+    "positions, SRU": lambda: layers.RecurrentPositions(16, "sru"),
     "relations": lambda: layers.RelationLayer(16, conv_channels=[8], hidden_size=12),
 }
-SEQUENCES = ("masked GRU", "ON-LSTM", "positions", "relations")
+SEQUENCES = ("masked GRU", "ON-LSTM", "positions", "positions, SRU", "relations")
 
 
 def run(layer, inputs, mask):
@@ -31,6 +32,7 @@ def test_every_layer_is_tested():
 def test_padding_changes_nothing_and_gradients_reach_all_parameters(name):
     torch.manual_seed(3)
     layer = BUILD[name]().double().eval()
+    assert all(parameter.isfinite().all() and parameter.abs().max() <= 1 for parameter in layer.parameters())
     inputs = torch.randn(2, 5, 16, dtype=torch.float64)
     padded = torch.cat([inputs, torch.full((2, 2, 16), 9.0, dtype=torch.float64)], dim=1)
     mask = torch.tensor([[1] * 5 + [0] * 2] * 2)

@@ -7,9 +7,11 @@ not change the results; it may be on either side, except for [`RelationLayer`].
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
+from torch import nn
 
 from .models.configuration_biarn_transformer import BiARNTransformerConfig
 from .models.configuration_gret import GRETConfig
@@ -17,7 +19,7 @@ from .models.configuration_rnmt import RNMTConfig
 from .models.configuration_rpe_transformer import RPETransformerConfig
 from .models.modeling_biarn_transformer import AttentiveRecurrence
 from .models.modeling_gret import CapsuleLayer
-from .models.modeling_onlstm_transformer import ONLSTM
+from .models.modeling_onlstm_transformer import ONLSTM as ModelONLSTM
 from .models.modeling_rnmt import InputOrder
 from .models.modeling_rnmt import RelationLayer as ModelRelationLayer
 from .models.modeling_rpe_transformer import SourceRecurrentPositions
@@ -32,6 +34,36 @@ __all__ = [
     "RecurrentPositions",
     "RelationLayer",
 ]
+
+
+class ONLSTM(ModelONLSTM):
+    """
+    ON-LSTM (Shen et al., 2019), in one direction or two.
+
+    Args:
+        chunk_size (`int`): Channels that share a master gate.
+        input_size, hidden_size (`int`): Channels of the input, and of each direction's state.
+        bidirectional (`bool`, *optional*, defaults to `False`): Add the backward direction.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf.layers import ONLSTM
+    >>> rnn = ONLSTM(chunk_size=4, input_size=32, hidden_size=64, bidirectional=True)
+    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    >>> states, last = rnn(torch.randn(2, 5, 32), mask)
+    >>> states.shape, last.shape
+    (torch.Size([2, 5, 128]), torch.Size([2, 128]))
+
+    ```
+    """
+
+    def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
+        super().__init__(chunk_size, input_size, hidden_size, bidirectional)
+        bound = 1 / math.sqrt(hidden_size)  # as torch's layers; models initialize theirs later
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
 
 
 class AttentiveRecurrentNetwork(AttentiveRecurrence):

@@ -17,7 +17,6 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from loopback_hub import loopback_hub
 from other_processes import other_process
-from recnmt_hf.hub.paper_figures import PAPERS
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig
 
@@ -126,7 +125,10 @@ def test_the_card_says_what_is_known(repository_folder):
 
 def test_columns_of_which_nothing_is_known_are_left_out(repository_folder):
     evidence = Evidence.load(repository_folder)
-    heads = {family: paper_table(PAPERS[family][1], evidence).splitlines()[0] for family in ("nmt_transformer", "gret")}
+    heads = {
+        family: paper_table(FAMILIES[family].figures, evidence).splitlines()[0]
+        for family in ("nmt_transformer", "gret")
+    }
     assert heads["nmt_transformer"] == "| task | size | metric | the paper's |"
     assert heads["gret"] == "| task | size | metric | baseline | the paper's |"
 

@@ -169,19 +169,6 @@ class ONLSTM(MaskedRNN):
         chunk_size (`int`): As in the configuration.
         input_size, hidden_size (`int`): Widths of the input and of each direction's state.
         bidirectional (`bool`, *optional*, defaults to `False`): Adds the backward direction.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import ONLSTM
-    >>> rnn = ONLSTM(chunk_size=4, input_size=32, hidden_size=64, bidirectional=True)
-    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    >>> states, last = rnn(torch.randn(2, 5, 32), mask)
-    >>> states.shape, last.shape
-    (torch.Size([2, 5, 128]), torch.Size([2, 128]))
-
-    ```
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
