@@ -188,7 +188,7 @@ def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentence
         (["Der"], "There are more sentences than prefixes, which end after 1"),
         (["Der", "", "Die"], "There are more prefixes than sentences, which end after 2"),
         (["Der", 5], "Sentence 2: the prefix is no text but 5"),
-        (["Der " * 200, ""], r"Sentence 1: the prefix has \d+ tokens, the model can say 127"),
+        (["Der " * 200, ""], r"Sentence 1: the prefix has \d+ tokens, the model can generate 127"),
     ],
 )
 def test_prefixes_that_cannot_be(translator, sentences, prefixes, message):

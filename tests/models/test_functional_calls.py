@@ -13,17 +13,13 @@ from recnmt_hf.families import FAMILIES
 
 
 TIES = [(True, True), (True, False), (False, True), (False, False)]
-FIELDS = {
-    "gret": {"num_capsules": 4},
-    "rnmt": {"decoder_layers": 1, "relation_conv_channels": [6], "relation_hidden_size": 8},
-}
 
 
 def tiny_model(model_type, **fields):
     """A tiny model in float64 with large random parameters."""
-    prefix = FAMILIES[model_type].prefix
-    config = getattr(recnmt_hf, f"{prefix}Config")(**TINY | FIELDS.get(model_type, {}) | fields)
-    return scatter_parameters(getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).double().eval())
+    family = FAMILIES[model_type]
+    config = family.load_class("Config")(**TINY | family.small | fields)
+    return scatter_parameters(family.load_class("ForConditionalGeneration")(config).double().eval())
 
 
 @pytest.mark.parametrize("share, tie", TIES)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from .._values import MOST_BEAMS, MOST_SEED, MOST_TOKENS, Option, Range, members, options_of, shown_default
+from .._values import MOST_BEAMS, MOST_SEED, Option, Range, members, options_of, shown_default
 from ..models.user_errors import MissingFileError, UserError
 
 
@@ -90,7 +90,6 @@ def number(least: float | None = None, below: float | None = None, most: float |
 
 
 SEED = whole(0, MOST_SEED)
-TOKENS = whole(1, MOST_TOKENS)
 BEAMS = whole(1, MOST_BEAMS)
 
 

@@ -2,7 +2,7 @@
 The families of models, one module each.
 
 A module of this folder holds `FAMILY`, all that the package knows of a family besides the equations: its classes, its
-paper, the paper's figures, what can be inspected, and small variants for tests. Registration, cards, commands and tests
+paper, the paper's figures, what can be inspected, and a small model for tests. Registration, cards, commands and tests
 read it from [`FAMILIES`].
 """
 

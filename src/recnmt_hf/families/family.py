@@ -68,8 +68,7 @@ class Family:
         figures (`tuple[PaperFigure, ...]`): The paper's results.
         further_classes (`dict[str, str]`): Further classes: suffix of the name, and Auto class to register with.
         subject ([`Subject`], *optional*): What `recnmt inspect` shows.
-        small (`dict`): Configuration fields, beside sizes, of a small model for tests.
-        variants (`dict[str, dict]`): Configuration fields of the variants that the contract tests run on.
+        small (`dict`): Configuration fields, beside the usual sizes, of a small model for tests.
     """
 
     model_type: str
@@ -80,11 +79,10 @@ class Family:
     further_classes: Mapping[str, str] = field(default_factory=dict)
     subject: Subject | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
 
     @property
     def class_modules(self) -> dict[str, str]:
-        """Names of its public classes, and the modules that hold them, relative to the package."""
+        """Return the names of its public classes with their modules, relative to the package."""
         modeling = f".models.modeling_{self.model_type}"
         modules = {f"{self.prefix}{CONFIG}": f".models.configuration_{self.model_type}"}
         return modules | {f"{self.prefix}{suffix}": modeling for suffix in (*MODEL_CLASSES, *self.further_classes)}

@@ -226,6 +226,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
         "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),
         "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
         "paper": family.paper if family else "",
+        "citation": family.citation.strip() if family else "",
         "paper_table": paper_table(family.figures, evidence) if family else "",
         "symbols": [f"{count:,}" for count in sorted(symbols)],
         "duration": duration(training.get("seconds") or 0),

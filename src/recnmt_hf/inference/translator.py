@@ -332,7 +332,7 @@ class Translator:
         limit = self.backend.limits.target
         if limit is not None and len(ids) >= limit:
             raise UserError(
-                f"{place}: the prefix has {len(ids)} tokens, the model can say {limit}. Remedy: shorten it."
+                f"{place}: the prefix has {len(ids)} tokens, the model can generate {limit}. Remedy: shorten it."
             )
         return ids
 

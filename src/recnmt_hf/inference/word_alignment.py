@@ -52,8 +52,8 @@ def words_of_tokens(
     """
     if not tokenizer.is_fast:
         raise UserError(
-            f"{type(tokenizer).__name__} does not tell where its tokens stand in the text, so that sub-words cannot be "
-            "mapped to words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
+            f"{type(tokenizer).__name__} does not return the positions of its tokens, so sub-words cannot be mapped to "
+            "words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
         )
     encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
     starts = [found.start() for found in re.finditer(r"\S+", text)]

@@ -247,7 +247,7 @@ class TextMetric(evaluate.Metric):
         return {"score": result.score, "signature": result.signature}
 
     def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
-        raise NotImplementedError(f"{type(self).__name__} must say how it scores")
+        raise NotImplementedError(f"{type(self).__name__} must override score")
 
 
 class Bleu(TextMetric):

@@ -143,7 +143,7 @@ class Recurrence(nn.Module):
         initial_states: list[torch.Tensor],
         output_attentions: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        raise NotImplementedError(f"{type(self).__name__} must say how it makes its steps")
+        raise NotImplementedError(f"{type(self).__name__} must override run")
 
 
 class WordRecurrence(Recurrence):

@@ -140,7 +140,7 @@ class RecurrentPositions(nn.Module):
         self.out_proj = None if projected else nn.Linear(width, width)
 
     def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} must say how words follow each other")
+        raise NotImplementedError(f"{type(self).__name__} must override build_recurrence")
 
     def read_out(self, states: torch.Tensor) -> torch.Tensor:
         return states if self.out_proj is None else torch.tanh(project(self.out_proj, states))

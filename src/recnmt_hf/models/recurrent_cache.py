@@ -230,7 +230,7 @@ def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> Recurr
 
 class CachedRecurrence(nn.Module):
     """
-    A recurrence over the words of a decoder that goes on where an earlier call stopped: its states stand in the cache.
+    A recurrence over a decoder's words that continues where an earlier call stopped: the cache stores its states.
     Padding, on either side, leaves the state as it is.
 
     Args:
@@ -287,7 +287,7 @@ class CachedRecurrence(nn.Module):
     def run(
         self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, initial: list[torch.Tensor], with_all: bool
     ) -> list[torch.Tensor]:
-        """The state after each word, `with_all` that is carried; words of which the mask says 0 do not count."""
+        """Return the state after each word (`with_all`: all carried states); words with mask 0 do not change it."""
         order = None
         if attention_mask is not None:
             order = left_aligned(attention_mask)

@@ -1,6 +1,6 @@
 """What every encoder and every decoder does: embeddings, masks, the cache, and one row per source for all of its beams.
 
-A model's own encoder or decoder says what runs over the words (`run`) and what finishes the states (`finish`)."""
+A model's own encoder or decoder overrides `run`, which applies the layers, and `finish`, which makes the output."""
 
 import functools
 import math
@@ -232,8 +232,8 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
 
 class Seq2SeqEncoder(Seq2SeqStack):
     """
-    Base class of all encoders. A subclass has `layers`, or overrides `run`. `needs_token_mask` says that only a mask of
-    shape `(batch_size, source_length)` will do, since tokens are counted or read in order.
+    Base class of all encoders. A subclass has `layers`, or overrides `run`. `needs_token_mask` declares that the
+    encoder needs a mask of shape `(batch_size, source_length)`, because tokens are counted or read in order.
     """
 
     output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput

@@ -1,6 +1,6 @@
 """
-What the decoder keeps of its sources, once per source: the cache layers, and the one way into them. The layers are part
-of an ordinary `EncoderDecoderCache` (`past_key_values`).
+Cache layers with the projected memories of the sources, one row per source, and how they are filled. They are part of
+an ordinary `EncoderDecoderCache` (`past_key_values`).
 """
 
 from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ class SourceMemoryLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.keys is None:
-            # Nothing says which rows are whose: what plain paths keep without a memory is prepared anew.
+            # Without a memory, rows cannot be assigned to sources: what plain paths keep is prepared again.
             self.masks, self.vectors, self.spread = {}, {}, {}
             return
         rows = torch.arange(self.decoder_rows, device=self.keys.device)

@@ -145,7 +145,7 @@ class TransformerEncoderStack(Seq2SeqEncoder):
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         """Build layer `index`, called as [`TransformerEncoderLayer`]."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it builds a layer")
+        raise NotImplementedError(f"{type(self).__name__} must override build_layer")
 
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
         return self_mask(self.config, states, token_mask)
@@ -165,7 +165,7 @@ class TransformerDecoderStack(Seq2SeqDecoder):
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         """Build layer `index`, called as [`TransformerDecoderLayer`]."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it builds a layer")
+        raise NotImplementedError(f"{type(self).__name__} must override build_layer")
 
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
         return causal_mask(self.config, states, token_mask, past_key_values)
