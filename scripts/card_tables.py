@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Makes the tables of model_cards/*.md anew from model_cards/evidence."""
+"""Write the tables of model_cards/*.md from model_cards/evidence."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""A training run from a recipe, alone or under `accelerate launch`; the same as `recnmt train`."""
+"""Train from a recipe, as `recnmt train` does; for `accelerate launch`."""
 
 import sys
 

@@ -12,7 +12,22 @@ from transformers import MarianConfig, MarianMTModel
 
 VOCABULARY = 37
 # Twelve lengths of sources and of targets, equal ones, the shortest, and rising and falling ones among them.
-LENGTHS = [(7, 5), (9, 4), (3, 8), (12, 11), (5, 5), (15, 13), (2, 2), (6, 14), (14, 3), (4, 9), (11, 6), (8, 10)]
+ALL_LENGTHS = (
+    (7, 5),
+    (9, 4),
+    (3, 8),
+    (12, 11),
+    (5, 5),
+    (15, 13),
+    (2, 2),
+    (6, 14),
+    (14, 3),
+    (4, 9),
+    (11, 6),
+    (8, 10),
+)
+# The first ones, without equal lengths, for which torch makes further graphs.
+FEW_LENGTHS = ALL_LENGTHS[:4]
 
 needs_compiler = pytest.mark.skipif(
     version.parse(torch.__version__) < version.parse("2.8"),
@@ -42,7 +57,7 @@ class GraphCounter:
         return self.graphs, sum(counters["graph_break"].values())
 
 
-def batches(with_mask=True, lengths=LENGTHS):
+def batches(with_mask=True, lengths=ALL_LENGTHS):
     """A batch of each length; one has another number of sentences."""
     for place, (source, target) in enumerate(lengths):
         rows, draws = 5 if place == 6 else 3, torch.Generator().manual_seed(place)
@@ -63,25 +78,25 @@ def gradients_of(model, run, **inputs):
     return [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
 
-def count_training(model, with_mask=True, inputs=None, backend=None, **settings):
-    """Graphs and breaks of forward and backward passes over all lengths, which must give what eager mode gives."""
+def count_training(model, with_mask=True, inputs=None, backend=None, lengths=ALL_LENGTHS, **settings):
+    """Graphs and breaks of forward and backward passes over lengths, which must give what eager mode gives."""
     counter = GraphCounter.start()
     compiled = torch.compile(model, backend=backend or counter, fullgraph=True, **settings)
-    for batch in batches(with_mask):
+    for batch in batches(with_mask, lengths):
         found = gradients_of(model, compiled, **batch, **(inputs or {}))
         expected = gradients_of(model, model, **batch, **(inputs or {}))
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-7)
     return counter.counts()
 
 
-def count_generation(model, static=False, **settings):
+def count_generation(model, static=False, lengths=ALL_LENGTHS, **settings):
     """
     Graphs and breaks of greedy generation with a growing or a static cache, after prompts of all lengths, which must
     give the tokens of eager mode.
     """
     generation = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "num_beams": 1}
     generation |= {"cache_implementation": "static"} if static else {}
-    given = [{**batch, "decoder_input_ids": batch.pop("labels").clamp(min=0)} for batch in batches()]
+    given = [{**batch, "decoder_input_ids": batch.pop("labels").clamp(min=0)} for batch in batches(lengths=lengths)]
     expected = [model.generate(**each, **generation) for each in given]
     counter = GraphCounter.start()
     model.forward = torch.compile(model.forward, backend=counter, fullgraph=True, **settings)

@@ -113,7 +113,7 @@ def test_no_placeholder_is_left(repository):
         assert not re.search(r"@[A-Z]+@|TODO|FIXME", document.read_text()), document.name
 
 
-@pytest.mark.parametrize("module", [f"{kind}_{name}" for name in FAMILIES for kind in ("configuration", "modeling")])
+@pytest.mark.parametrize("module", [f"modeling_{name}" for name in FAMILIES])
 def test_docstring_examples(module):
     import doctest
 

@@ -1,10 +1,11 @@
-"""Packages of an extra that is not installed: one sentence with the command that installs them."""
+"""Packages of an extra that is not installed: the error names package and extra."""
 
 import sys
 
 import pytest
+from user_errors import rejects
 
-from recnmt_hf import Recipe, UserError, train
+from recnmt_hf import Recipe, train
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.hub.marian import marian_tokenizer
 from recnmt_hf.metrics import rouge_scores, tokenized_bleu_score
@@ -28,5 +29,6 @@ def test_the_remedy_installs_the_extra(monkeypatch, module, extra, use):
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf'requires the package {module}.*Remedy: pip install "recnmt-hf\[{extra}\]"'):
+    with rejects("package.missing") as caught:
         use()
+    assert caught.value.details["extra"] == extra and caught.value.details["package"].startswith(module)

@@ -58,8 +58,8 @@ LISTED_RUNS = {
 }
 # Values of trust_remote_code that are neither `False` nor the user's own flag.
 LISTED_TRUST = {
-    "_loading_errors.py: explain: text": "a message that names the flag",
-    "models/seq2seq_loading.py: usage: text": "code for readers; the package runs it in run_isolated alone",
+    "errors.py: : text": "a message that names the flag",
+    "_plain_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
     "inference/model_task.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
@@ -73,6 +73,8 @@ LISTED_SENDS = {
     "hub/publishing.py: upload: add_collection_item": "the collection that the user names",
     "hub/publishing.py: check_card: huggingface_hub.HfApi": "the type of an argument",
     "hub/publishing.py: check_card: huggingface_hub.utils.get_session": "sends the card that upload sends next",
+    "models/configuration_seq2seq.py: interval.check: huggingface_hub.dataclasses.as_validated_field": "checks a value",
+    "models/configuration_seq2seq.py: strict_config: huggingface_hub.dataclasses.strict": "checks the types of fields",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel: _upload_modified_files": "the user's own push_to_hub",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel._upload_modified_files: _upload_modified_files": (
         "transformers' part of it, for the folder that its save_pretrained has written"

@@ -1,13 +1,13 @@
-"""Options stated once: what a field of a dataclass says is checked, documented, and read by transformers' parser."""
+"""Options: the declaration of a field is used by checks, documentation and transformers' parser."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
 from transformers import HfArgumentParser
+from user_errors import rejects
 
-from recnmt_hf import UserError
-from recnmt_hf._values import Range, check_options, documented, option, option_table, options_of
+from recnmt_hf._values import Range, check_options, documented, option, option_table, options_of, parse
 
 
 @documented
@@ -23,21 +23,52 @@ class Cake:
     guests: list[str] = field(default_factory=list, metadata={"help": "who comes"})
 
 
+@dataclass
+class CheckedCake(Cake):
+    def __post_init__(self):
+        check_options(self)
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "allowed", "remedy"),
     [
-        ({"layers": 0}, "layers=0 is not allowed; it must be a whole number of at least 1 and at most 9. Remedy: corr"),
-        ({"layers": "3"}, "layers='3' is not allowed; .* Remedy: write it without quotes, or leave it out .* is 3"),
-        ({"sugar": 1.0}, "sugar=1.0 is not allowed; it must be a number of at least 0 and below 1 or null"),
-        ({"icing": "lemons"}, "icing='lemons' is not allowed; it must be one of lemon, none. Remedy: write lemon"),
-        ({"size": "big"}, "size='big' is not allowed; it must be one of small, large"),
-        ({"candles": 1}, "candles=1 is not allowed; it must be true or false"),
-        ({"guests": "all"}, r"guests='all' is not allowed; it must be a list. Remedy: correct it\.$"),
+        ({"layers": 0}, "a whole number of at least 1 and at most 9", "correct it, or leave it out (the default is 3)"),
+        (
+            {"layers": "3"},
+            "a whole number of at least 1 and at most 9",
+            "write it without quotes, or leave it out (the default is 3)",
+        ),
+        (
+            {"sugar": 1.0},
+            "a number of at least 0 and below 1 or null",
+            "correct it, or leave it out (the default is null)",
+        ),
+        ({"icing": "lemons"}, "one of lemon, none", "write lemon, or leave it out (the default is 'lemon')"),
+        ({"size": "big"}, "one of small, large", "correct it, or leave it out (the default is 'small')"),
+        ({"candles": 1}, "true or false", "correct it, or leave it out (the default is False)"),
+        ({"guests": "all"}, "a list", "correct it"),
     ],
 )
-def test_wrong_values_are_named(values, message):
-    with pytest.raises(UserError, match=f"cake.{message}"):
+def test_wrong_values_are_named(values, allowed, remedy):
+    ((name, value),) = values.items()
+    with rejects("option.value", field=f"cake.{name}") as caught:
         check_options(Cake(**values), "cake.")
+    assert caught.value.value == value
+    assert caught.value.details == {"allowed": allowed, "remedy": remedy}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "field"),
+    [
+        ({"layer": 3}, "option.unknown", "cake.layer"),
+        ({"size": ""}, "option.empty", "cake.size"),
+        ([3], "option.mapping", "cake"),
+        ({"layers": 10}, "option.value", "cake.layers"),
+    ],
+)
+def test_wrong_mappings_are_named(content, code, field):
+    with rejects(code, field=field):
+        parse(CheckedCake, content, "cake")
 
 
 def test_whole_numbers_become_such():
@@ -50,7 +81,7 @@ def test_statements_of_a_field():
     layers = options_of(Cake)["layers"]
     assert (layers.hint, layers.allowed, layers.default, layers.help) == (int, Range(1, 9), 3, "how many layers")
     assert options_of(Cake)["size"].choices == ("small", "large")
-    assert not any(each.is_required for each in options_of(Cake).values())
+    assert not any(entry.is_required for entry in options_of(Cake).values())
 
 
 def test_documentation_states_the_same():

@@ -28,9 +28,9 @@ from torch.utils import flop_counter
 import recnmt_hf  # noqa: F401  (registers the models)
 from recnmt_hf.commands.arguments import SEED, number, whole
 from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
+from recnmt_hf.errors import UserError
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.loading import resolve_device
-from recnmt_hf.models.user_errors import UserError
 from recnmt_hf.training.run import keep_freed_memory
 
 
@@ -212,14 +212,14 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
         UserError: The folder has no such model, or its weights have other names or shapes.
     """
     if model_type not in FAMILIES:
-        raise UserError(f"--against does not support {model_type!r}. Remedy: use one of {', '.join(FAMILIES)}.")
+        raise UserError("benchmark.family", field="--against", value=model_type, families=", ".join(FAMILIES))
     prefix, configuration, modeling = (
         FAMILIES[model_type].prefix,
         f"configuration_{model_type}",
         f"modeling_{model_type}",
     )
     if not (Path(folder) / f"{modeling}.py").is_file():
-        raise UserError(f"{folder} has no {modeling}.py. Remedy: pass src/recnmt_hf/models of another version.")
+        raise UserError("benchmark.folder", field=folder, file=f"{modeling}.py")
     package = f"recnmt_other_{abs(hash(str(Path(folder).resolve())))}"
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
@@ -231,10 +231,8 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
     try:
         other.load_state_dict(model.state_dict())
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{folder} has a {model_type} with other weights: {reason}. Remedy: choose another version."
-        ) from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError("benchmark.weights", field=folder, family=model_type, reason=reason) from error
     return other
 
 

@@ -37,7 +37,9 @@ class Case:
 def backwards(outputs: Any) -> None:
     """Run the backward pass from the sum of all outputs that require gradients."""
     tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    torch.stack([each.float().sum() for each in tensors if each is not None and each.requires_grad]).sum().backward()
+    torch.stack(
+        [tensor.float().sum() for tensor in tensors if tensor is not None and tensor.requires_grad]
+    ).sum().backward()
 
 
 def sentences(batch_size: int, length: int) -> torch.Tensor:

@@ -15,8 +15,8 @@ import torch
 import transformers
 
 from recnmt_hf.commands.arguments import BEAMS, Parser, whole
+from recnmt_hf.errors import UserError
 from recnmt_hf.models import kernels_shared
-from recnmt_hf.models.user_errors import UserError
 
 
 @dataclass
@@ -116,6 +116,6 @@ def run_script(main: Callable[[], None]) -> int:
     try:
         main()
     except UserError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {error} [{error.code}]", file=sys.stderr)
         return 2
     return 0

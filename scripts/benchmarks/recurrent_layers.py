@@ -37,7 +37,7 @@ def layers(width: int) -> dict[str, torch.nn.Module]:
 
 def matmuls(layer: ONLSTM, batch_size: int, length: int, trains: bool) -> Callable[[], Any]:
     """Return a run of only the matmuls of an ON-LSTM, as [`ONLSTMSteps`] computes them: a lower bound of its time."""
-    weight_ih, weight_hh = (each.detach() for each in (layer.forward_rnn.weight_ih, layer.forward_rnn.weight_hh))
+    weight_ih, weight_hh = (weight.detach() for weight in (layer.forward_rnn.weight_ih, layer.forward_rnn.weight_hh))
     words = torch.randn(length * batch_size, weight_ih.shape[1])
     states, gradients = torch.randn_like(words), torch.randn(len(words), len(weight_ih))
 
@@ -60,8 +60,8 @@ def matmuls(layer: ONLSTM, batch_size: int, length: int, trains: bool) -> Callab
 def run(layer: torch.nn.Module, inputs: torch.Tensor, trains: bool) -> Callable[[], Any]:
     def once() -> None:
         with torch.set_grad_enabled(trains):
-            found = layer(inputs)
-            states = found[0] if isinstance(found, tuple) else found
+            outputs = layer(inputs)
+            states = outputs[0] if isinstance(outputs, tuple) else outputs
             if trains:
                 states.sum().backward()
 

@@ -47,7 +47,7 @@ def main() -> None:
         for name, (translator, leaves, scores) in systems.items():
             torch_model.can_drop_finished = own if leaves else lambda *_: False
             begin = time.process_time()
-            texts[name] = [each.text for each in translator.translate(sentences, options, scores=scores)]
+            texts[name] = [translation.text for translation in translator.translate(sentences, options, scores=scores)]
             if turn:
                 times[name].append(time.process_time() - begin)
     first = next(iter(systems))

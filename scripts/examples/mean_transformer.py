@@ -1,8 +1,8 @@
 """
-A variant that lives outside of recnmt_hf: a Transformer that adds the mean of a sentence to each of its encoder states.
+A variant outside of recnmt_hf: a Transformer that adds the mean of the encoder states to each encoder state.
 
-Its own fields and weights are saved and loaded like those of every model; `register_for_auto_class` has its code saved
-with it.
+Its fields and weights are saved and loaded like those of all models; with `register_for_auto_class`, its code is saved
+too.
 """
 
 from typing import Any

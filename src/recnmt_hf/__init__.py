@@ -1,8 +1,8 @@
 """
 Translation models with recurrence, order and global context for the Hugging Face ecosystem.
 
-Importing the package registers its models with transformers' Auto classes, and the pipeline task `recnmt-translation`;
-everything else loads when it is first used.
+Importing the package registers its models with transformers' Auto classes, and the pipeline task `recnmt-translation`.
+Everything else is imported on first use.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .data.generated import generate_corpus as generate_corpus
     from .data.tokenization import train_tokenizer as train_tokenizer
     from .data.tokenizer_pair import TokenizerPair as TokenizerPair
+    from .errors import UserError as UserError
     from .hub.card import write_card as write_card
     from .hub.engines import export_ctranslate2 as export_ctranslate2
     from .hub.marian import export_marian as export_marian
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     )
     from .models.modeling_rpe_transformer import RPETransformerModel as RPETransformerModel
     from .models.modeling_rpe_transformer import RPETransformerPreTrainedModel as RPETransformerPreTrainedModel
-    from .models.user_errors import UserError as UserError
     from .training.arguments import TranslationTrainingArguments as TranslationTrainingArguments
     from .training.checkpoints import average_checkpoints as average_checkpoints
     from .training.recipe import Recipe as Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .models.user_errors import UserError
+from .errors import UserError
 
 
 @contextmanager
@@ -20,7 +20,4 @@ def packages_of_extra(extra: str, purpose: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError(
-            f"{purpose} requires the package {error.name}, which is not installed. Remedy: pip install "
-            f'"recnmt-hf[{extra}]".'
-        ) from error
+        raise UserError("package.missing", purpose=purpose, package=error.name, extra=extra) from error

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the console command cleans up and exits with 130 or 143, whatever it is doing."""
+"""SIGINT and SIGTERM: the console command cleans up and exits with 130 or 143."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from types import FrameType
 from typing import Any
 
 
-# Seconds in which a second signal counts as the first one: launchers pass on what the terminal has sent already.
+# Seconds in which a second signal is ignored: launchers repeat signals that the terminal has sent already.
 SAME_REQUEST = 1.0
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Interrupts:
     """
-    Handler of SIGINT and SIGTERM. The first signal raises `KeyboardInterrupt` in the command's work, so that files are
-    cleaned up. A later one, or one before or after the work, ends the process at once.
+    Handler of SIGINT and SIGTERM. The first signal while the command works raises `KeyboardInterrupt`, so that files
+    are cleaned up. Any other ends the process at once.
 
     Attributes:
         received (`list[int]`): The signals so far. Libraries may turn `KeyboardInterrupt` into another error.
-        is_working (`bool`): Whether `KeyboardInterrupt` would be handled.
+        is_working (`bool`): Whether a signal raises `KeyboardInterrupt`.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Interrupts:
         self.first = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.process:  # forked by a library, which ends its processes as it is used to
+        if os.getpid() != self.process:  # forked by a library, which relies on the default handlers
             if number == signal.SIGINT:
                 signal.default_int_handler(number, frame)
             signal.signal(number, signal.SIG_DFL)
@@ -52,32 +52,34 @@ class Interrupts:
         os._exit(self.exit_code())
 
     def exit_code(self) -> int:
+        """Return the exit code of the process."""
         return 128 + (self.received or [signal.SIGINT])[0]
 
     def word(self) -> str:
+        """Return the word for the message."""
         return WORDS[signal.Signals((self.received or [signal.SIGINT])[0])]
 
     def install(self) -> dict[int, Any]:
-        """Handle the signals that nobody handles; return their handlers so far. Threads handle none."""
+        """Handle the signals without a handler, and return the handlers that were replaced."""
         if threading.current_thread() is not threading.main_thread():
             return {}
         numbers: list[int] = [signal.SIGINT]
-        # A launcher that ends its processes must not wait for one that is stuck in a collective operation.
+        # A launcher must be able to end a process that is stuck in a collective operation.
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             numbers.append(signal.SIGTERM)
         handlers = {number: signal.getsignal(number) for number in numbers}
         unhandled = (signal.SIG_DFL, signal.default_int_handler)
-        before = {number: handler for number, handler in handlers.items() if handler in unhandled}
-        for number in before:
+        replaced = {number: handler for number, handler in handlers.items() if handler in unhandled}
+        for number in replaced:
             signal.signal(number, self)
-        return before
+        return replaced
 
 
 _of_command: Interrupts | None = None
 
 
 def handle_from_now_on() -> None:
-    """For the console command: handle signals until the process ends, also while modules are imported."""
+    """Handle signals until the process ends, also while modules are imported."""
     global _of_command
     _of_command = Interrupts()
     numbers = _of_command.install()
@@ -86,20 +88,20 @@ def handle_from_now_on() -> None:
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
 
-    # Registered first, it runs last: what follows takes no handlers, and a signal would replace the exit code.
+    # Registered first, it runs last. A signal after it would replace the exit code.
     atexit.register(ignore)
 
 
 @contextmanager
 def raised_interrupts() -> Iterator[Interrupts]:
-    """Raise `KeyboardInterrupt` for SIGINT and SIGTERM. Handlers that a caller has installed stay."""
+    """Raise `KeyboardInterrupt` for SIGINT and SIGTERM. Handlers of a calling program are kept."""
     interrupts = _of_command or Interrupts()
-    before = interrupts.install()
+    replaced = interrupts.install()
     interrupts.is_working = True
     try:
         yield interrupts
     finally:
         interrupts.is_working = False
-        for number, handler in before.items():
+        for number, handler in replaced.items():
             if signal.getsignal(number) is interrupts:
                 signal.signal(number, handler)

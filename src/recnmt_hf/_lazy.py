@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for, so that a part does not cost the whole."""
+"""Packages that import their names on first use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from typing import Any
 
 
 def names_for_type_checkers(package: str) -> dict[str, str]:
-    """
-    The names that a package's `__init__.py` imports under `if TYPE_CHECKING:`, and the modules that hold them, relative
-    to the package.
-    """
+    """Return the names that a package imports under `if TYPE_CHECKING:`, with their modules relative to it."""
     source = inspect.getsource(sys.modules[package])
     blocks = [
         node.body
@@ -27,11 +24,11 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
 
 def lazy_names(package: str, modules: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """
-    `__getattr__` and `__dir__` of a package that imports names when they are first asked for.
+    Return `__getattr__` and `__dir__` of a package that imports names on first use.
 
     Args:
         package (`str`): The package's `__name__`.
-        modules (`dict`): The names, and the modules that hold them, relative to the package.
+        modules (`dict`): The names with their modules, relative to the package.
     """
     own = sys.modules[package].__dict__
 

@@ -9,31 +9,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .models.user_errors import UserError
+from .errors import MissingFileError, UserError
 
 
-# Errors that these modules raise about a file's content are faults of the file, whoever calls them.
+# Errors that these packages raise about the content of a file are faults of the file, whoever calls them.
 READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft"}
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
 
 
 def looks_local(path: str) -> bool:
-    """Whether a model's name is a path: an existing one, or one that a model id cannot be."""
+    """Whether the name of a model is a path: an existing one, or one that cannot be a model id."""
     return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
 
 
 @contextmanager
 def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
     """
-    Turns what transformers, tokenizers and safetensors say of a folder that they cannot load into a [`UserError`].
-    Errors of the zoo's own code pass: they are faults of the program.
+    Turn errors of transformers, tokenizers and safetensors about a folder into a [`UserError`]. Errors of our own code
+    pass unchanged: they are bugs.
 
     Args:
         path (`str` or `Path`): Folder or model id.
-        what (`str`, *optional*, defaults to `"model"`): What is loaded, for the sentence.
+        what (`str`, *optional*, defaults to `"model"`): Name of the loaded object in the message.
 
     Raises:
-        UserError: Always where the block raises an error that the files are to blame for.
+        UserError: The block raised an error about the files.
     """
     path = str(path)
     try:
@@ -46,92 +46,68 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
     except Exception as error:
         if not is_about_files(error):
             raise
-        raise UserError(explain(error, path, what)) from error
+        raise explain(error, path, what) from error
 
 
 def check_json_object(file: Path) -> None:
-    """Raises `UserError` for a file that is there and holds no JSON object."""
+    """Raise `UserError` for an existing file that does not contain a JSON object."""
     if not file.exists():
         return
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-        reason = None if isinstance(fields, dict) else f"a {type(fields).__name__}, and an object is needed"
-    except OSError as error:
-        reason = error.strerror
-    except (ValueError, RecursionError) as error:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        reason = None if isinstance(content, dict) else f"a {type(content).__name__} instead of an object"
+    except (OSError, ValueError, RecursionError) as error:
         reason = str(error)
     if reason is not None:
-        raise UserError(f"{file} is no usable JSON ({reason}). Remedy: copy it again from where the model was saved.")
+        raise UserError("model.json", field=str(file), reason=reason)
 
 
 def is_about_files(error: Exception) -> bool:
-    """Whether an error that loading raised is about the files and not about the program."""
-    here = Path(__file__).parent / "models"
+    """Whether an error that loading raised is about the files and not a bug."""
+    models = Path(__file__).parent / "models"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # Who asks for an attribute that is not there is to blame, not who looks for it.
+    # The caller that asks for a missing attribute is to blame, not the method that looks it up.
     places = [Path(code.co_filename) for code in codes if code.co_name not in ("__getattr__", "__getattribute__")]
-    if places[-1].is_relative_to(here.parent):
+    if places[-1].is_relative_to(models.parent):
         return False
     if any(kind.__name__ in ABOUT_FILES for kind in type(error).__mro__):
         return True
     # The code of a model or configuration calls torch too, and may do so wrongly.
-    involved = [place for place in places if place.parent == here or not READERS.isdisjoint(place.parts)]
-    return bool(involved) and involved[-1].parent != here
+    involved = [place for place in places if place.parent == models or not READERS.isdisjoint(place.parts)]
+    return bool(involved) and involved[-1].parent != models
 
 
-def explain(error: Exception, path: str, what: str) -> str:
-    """The sentence for an error of loading."""
+def explain(error: Exception, path: str, what: str) -> UserError:
+    """Return the [`UserError`] for an error of loading."""
     text = str(error)
-    kinds = {kind.__name__ for kind in type(error).__mro__}
     if "trust_remote_code" in text:
-        return (
-            f"The {what} {path} brings Python code of its own, which was not run. Remedy: read the code, and if you "
-            "trust it, give --trust-remote-code (trust_remote_code=True); commands without that option do not load it."
-        )
-    found = re.search(r"Unrecognized configuration class <class '.*\.(\w+)'>", text)
-    if found:
-        return (
-            f"{path} holds no translation model but one with a {found[1]}, which is no encoder-decoder. Remedy: give "
-            "the folder or the model id of a sequence-to-sequence model."
-        )
-    if "SafetensorError" in kinds:
-        return (
-            f"The weights in {path} cannot be read ({text}). The file is cut short or damaged. Remedy: copy it again, "
-            "or use an earlier checkpoint."
-        )
+        return UserError("model.remote_code", field=path, what=what)
+    if match := re.search(r"Unrecognized configuration class <class '.*\.(\w+)'>", text):
+        return UserError("model.not_seq2seq", field=path, config=match[1])
+    if "SafetensorError" in {kind.__name__ for kind in type(error).__mro__}:
+        return UserError("weights.damaged", field=path, reason=text)
     if "ignore_mismatched_sizes" in text:
-        return (
-            f"The weights in {path} have other shapes than its config.json says. Remedy: give the weights and the "
-            "config.json of the same model."
-        )
+        return UserError("weights.shapes", field=path)
     if isinstance(error, OSError) and not Path(path).exists():
-        return (
-            f"There is no {what} {path}: no such folder is here, and the Hub gives none ({shorten(text)}). Remedy: "
-            "correct the name, or see to the connection and to what the token may read."
-        )
+        return MissingFileError("model.not_found", field=path, what=what, reason=shorten(text))
     names = ("tokenizer.json", "tokenizer_config.json")
     if what.startswith("tokenizer") and Path(path).is_dir() and not any((Path(path) / name).exists() for name in names):
-        return (
-            f"{path} holds no tokenizer (neither {names[0]} nor {names[1]} is there). Remedy: copy them from where the "
-            "model was trained, or write them with the tokenizer's save_pretrained."
-        )
-    plain = type(error) in (OSError, ValueError, Exception)
-    reason = shorten(text) if plain else f"{type(error).__name__}: {shorten(text)}"
-    return (
-        f"The {what} {path} cannot be loaded ({reason}). Remedy: give a folder that training or save_pretrained wrote, "
-        "whole and unchanged."
-    )
+        return MissingFileError("tokenizer.missing", field=path)
+    reason = shorten(text)
+    if type(error) not in (OSError, ValueError, Exception):
+        reason = f"{type(error).__name__}: {reason}"
+    return UserError("model.not_loaded", field=path, what=what, reason=reason)
 
 
 def shorten(text: str, length: int = 240) -> str:
-    """The first paragraph of a message, on one line and without its full stop."""
+    """Return the first paragraph of a message, on one line and without its full stop."""
     first = " ".join(text.strip().split("\n\n")[0].split())
     if len(first) > length:
-        whole = first[:length].rpartition(". ")[0]  # whole sentences, where one is short enough
-        first = whole or f"{first[:length].rpartition(' ')[0]} ..."
+        sentences = first[:length].rpartition(". ")[0]
+        first = sentences or f"{first[:length].rpartition(' ')[0]} ..."
     return first.removesuffix(".") or "no reason is given"
 
 
 def without_remedy(error: Exception) -> str:
     """Return the text of an error without its remedy."""
-    return shorten(str(error).partition(". Remedy: ")[0])
+    return shorten(str(error).partition(" Remedy: ")[0])

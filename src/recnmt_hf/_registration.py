@@ -17,8 +17,11 @@ def register() -> None:
     """Register all families with transformers' Auto classes, and the pipeline task `recnmt-translation`."""
     import transformers
 
+    from ._plain_card import write_plain_card
     from .inference.pipeline import register_pipeline
+    from .models.seq2seq_loading import Seq2SeqPreTrainedModel
 
+    Seq2SeqPreTrainedModel.write_card = staticmethod(write_plain_card)  # type: ignore[method-assign]
     for family in FAMILIES.values():
         config_class = family.load_class(CONFIG)
         transformers.AutoConfig.register(family.model_type, config_class, exist_ok=True)
@@ -30,11 +33,11 @@ def register() -> None:
 
 def is_command() -> bool:
     """
-    Whether this interpreter was started as the console command, which registers once it has read its arguments: help
-    and complaints need no models. Processes that the command starts itself are none.
+    Whether this interpreter was started as the console command, which registers the models after parsing: help and
+    usage errors do not need them. Processes spawned by the command do not count.
     """
     script = (sys.argv or [""])[0]
-    if script not in sys.orig_argv:  # of a spawned process, which has its parent's arguments
+    if script not in sys.orig_argv:  # a spawned process has its parent's arguments
         return False
     if script == "-m":  # while Python looks for the module
         return sys.orig_argv[sys.orig_argv.index(script) + 1 :][:1] == [_COMMAND_MODULE]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import reprlib
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .models.user_errors import UserError
+from .errors import UserError, short_repr
 
 
 T = TypeVar("T")
@@ -37,11 +36,11 @@ LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
 @dataclass(frozen=True)
 class Range:
     """
-    Which numbers are allowed.
+    A range of numbers.
 
     Args:
-        least, most (`float`, *optional*): Bounds that are allowed themselves.
-        above, below (`float`, *optional*): Bounds that are not.
+        least, most (`float`, *optional*): Inclusive bounds.
+        above, below (`float`, *optional*): Exclusive bounds.
         share (`bool`, *optional*, defaults to `False`): Numbers below 1 are a share of all steps, others whole.
     """
 
@@ -52,6 +51,7 @@ class Range:
     share: bool = False
 
     def allows(self, number: float) -> bool:
+        """Whether a number is in the range."""
         return (
             (self.least is None or number >= self.least)
             and (self.most is None or number <= self.most)
@@ -61,6 +61,7 @@ class Range:
         )
 
     def words(self) -> str:
+        """Return the bounds as they follow "a number" in a message."""
         parts = [f"of at least {self.least:,}"] if self.least is not None else []
         parts += [f"above {self.above:,}"] if self.above is not None else []
         parts += [f"at most {self.most:,}"] if self.most is not None else []
@@ -103,7 +104,7 @@ class Option:
             name (`str`, *optional*): Name of the option in messages; defaults to the field's.
 
         Raises:
-            UserError: The value is not allowed; the message gives the name, the value, what is allowed and the remedy.
+            UserError: The value is not allowed (`option.value`).
         """
         hint = self.hint if self.choices is None else Literal[self.choices]
         return check_value(name or self.name, value, hint, self.allowed, self.default)
@@ -113,7 +114,7 @@ class Option:
         hint = self.hint if self.choices is None else Literal[self.choices]
         allowed = self.allowed
         if allowed is not None and allowed.most is not None and allowed.most >= MOST_TOKENS:
-            allowed = replace(allowed, most=None)  # nobody reaches it
+            allowed = replace(allowed, most=None)
         return " or ".join(dict.fromkeys(describe(member, allowed) for member in members(hint)))
 
 
@@ -134,14 +135,14 @@ def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> 
 def options_of(kind: type) -> dict[str, Option]:
     """Return the declarations of a dataclass' fields by name."""
     options = {}
-    hints = get_type_hints(kind, include_extras=True)
+    plain_hints, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     for entry in fields(kind):
         if not entry.init:
             continue
         extras = get_args(hints[entry.name])[1:] if get_origin(hints[entry.name]) is Annotated else ()
         options[entry.name] = Option(
             entry.name,
-            hints_of(kind)[entry.name],
+            plain_hints[entry.name],
             next((extra for extra in extras if isinstance(extra, Range)), None),
             entry.metadata.get("choices"),
             entry.default if entry.default_factory is MISSING else MISSING,
@@ -160,7 +161,7 @@ def check_options(values: Any, place: str = "") -> None:
         place (`str`, *optional*): Prefix of the fields' names in messages, e.g. `"data."`.
 
     Raises:
-        UserError: A value is not allowed.
+        UserError: A value is not allowed (`option.value`).
     """
     kind: type = type(values)
     for name, field_option in options_of(kind).items():
@@ -171,11 +172,11 @@ def documented(kind: type[T]) -> type[T]:
     """Add a dataclass' options to its docstring, in the form of transformers' docstrings."""
     lines = ["", "    Args:"]
     wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
-    fields_of: type = kind
-    for entry in options_of(fields_of).values():
-        stated = "" if entry.is_required else ", *optional*"
-        stated += f", defaults to `{shown_default(entry)}`" if entry.default not in (MISSING, None) else ""
-        lines += wrap.wrap(f"{entry.name} ({entry.kind()}{stated}): {entry.help[:1].upper()}{entry.help[1:]}.")
+    dataclass_kind: type = kind
+    for entry in options_of(dataclass_kind).values():
+        default = "" if entry.is_required else ", *optional*"
+        default += f", defaults to `{default_text(entry)}`" if entry.default not in (MISSING, None) else ""
+        lines += wrap.wrap(f"{entry.name} ({entry.kind()}{default}): {entry.help[:1].upper()}{entry.help[1:]}.")
     kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n" + "\n".join(lines) + "\n    "
     return kind
 
@@ -191,12 +192,12 @@ def option_table(kind: type, names: Sequence[str] | None = None) -> str:
     rows = ["| option | default | values | meaning |", "|---|---|---|---|"]
     for name, entry in options_of(kind).items():
         if names is None or name in names:
-            default = "" if entry.default is MISSING else f"`{shown_default(entry)}`"
+            default = "" if entry.default is MISSING else f"`{default_text(entry)}`"
             rows.append(f"| `{name}` | {default} | {entry.kind()} | {entry.help} |")
     return "\n".join(row.replace("|  |", "| |") for row in rows)
 
 
-def shown_default(entry: Option) -> str:
+def default_text(entry: Option) -> str:
     """Return a default as YAML and the command line write it."""
     if entry.default is None or isinstance(entry.default, bool):
         return {None: "null", True: "true", False: "false"}[entry.default]
@@ -213,10 +214,11 @@ _GIVEN = "_given_names"
 
 def parse(kind: type[T], content: Any, place: str) -> T:
     """
-    Build an object of a dataclass from a mapping, which messages call `place`; [`stated`] reverses this.
+    Build an object of a dataclass from the mapping at `place`; [`stated`] reverses this.
 
     Raises:
-        UserError: A field does not exist or is empty, or the dataclass rejects a value.
+        UserError: A field does not exist (`option.unknown`) or is empty (`option.empty`), or the dataclass rejects a
+            value. The error's field starts with `place`.
     """
     dataclass_kind: type = kind
     given = given_fields(content, options_of(dataclass_kind), place)
@@ -225,8 +227,7 @@ def parse(kind: type[T], content: Any, place: str) -> T:
     try:
         parsed = kind(**given)
     except UserError as error:
-        names_field = str(error).startswith(tuple(options_of(dataclass_kind)))
-        raise UserError(f"{place}{'.' if names_field else ': '}{error}") from error
+        raise error.inside(place) from error
     return remember_given(parsed, given)
 
 
@@ -248,30 +249,34 @@ def default_of(entry: Field[Any]) -> Any:
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
-def given_fields(content: Any, known: Iterable[str], place: str) -> dict[str, Any]:
-    """Return a mapping's fields, all of them known, without those that are reset to their default."""
+def given_fields(content: Any, known: Iterable[str], place: str = "") -> dict[str, Any]:
+    """
+    Return the fields of the mapping at `place` (`""` for the whole recipe), without those reset to their default.
+
+    Raises:
+        UserError: A field is not known (`option.unknown`).
+    """
     content = mapping(content, place)
     known = sorted(known)
     for name in content:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known[:12])} ..."
-            raise UserError(f"{place} has no field {shown(name)}; {hint} Remedy: correct it.")
+            remedy = f"use {near[0]}" if near else f"use one of {', '.join(known[:12])}{' ...' * (len(known) > 12)}"
+            raise UserError("option.unknown", field=f"{place}.{name}".lstrip("."), remedy=remedy)
     return {name: value for name, value in content.items() if value is not DEFAULT}
 
 
 def mapping(content: Any, place: str) -> dict[str, Any]:
-    """Return a mapping's content; `None` has none."""
-    if content is not None and content is not DEFAULT and not isinstance(content, Mapping):
-        raise UserError(
-            f"{place} must be a mapping of names to values, not {kind_of(content)}. Remedy: write {place}: "
-            "{name: value}."
-        )
-    return dict(content) if isinstance(content, Mapping) else {}
+    """Return the content of the mapping at `place`; `None` is empty."""
+    if content is None or content is DEFAULT:
+        return {}
+    if not isinstance(content, Mapping):
+        raise UserError("option.mapping", field=place, kind=kind_of(content))
+    return dict(content)
 
 
 def check_fields(section: Any, place: str) -> None:
-    """Check the fields of a dataclass' object, none of which may be empty text."""
+    """Check the fields of a dataclass' object, and that none is empty text."""
     check_options(section, f"{place}.")
     for entry in fields(section):
         check_not_empty(getattr(section, entry.name), f"{place}.{entry.name}")
@@ -279,10 +284,8 @@ def check_fields(section: Any, place: str) -> None:
 
 def check_content(value: Any, place: str) -> None:
     """Check that all text in a value can be written to a file, and that all numbers are finite."""
-    if isinstance(value, str) and not is_plain(value):
-        raise UserError(f"{place}={shown(value)} is not allowed; it must be text. Remedy: correct it.")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        check_value(place, value, float)
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        check_value(place, value, str if isinstance(value, str) else float)
     for name, item in value.items() if isinstance(value, Mapping) else ():
         check_content(item, f"{place}.{name}")
     for number, item in enumerate(value) if isinstance(value, list) else ():
@@ -290,8 +293,9 @@ def check_content(value: Any, place: str) -> None:
 
 
 def check_not_empty(value: Any, place: str) -> None:
+    """Raise `UserError` for empty text."""
     if value == "":
-        raise UserError(f"{place} is empty. Remedy: leave it out, or give it a value.")
+        raise UserError("option.empty", field=place)
 
 
 def kind_of(value: Any) -> str:
@@ -301,24 +305,6 @@ def kind_of(value: Any) -> str:
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def hints_of(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass' fields, as `check_value` takes them."""
-    return get_type_hints(kind)
-
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 60
-_short.maxlevel, _short.maxlist, _short.maxdict = 2, 4, 4
-
-
-def shown(value: Any) -> str:
-    """Quote a value for a message, never longer than a line."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"a number of {value.bit_length()} bits"
-    return str(value.value) if isinstance(value, Enum) else _short.repr(value)
 
 
 def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, default: Any = MISSING) -> Any:
@@ -336,18 +322,17 @@ def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, 
         The value; whole numbers are `int`.
 
     Raises:
-        UserError: The value is not allowed; the message gives `name`, the value, what is allowed and the remedy.
+        UserError: The value is not allowed (`option.value`).
     """
     kinds = members(hint)
     if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
         value = int(value)
-    if not any(is_allowed(value, kind, allowed) for kind in kinds):
-        words = " or ".join(dict.fromkeys(describe(kind, allowed) for kind in kinds))
-        if isinstance(value, (int, float)) and LARGEST <= abs(value) < math.inf and {int, float} & set(kinds):
-            words += ", of a size below 2^63"
-        act = remedy(value, kinds, default)
-        raise UserError(f"{name}={shown(value)} is not allowed; it must be {words}. Remedy: {act}.")
-    return value
+    if any(is_allowed(value, kind, allowed) for kind in kinds):
+        return value
+    words = " or ".join(dict.fromkeys(describe(kind, allowed) for kind in kinds))
+    if isinstance(value, (int, float)) and LARGEST <= abs(value) < math.inf and {int, float} & set(kinds):
+        words += ", with an absolute value below 2^63"
+    raise UserError("option.value", field=name, value=value, allowed=words, remedy=remedy_for(value, kinds, default))
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -355,12 +340,20 @@ def members(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) not in (Union, types.UnionType):
         return (hint,)
     kinds = get_args(hint)
-    closed = any(is_enum(kind) for kind in kinds)
-    return tuple(kind for kind in kinds if not (closed and kind is str))
+    has_enum = any(is_enum(kind) for kind in kinds)
+    return tuple(kind for kind in kinds if not (has_enum and kind is str))
 
 
 def is_enum(kind: Any) -> bool:
+    """Whether a type is an Enum."""
     return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def choices_of(kind: Any) -> list[Any]:
+    """Return the values that a Literal or an Enum lists; other types have none."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [member.value for member in kind] if is_enum(kind) else []
 
 
 def is_allowed(value: Any, kind: Any, allowed: Range | None) -> bool:
@@ -370,10 +363,9 @@ def is_allowed(value: Any, kind: Any, allowed: Range | None) -> bool:
         return True
     if kind is None or kind is type(None):
         return value is None
-    if origin is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
-    if is_enum(kind):
-        return isinstance(value, kind) or value in [member.value for member in kind]
+    if origin is Literal or is_enum(kind):
+        is_member = is_enum(kind) and isinstance(value, kind)
+        return is_member or any(value == choice and type(value) is type(choice) for choice in choices_of(kind))
     if kind is int or kind is float:
         if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
             return False
@@ -391,58 +383,49 @@ def is_allowed(value: Any, kind: Any, allowed: Range | None) -> bool:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can be written to a file, and be a file's name."""
+    """Whether a text can be written to a file and be the name of a file."""
     try:
         return "\0" not in text and bool(text.encode("utf-8") or True)
     except UnicodeEncodeError:
         return False
 
 
-def named_values(kind: Any) -> list[Any]:
-    """The values of a type that names them."""
-    if get_origin(kind) is Literal:
-        return [choice for choice in get_args(kind) if choice is not None]
-    return [member.value for member in kind] if is_enum(kind) else []
-
-
 def describe(kind: Any, allowed: Range | None) -> str:
+    """Describe the values of a type, for messages and tables."""
     if kind is None or kind is type(None):
         return "null"
-    if get_origin(kind) is Literal:
-        values = ["null" if choice is None else str(choice) for choice in get_args(kind)]
-        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
-    if is_enum(kind):
-        values = [str(member.value) for member in kind]
-        return f"one of {', '.join(values[:12])}{' ...' * (len(values) > 12)}"
+    if values := ["null" if choice is None else str(choice) for choice in choices_of(kind)]:
+        most = 12 if is_enum(kind) else len(values)
+        return values[0] if len(values) == 1 else f"one of {', '.join(values[:most])}{' ...' * (len(values) > most)}"
     if kind is int or kind is float:
-        number = "whole number" if kind is int else "number"
         if allowed is not None and allowed.share:
             least, zero = (0, "") if allowed.least is not None else (1, " above 0")
             return f"a whole number of at least {least}, or a share of all steps{zero} and below 1"
-        return f"a {number} {allowed.words() if allowed else ''}".rstrip()
+        return f"a {'whole ' * (kind is int)}number {allowed.words() if allowed else ''}".rstrip()
     if get_origin(kind) is list and allowed is not None:
         return f"a list of numbers {allowed.words()}"
     named = {bool: "true or false", str: "text", list: "a list", dict: "a mapping of names to values"}
     return named.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
 
 
-def remedy(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
-    if isinstance(value, str) and str not in kinds and reads_as(value, kinds):
-        act = "write it without quotes"
-    elif near := difflib.get_close_matches(
-        str(value), [str(choice) for kind in kinds for choice in named_values(kind)], n=1
-    ):
-        act = f"write {near[0]}"
+def remedy_for(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
+    """Return what to do about a value that is not allowed."""
+    choices = [str(choice) for kind in kinds for choice in choices_of(kind) if choice is not None]
+    if isinstance(value, str) and str not in kinds and is_quoted(value, kinds):
+        remedy = "write it without quotes"
+    elif near := difflib.get_close_matches(str(value), choices, n=1):
+        remedy = f"write {near[0]}"
     elif isinstance(value, (bool, int, float)) and kinds[0] is str:
-        act = "put it in quotes if it is meant as text"
+        remedy = "put it in quotes if it is meant as text"
     else:
-        act = "correct it"
+        remedy = "correct it"
     if default is MISSING or callable(default):
-        return act
-    return f"{act}, or leave it out (the default is {'null' if default is None else shown(default)})"
+        return remedy
+    return f"{remedy}, or leave it out (the default is {'null' if default is None else short_repr(default)})"
 
 
-def reads_as(text: str, kinds: tuple[Any, ...]) -> bool:
+def is_quoted(text: str, kinds: tuple[Any, ...]) -> bool:
+    """Whether a text is a number or a truth value in quotes, where one of these is expected."""
     if bool in kinds and text.lower() in ("true", "false"):
         return True
     try:

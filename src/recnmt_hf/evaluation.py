@@ -1,4 +1,4 @@
-"""Old name of the packages `inference` and `metrics`, for one version."""
+"""Old name of the packages `inference` and `metrics`, deprecated."""
 
 import warnings
 from typing import Any

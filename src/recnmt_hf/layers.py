@@ -1,8 +1,26 @@
 """
 The papers' mechanisms as ordinary `torch.nn.Module`s, for use in models of your own.
 
-Inputs have the shape `(batch_size, length, channels)`, masks the shape `(batch_size, length)`, 1 keeps. Padding does
-not change the results; it may be on either side, except for [`RelationLayer`].
+Inputs have the shape `(batch_size, length, channels)`, masks the shape `(batch_size, length)`, 1 keeps. Padding, on
+either side (for [`RelationLayer`] on the right), does not change the results.
+
+Example:
+
+```python
+>>> import torch
+>>> from recnmt_hf.layers import ONLSTM, AttentiveRecurrentNetwork, CapsuleRouting
+>>> inputs, mask = torch.randn(2, 5, 32), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+>>> states, last = ONLSTM(chunk_size=4, input_size=32, hidden_size=64, bidirectional=True)(inputs, mask)
+>>> states.shape, last.shape
+(torch.Size([2, 5, 128]), torch.Size([2, 128]))
+>>> states, _, attentions = AttentiveRecurrentNetwork(32, steps=4)(inputs, mask, output_attentions=True)
+>>> states.shape, attentions.shape  # batch, directions, heads, steps, words
+(torch.Size([2, 4, 32]), torch.Size([2, 1, 8, 4, 5]))
+>>> capsules, couplings = CapsuleRouting(32, num_capsules=8)(inputs, mask)
+>>> capsules.shape, couplings.shape
+(torch.Size([2, 8, 32]), torch.Size([2, 8, 5]))
+
+```
 """
 
 from __future__ import annotations
@@ -26,42 +44,18 @@ from .models.modeling_rpe_transformer import SourceRecurrentPositions
 from .models.recurrent_layers import MaskedRNN
 
 
-__all__ = [
-    "ONLSTM",
-    "AttentiveRecurrentNetwork",
-    "CapsuleRouting",
-    "MaskedRNN",
-    "RecurrentPositions",
-    "RelationLayer",
-]
+__all__ = ["ONLSTM", "AttentiveRecurrentNetwork", "CapsuleRouting", "MaskedRNN", "RecurrentPositions", "RelationLayer"]
 
 
 class ONLSTM(ModelONLSTM):
     """
-    ON-LSTM (Shen et al., 2019), in one direction or two.
-
-    Args:
-        chunk_size (`int`): Channels that share a master gate.
-        input_size, hidden_size (`int`): Channels of the input, and of each direction's state.
-        bidirectional (`bool`, *optional*, defaults to `False`): Add the backward direction.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import ONLSTM
-    >>> rnn = ONLSTM(chunk_size=4, input_size=32, hidden_size=64, bidirectional=True)
-    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    >>> states, last = rnn(torch.randn(2, 5, 32), mask)
-    >>> states.shape, last.shape
-    (torch.Size([2, 5, 128]), torch.Size([2, 128]))
-
-    ```
+    ON-LSTM (Shen et al., 2019), in one direction or two: `chunk_size` channels share a master gate, each direction
+    has `hidden_size` channels.
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
         super().__init__(chunk_size, input_size, hidden_size, bidirectional)
-        bound = 1 / math.sqrt(hidden_size)  # as torch's layers; models initialize theirs later
+        bound = 1 / math.sqrt(hidden_size)  # like torch's layers; models initialise theirs later
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
@@ -74,23 +68,11 @@ class AttentiveRecurrentNetwork(AttentiveRecurrence):
     Args:
         d_model (`int`): Channels of inputs and outputs.
         hidden_size (`int`, *optional*): Channels of the state; defaults to `d_model`.
-        steps (`int`, *optional*, defaults to 8): Number of steps; `None`: as many as a sentence has inputs.
+        steps (`int`, *optional*, defaults to 8): Number of steps; `None`: one for each input.
         num_heads (`int`, *optional*, defaults to 8): Attention heads.
         bidirectional (`bool`, *optional*, defaults to `False`): Add a second network whose steps run backward.
         cell (`"gru"` or `"lstm"`, *optional*, defaults to `"gru"`): Recurrent cell.
         dropout (`float`, *optional*, defaults to 0.0): Dropout of the attention weights.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import AttentiveRecurrentNetwork
-    >>> network = AttentiveRecurrentNetwork(64, steps=4)
-    >>> states, mask, attentions = network(torch.randn(2, 7, 64), None, output_attentions=True)
-    >>> states.shape, attentions.shape
-    (torch.Size([2, 4, 64]), torch.Size([2, 1, 8, 4, 7]))
-
-    ```
     """
 
     def __init__(
@@ -125,19 +107,6 @@ class CapsuleRouting(CapsuleLayer):
         num_capsules (`int`): Number of capsules.
         capsule_dim (`int`, *optional*): Channels of a capsule; defaults to `d_model`.
         iterations (`int`, *optional*, defaults to 3): Routing iterations.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import CapsuleRouting
-    >>> routing = CapsuleRouting(64, num_capsules=8)
-    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    >>> capsules, couplings = routing(torch.randn(2, 5, 64), mask)
-    >>> capsules.shape, couplings.shape
-    (torch.Size([2, 8, 64]), torch.Size([2, 8, 5]))
-
-    ```
     """
 
     def __init__(self, d_model: int, num_capsules: int, capsule_dim: int | None = None, iterations: int = 3):
@@ -161,17 +130,6 @@ class RelationLayer(ModelRelationLayer):
         d_model (`int`): Channels of inputs and outputs.
         conv_channels (sequence of `int`): Channels of each convolution.
         hidden_size (`int`): Channels of the perceptron over pairs.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import RelationLayer
-    >>> layer = RelationLayer(64, conv_channels=[32], hidden_size=48)
-    >>> layer(torch.randn(2, 7, 64)).shape
-    torch.Size([2, 7, 64])
-
-    ```
     """
 
     def __init__(self, d_model: int, conv_channels: list[int], hidden_size: int):
@@ -181,16 +139,7 @@ class RelationLayer(ModelRelationLayer):
     def forward(  # type: ignore[override]
         self, states: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """
-        Compute the layer.
-
-        Args:
-            states (`torch.Tensor` of shape `(batch_size, length, d_model)`): Inputs, padded on the right.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-
-        Returns:
-            Outputs of the same shape.
-        """
+        """Map states `(batch_size, length, d_model)`, padded on the right, to outputs of the same shape."""
         return super().forward(states, attention_mask, InputOrder(None, attention_mask))[0]
 
 
@@ -201,17 +150,6 @@ class RecurrentPositions(SourceRecurrentPositions):
     Args:
         width (`int`): Channels of inputs and outputs.
         cell (`"rnn"`, `"gru"`, `"lstm"` or `"sru"`, *optional*, defaults to `"rnn"`): Recurrent cell.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import RecurrentPositions
-    >>> positions = RecurrentPositions(32)
-    >>> positions(torch.randn(2, 7, 32)).shape
-    torch.Size([2, 7, 32])
-
-    ```
     """
 
     def __init__(self, width: int, cell: Literal["rnn", "gru", "lstm", "sru"] = "rnn"):
@@ -223,14 +161,5 @@ class RecurrentPositions(SourceRecurrentPositions):
     def forward(  # type: ignore[override]
         self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """
-        Compute the embeddings.
-
-        Args:
-            embeddings (`torch.Tensor` of shape `(batch_size, length, width)`): Inputs.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-
-        Returns:
-            Outputs of the same shape.
-        """
+        """Map embeddings `(batch_size, length, width)` to positional embeddings of the same shape."""
         return super().forward(embeddings, attention_mask, None)

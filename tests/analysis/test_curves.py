@@ -1,4 +1,4 @@
-"""`recnmt plot`: curves of runs that go on, and of finished models."""
+"""`recnmt plot`: curves of running and of finished runs."""
 
 import json
 import shutil
@@ -45,11 +45,11 @@ def test_curves_of_checkpoints_and_models(tmp_path, capsys):
     assert main(["plot", str(run), str(tmp_path / "model"), "--output", str(picture)]) == 0
     assert picture.read_bytes()[:4] == b"\x89PNG"
     shutil.rmtree(run / "checkpoint-10")
-    for words, message in (
-        ([str(run)], "has no curve"),
-        ([str(tmp_path / "none")], "is no folder"),
-        ([str(run), str(run)], "is named twice"),
-        ([str(tmp_path / "model"), "-o", "a.txt"], "names no picture"),
+    for words, code in (
+        ([str(run)], "[curve.missing]"),
+        ([str(tmp_path / "none")], "[file.missing_folder]"),
+        ([str(run), str(run)], "[usage.duplicate]"),
+        ([str(tmp_path / "model"), "-o", "a.txt"], "[plot.ending]"),
     ):
         assert main(["plot", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert code in capsys.readouterr().err

@@ -1,8 +1,9 @@
-"""What a GRET makes of a sentence: from a saved model and a sentence to tables and a picture."""
+"""Global state of a sentence: from a saved GRET and a sentence to tables and a picture."""
 
 import numpy as np
 import pytest
 import torch
+from user_errors import rejects
 
 from recnmt_hf import GRETConfig, GRETForConditionalGeneration, Translator
 from recnmt_hf.analysis.global_state import global_state
@@ -42,18 +43,18 @@ def test_values_are_those_of_the_model(folder):
 
 def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     translator = Translator.from_pretrained(folder, device="cpu")
-    with pytest.raises(ValueError, match="There is no layer 2; 2 have capsules"):
+    with rejects("inspect.no_index", field="layer", count=2):
         global_state(translator, SENTENCE, TRANSLATION).to_tsv(2)
-    for texts in ((" ", None), (SENTENCE, "")):
-        with pytest.raises(ValueError, match="is empty"):
+    for field, texts in (("sentence", (" ", None)), ("translation", (SENTENCE, ""))):
+        with rejects("inspect.blank", field=field):
             global_state(translator, *texts)
-    with pytest.raises(ValueError, match=r"nmt_transformer model has no global representation.*use a gret"):
+    with rejects("inspect.no_global_state"):
         global_state(Translator.from_pretrained(tiny_folder, device="cpu"), SENTENCE)
     bare = save(tmp_path, tokenizer, global_capsule=False, global_gate=False)
-    with pytest.raises(ValueError, match="neither capsules nor a gate"):
+    with rejects("inspect.no_global_state"):
         global_state(Translator.from_pretrained(bare, device="cpu"), SENTENCE)
     assert main(["inspect", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
-    assert "names no picture" in capsys.readouterr().err
+    assert "[plot.ending]" in capsys.readouterr().err
 
 
 def test_one_command_gives_tables(folder, capsys):
@@ -74,7 +75,7 @@ def test_one_command_gives_tables(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("fields", "shown"),
+    ("fields", "summary"),
     [
         ({}, "5 capsules over"),
         ({"global_capsule": False}, "0 capsules over"),
@@ -82,10 +83,10 @@ def test_one_command_gives_tables(folder, capsys):
     ],
     ids=str,
 )
-def test_one_command_gives_a_picture(tokenizer, tmp_path, capsys, fields, shown):
+def test_one_command_gives_a_picture(tokenizer, tmp_path, capsys, fields, summary):
     """Of what the model has: capsules, gates or both."""
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
     path = save(tmp_path / "model", tokenizer, **fields)
     picture = tmp_path / "global.png"
     assert main(["inspect", str(path), SENTENCE, "--target", TRANSLATION, "-o", str(picture), "--device", "cpu"]) == 0
-    assert shown in capsys.readouterr().out and picture.read_bytes().startswith(b"\x89PNG")
+    assert summary in capsys.readouterr().out and picture.read_bytes().startswith(b"\x89PNG")

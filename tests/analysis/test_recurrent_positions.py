@@ -1,8 +1,9 @@
-"""What a recurrence adds to positions: from a saved model and a sentence to a table and a picture."""
+"""Recurrent positional embeddings: from a saved model and a sentence to a table and a picture."""
 
 import numpy as np
 import pytest
 import torch
+from user_errors import rejects
 
 from recnmt_hf import RPETransformerConfig, RPETransformerForConditionalGeneration, Translator
 from recnmt_hf.analysis.recurrent_positions import SidePositions, positions_to_tsv, recurrent_positions
@@ -60,20 +61,20 @@ def test_a_table_by_distance():
 
 def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     translator = Translator.from_pretrained(folder, device="cpu")
-    for texts in ((" ", None), (SENTENCE, "")):
-        with pytest.raises(ValueError, match="is empty"):
+    for field, texts in (("sentence", (" ", None)), ("translation", (SENTENCE, ""))):
+        with rejects("inspect.blank", field=field):
             recurrent_positions(translator, *texts)
-    with pytest.raises(ValueError, match=r"nmt_transformer model has no recurrent positional.*use an rpe_transformer"):
+    with rejects("inspect.no_recurrent_positions"):
         recurrent_positions(Translator.from_pretrained(tiny_folder, device="cpu"), SENTENCE)
     bare = save(tmp_path, tokenizer, rpe_encoder=False, rpe_decoder=False)
-    with pytest.raises(ValueError, match="a recurrence on neither side"):
+    with rejects("inspect.no_recurrent_positions"):
         recurrent_positions(Translator.from_pretrained(bare, device="cpu"), SENTENCE)
     assert main(["inspect", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
-    assert "names no picture" in capsys.readouterr().err
+    assert "[plot.ending]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("fields", "shown"),
+    ("fields", "sides"),
     [
         ({}, ["source", "target"]),
         ({"rpe_encoder": False}, ["target"]),
@@ -81,15 +82,15 @@ def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_one_command_gives_a_table_or_a_picture(tokenizer, tmp_path, capsys, fields, shown):
+def test_one_command_gives_a_table_or_a_picture(tokenizer, tmp_path, capsys, fields, sides):
     """Of the sides that have a recurrence, with positions or without."""
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
     path = save(tmp_path / "model", tokenizer, **fields)
     command = ["inspect", str(path), SENTENCE, "--target", TRANSLATION, "--device", "cpu"]
     assert main(command) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert sorted({line[0] for line in lines[1:]}) == shown
+    assert sorted({line[0] for line in lines[1:]}) == sides
     assert all(bool(line[3]) == (fields.get("rpe_dim") != 32) for line in lines[1:])
     picture = tmp_path / "positions.png"
     assert main([*command, "-o", str(picture)]) == 0
-    assert shown[-1] in capsys.readouterr().out and picture.read_bytes().startswith(b"\x89PNG")
+    assert sides[-1] in capsys.readouterr().out and picture.read_bytes().startswith(b"\x89PNG")

@@ -1,8 +1,9 @@
-"""What master gates make of a sentence: from distances to a tree, and from a saved model to text and a picture."""
+"""Syntactic distances: from distances to a tree, and from a saved model and a sentence to text and a picture."""
 
 import numpy as np
 import pytest
 import torch
+from user_errors import rejects
 
 from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForConditionalGeneration, Translator
 from recnmt_hf.analysis.syntactic_distance import SyntacticDistances, nodes, syntactic_distances
@@ -54,18 +55,18 @@ def test_values_are_those_of_the_model(folder):
 
 def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     state = syntactic_distances(Translator.from_pretrained(folder, device="cpu"), SENTENCE)
-    with pytest.raises(ValueError, match="There is no layer 1; 1 are ON-LSTM"):
+    with rejects("inspect.no_index", field="layer", count=1):
         state.of(1)
-    with pytest.raises(ValueError, match=r"no direction 'up' here\. Remedy: choose forward or backward"):
+    with rejects("inspect.no_direction", names="forward or backward"):
         state.of(direction="up")
-    with pytest.raises(ValueError, match="is empty"):
+    with rejects("inspect.blank", field="sentence"):
         syntactic_distances(Translator.from_pretrained(folder, device="cpu"), " ")
     for path in (tiny_folder, save(tmp_path, tokenizer, encoder_layer_types=["lstm", "attention"])):
-        with pytest.raises(ValueError, match=r"model has no ON-LSTM layers. Remedy: use an onlstm_transformer"):
+        with rejects("inspect.no_onlstm"):
             syntactic_distances(Translator.from_pretrained(path, device="cpu"), SENTENCE)
     single = save(tmp_path / "single", tokenizer, rnn_bidirectional=False)
     assert main(["inspect", str(single), SENTENCE, "--direction", "backward", "--device", "cpu"]) == 2
-    assert "Remedy: choose forward." in capsys.readouterr().err
+    assert "[inspect.no_direction]" in capsys.readouterr().err
 
 
 def test_one_command_gives_text_or_a_picture(folder, tmp_path, capsys):

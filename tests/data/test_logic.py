@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 
 import pytest
+from user_errors import rejects
 
 from recnmt_hf.data.logic import (
     MOST_OPERATORS,
@@ -133,30 +134,30 @@ def test_read_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, code, line",
     [
-        ("?\ta\tb\n", "line 1: no relation"),
-        ("#\ta\tb\n#\ta\n", "line 2: no relation"),
-        ("#\ta\tthe dog\n", "two formulas parted by tabs"),
-        ("#\ta\t\n", "two formulas"),
-        ("", "is empty. Remedy"),
+        ("?\ta\tb\n", "logic.line", 1),
+        ("#\ta\tb\n#\ta\n", "logic.line", 2),
+        ("#\ta\tthe dog\n", "logic.line", 1),
+        ("#\ta\t\n", "logic.line", 1),
+        ("", "file.empty", None),
     ],
 )
-def test_wrong_files(tmp_path, content, message):
+def test_wrong_files(tmp_path, content, code, line):
     (tmp_path / "train3.tsv").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with rejects(code, field=str(tmp_path / "train3.tsv"), line=line):
         read_logic(tmp_path, "train", 3)
 
 
 def test_missing_files(tmp_path):
     (tmp_path / "train3.tsv").write_text("#\ta\tb\n")
-    with pytest.raises(FileNotFoundError, match=r"of train files .* has 3\. Remedy: correct the folder"):
+    with rejects("logic.missing_file", kind=FileNotFoundError, names="train3.tsv"):
         read_logic(tmp_path, "train", 4)
-    with pytest.raises(FileNotFoundError, match="has none"):
+    with rejects("logic.missing_file", kind=FileNotFoundError, names="none"):
         read_logic(tmp_path / "nowhere", "test", 4)
 
 
 @pytest.mark.parametrize("fields", [{"pairs": 0}, {"pairs": "many"}, {"seed": -1}])
 def test_wrong_numbers(fields):
-    with pytest.raises(ValueError, match=f"{next(iter(fields))}=.* is not allowed"):
+    with rejects("option.value", field=next(iter(fields))):
         generate_logic(**fields)

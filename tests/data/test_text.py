@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict, Features, Translation
+from user_errors import rejects
 
 from recnmt_hf.data.corpora import Corpus, load_pairs, parse_corpora, prepare_dataset
 from recnmt_hf.data.text import SentencePair, read_parallel
@@ -36,43 +37,44 @@ def test_parallel_files(tmp_path, suffix):
 
 def test_ragged_files_are_counted(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n2\n3\n4\n"), write(tmp_path / "a.de", "1\n2\n")
-    with pytest.raises(ValueError, match=r"a\.de has 2 lines, .*a\.en has 4\. Remedy"):
+    with rejects("corpus.different_lengths", sources=4, targets=2):
         list(read_parallel(source, target))
-    with pytest.raises(ValueError, match=r"a\.de has 2 lines, .*a\.en has 4\. Remedy"):
+    with rejects("corpus.different_lengths", sources=2, targets=4):
         list(read_parallel(target, source))
 
 
 def test_missing_file_names_its_neighbours(tmp_path):
     write(tmp_path / "train.en", "x\n")
-    with pytest.raises(FileNotFoundError, match=r"There is no file .*train\.eng\. .* holds: train\.en\."):
+    missing = str(tmp_path / "train.eng")
+    with rejects("file.missing", field=missing, kind=FileNotFoundError, names="train.en"):
         list(read_parallel(tmp_path / "train.eng", tmp_path / "train.en"))
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    with rejects("file.no_folder", kind=FileNotFoundError):
         list(read_parallel(tmp_path / "no" / "a", tmp_path / "no" / "b"))
 
 
 def test_wrong_encoding_names_the_line(tmp_path):
     source = write(tmp_path / "a.en", "fine\n" * 3)
     target = write(tmp_path / "a.de", "gut\nschön\ngut\n", encoding="latin-1")
-    with pytest.raises(ValueError, match=r"a\.de, line 2: not UTF-8 .*iconv"):
+    with rejects("file.not_utf8", field=target, line=2):
         list(read_parallel(source, target))
 
 
 def test_empty_lines_are_refused_or_skipped(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n\n3\n"), write(tmp_path / "a.de", "1\n2\n3\n")
-    with pytest.raises(ValueError, match=r"a\.en, line 2: an empty sentence.*on_empty: skip"):
+    with rejects("corpus.empty_sentence", field=source, number=2):
         list(read_parallel(source, target))
     assert [pair.source for pair in read_parallel(source, target, on_empty="skip")] == ["1", "3"]
-    with pytest.raises(ValueError, match="on_empty='drop'"):
+    with rejects("option.value", field="on_empty"):
         list(read_parallel(source, target, on_empty="drop"))
 
 
 def test_empty_and_cut_files(tmp_path):
     empty = write(tmp_path / "a.en", "")
-    with pytest.raises(ValueError, match="are empty"):
+    with rejects("corpus.no_pairs", field=empty):
         list(read_parallel(empty, empty))
     path = tmp_path / "b.gz"
     path.write_bytes(gzip.compress(b"a line of text\n" * 500)[:-20])
-    with pytest.raises(ValueError, match=r"b\.gz: the compressed file ends early"):
+    with rejects("file.damaged_gzip", field=str(path)):
         list(read_parallel(path, path))
 
 
@@ -80,7 +82,7 @@ def test_tsv(tmp_path):
     path = write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\n")
     assert list(Corpus(tsv=path).pairs("en", "de")) == [SentencePair("One", "Eins"), SentencePair("Two", "Zwei")]
     write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\tDrei\n")
-    with pytest.raises(ValueError, match=r"a\.tsv, line 2: 3 tab-separated fields, 2 are needed"):
+    with rejects("corpus.tsv_fields", field=path, line=2, count=3):
         list(Corpus(tsv=path).pairs("en", "de"))
 
 
@@ -90,7 +92,7 @@ def test_marks_and_empty_fields(tmp_path):
     path = write(tmp_path / "a.tsv", "\tDas\nOne\tEins\n")
     assert [p.source for p in Corpus(tsv=path).pairs("en", "de", "skip")] == ["One"]
     (tmp_path / "bad.gz").write_bytes(gzip.compress(b"text\n" * 99)[:-8] + b"\0" * 8)
-    with pytest.raises(ValueError, match=r"bad\.gz: the compressed file ends early or is damaged"):
+    with rejects("file.damaged_gzip", field=str(tmp_path / "bad.gz")):
         list(read_parallel(tmp_path / "bad.gz", tmp_path / "bad.gz"))
 
 
@@ -100,7 +102,7 @@ def test_jsonl(tmp_path):
     assert list(Corpus(jsonl=path).pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
     for bad in ("{", '{"en": "x"}', "[]", '{"en": 1, "de": "x"}'):
         write(tmp_path / "a.jsonl", '{"en": "a", "de": "b"}\n' + bad + "\n")
-        with pytest.raises(ValueError, match=r"a\.jsonl, line 2: no JSON object with 'en' and 'de'"):
+        with rejects("corpus.json_line", field=path, line=2):
             list(Corpus(jsonl=path).pairs("en", "de"))
 
 
@@ -120,22 +122,24 @@ def test_datasets_translation_set(hub_format):
     corpus = Corpus(dataset=str(hub_format), split="train")
     assert list(corpus.pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
     assert len(list(Corpus(dataset=str(hub_format), split="train[:1]").pairs("en", "de"))) == 1
-    with pytest.raises(ValueError, match=r"has no .fr., only en, de"):
+    with rejects("dataset.no_column", columns="de, en"):
         list(corpus.pairs("en", "fr"))
-    with pytest.raises(ValueError, match=r"could not be loaded.*Remedy"):
+    with rejects("dataset.not_loaded"):
         list(Corpus(dataset=str(hub_format), split="dev").pairs("en", "de"))
 
 
-def test_corpus_says_exactly_one_thing():
-    with pytest.raises(ValueError, match=r"exactly one of source.*this one has none"):
+def test_a_corpus_has_exactly_one_source():
+    with rejects("corpus.kinds", kinds="none"):
         Corpus()
-    with pytest.raises(ValueError, match="this one has tsv, generated"):
+    with rejects("corpus.kinds", kinds="tsv, generated"):
         Corpus(tsv="a", generated="train")
-    with pytest.raises(ValueError, match="needs both source and target"):
+    with rejects("corpus.one_side", field="target"):
         Corpus(source="a")
-    with pytest.raises(ValueError, match=r"corpora has no field 'sourc'; did you mean source"):
+    with rejects("option.unknown", field="corpora.sourc"):
         parse_corpora({"sourc": "a"})
-    with pytest.raises(ValueError, match="English-German; en-fr was asked for"):
+    with rejects("corpus.not_a_list", field="corpora"):
+        parse_corpora([])
+    with rejects("corpus.generated_languages", languages="en-fr"):
         list(load_pairs({"generated": "train"}, "en", "fr"))
 
 
@@ -163,7 +167,7 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
     limit = sorted(data["target_length"][:])[15]
     short = prepare(max_target_length=limit)
     assert 0 < len(short) < 30 and max(short["target_length"][:]) <= limit
-    with pytest.raises(ValueError, match="None of 30 sentence pairs is left after the length filters"):
+    with rejects("corpus.all_too_long", pairs=30):
         prepare(max_source_length=1)
 
 
@@ -186,20 +190,20 @@ def test_real_corpus_is_read(real_data, tokenizer, tmp_path):
     assert len(data) == 1014
 
 
-# -- text that shows nothing, or is none --
+# -- blank text, or other values --
 
 
 @pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u00ad", "\u2028", "\x07", "\u3164\ufe0f"])
-def test_lines_that_show_nothing_are_empty(tmp_path, nothing):
+def test_lines_of_invisible_characters_are_blank(tmp_path, nothing):
     source = write(tmp_path / "a.en", f"One\n{nothing}\n")
     target = write(tmp_path / "a.de", "Eins\nZwei\n")
-    with pytest.raises(ValueError, match=r"a\.en, line 2: an empty sentence"):
+    with rejects("corpus.empty_sentence", field=source, number=2):
         list(read_parallel(source, target))
     assert len(list(read_parallel(source, target, "skip"))) == 1
     tsv, jsonl = write(tmp_path / "a.tsv", f"One\t{nothing}\n"), tmp_path / "a.jsonl"
     write(jsonl, json.dumps({"en": nothing, "de": "x"}) + "\n")
     for corpus in (Corpus(tsv=tsv), Corpus(jsonl=str(jsonl))):
-        with pytest.raises(ValueError, match="line 1: an empty sentence"):
+        with rejects("corpus.empty_sentence", number=1):
             list(corpus.pairs("en", "de"))
 
 
@@ -208,40 +212,41 @@ def test_lines_that_show_nothing_are_empty(tmp_path, nothing):
 )
 def test_jsonl_that_no_sentence_can_be_read_from(tmp_path, bad):
     path = write(tmp_path / "a.jsonl", bad + "\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: no JSON object with 'en' and 'de'"):
+    with rejects("corpus.json_line", field=path, line=1):
         list(Corpus(jsonl=path).pairs("en", "de"))
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "code", "details"),
     [
-        ({"en": ["One", "Two"], "de": [1, 2]}, "row 0: 'de' is no text but '1'"),
-        ({"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]}, "row 0: 'en' is no text but"),
-        ({"en": ["One", None], "de": ["Eins", "Zwei"]}, "row 1: an empty sentence"),
-        ({"translation": [{"en": "One", "de": "Eins"}, None]}, "row 1: an empty sentence"),
-        ({"translation": [{"en": 1, "de": "Eins"}]}, "row 0: 'en' is no text but '1'"),
+        ({"en": ["One", "Two"], "de": [1, 2]}, "dataset.not_text", {"row": 0, "column": "de"}),
+        ({"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]}, "dataset.not_text", {"row": 0, "column": "en"}),
+        ({"en": ["One", None], "de": ["Eins", "Zwei"]}, "corpus.empty_sentence", {"unit": "row", "number": 1}),
+        ({"translation": [{"en": "One", "de": "Eins"}, None]}, "corpus.empty_sentence", {"unit": "row", "number": 1}),
+        ({"translation": [{"en": 1, "de": "Eins"}]}, "dataset.not_text", {"row": 0, "column": "en"}),
     ],
 )
-def test_datasets_whose_columns_hold_something_else(tmp_path, rows, message):
+def test_datasets_with_columns_of_other_values(tmp_path, rows, code, details):
     (tmp_path / "set").mkdir()
     Dataset.from_dict(rows).to_parquet(str(tmp_path / "set" / "train.parquet"))
-    with pytest.raises(ValueError, match=f"{message}.*Remedy"):
+    with rejects(code, **details):
         list(Corpus(dataset=str(tmp_path / "set")).pairs("en", "de"))
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields",
     [
-        ({"generated": True}, "generated=True is not allowed; it must be text"),
-        ({"generated": "test", "size": 0}, "size=0 is not allowed"),
-        ({"generated": "test", "size": "many"}, "size='many' is not allowed"),
-        ({"generated": "test", "seed": 1.5}, "seed=1.5 is not allowed"),
-        ({"tsv": ["a", "b"]}, "tsv=.* is not allowed; it must be text"),
-        ({"dataset": "a", "split": None}, "split=None is not allowed"),
+        {"generated": True},
+        {"generated": "dev"},
+        {"generated": "test", "size": 0},
+        {"generated": "test", "size": "many"},
+        {"generated": "test", "seed": 1.5},
+        {"tsv": ["a", "b"]},
+        {"dataset": "a", "split": None},
     ],
 )
-def test_fields_of_a_corpus_have_types(fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_fields_of_a_corpus_have_types(fields):
+    with rejects("option.value", field=list(fields)[-1]):
         Corpus(**fields)
 
 
@@ -263,35 +268,28 @@ def test_control_tokens_in_training_text_are_text(tmp_path, tokenizer):
         assert ids[-1] == 2 and min(ids[:-1]) > 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "not-listed"])
+@pytest.mark.parametrize("damage", ["cut", "missing"])
 def test_damaged_prepared_data_is_made_anew(tmp_path, tokenizer, damage):
     data = prepared(tokenizer, tmp_path / "cache")
     expected = data["labels"][:]
     del data
     (folder,) = (tmp_path / "cache").iterdir()
     (arrow,) = folder.glob("*.arrow")
-    content = bytearray(arrow.read_bytes())
     if damage == "cut":
-        arrow.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":
-        content[-len(content) // 3] ^= 255
-        arrow.write_bytes(content)
-    elif damage == "missing":
-        (folder / "state.json").unlink()
+        os.truncate(arrow, arrow.stat().st_size // 2)
     else:
-        (folder / "contents.json").write_text("{")
+        (folder / "state.json").unlink()
     assert prepared(tokenizer, tmp_path / "cache")["labels"][:] == expected
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     assert prepared(tokenizer, tmp_path / "cache")["labels"][:] == expected
 
 
-def test_unknown_tokens_are_told(tmp_path, corpus, tokenizer, caplog):
+def test_unknown_tokens_are_reported(tmp_path, corpus, tokenizer, caplog):
     """Once for a data set that is prepared, with the side; not for what the tokenizer knows."""
     words = train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "word", 2000)
     foreign = {"tsv": write(tmp_path / "a.tsv", "the dog sleeps\tсобака спит\n" * 20)}
     prepared(words, tmp_path / "cache", foreign)
-    told = caplog.text
-    assert "66.7% of the target tokens are unknown to the target tokenizer" in told and "source tokens" not in told
+    assert "66.7% of the target tokens" in caplog.text and "source tokens" not in caplog.text
     caplog.clear()
     prepared(words, tmp_path / "cache", foreign)
     prepared(tokenizer, tmp_path / "cache")
@@ -299,18 +297,19 @@ def test_unknown_tokens_are_told(tmp_path, corpus, tokenizer, caplog):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"max_source_length": 0}, "max_source_length=0 is not allowed"),
-        ({"max_target_length": "many"}, "max_target_length='many' is not allowed"),
-        ({"max_length_ratio": 0.5}, "max_length_ratio=0.5 is not allowed"),
-        ({"max_length_ratio": float("nan")}, "max_length_ratio=nan is not allowed"),
-        ({"num_proc": -2}, "num_proc=-2 is not allowed"),
-        ({"on_empty": "drop"}, "on_empty='drop'"),
+        {"max_source_length": 0},
+        {"max_target_length": "many"},
+        {"max_length_ratio": 0.5},
+        {"max_length_ratio": float("nan")},
+        {"num_proc": -2},
+        {"on_empty": "drop"},
+        {"on_long": "cut"},
     ],
 )
-def test_wrong_settings_are_named_before_anything_is_read(tmp_path, tokenizer, settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_settings_are_named_before_anything_is_read(tmp_path, tokenizer, settings):
+    with rejects("option.value", field=next(iter(settings))):
         prepared(tokenizer, tmp_path / "cache", {"tsv": str(tmp_path / "none")}, **settings)
     assert not (tmp_path / "cache").exists()
 
@@ -332,9 +331,9 @@ class Dying:
         return self.tokenizer(*args, **kwargs)
 
 
-def test_a_killed_process_of_many_is_told(tmp_path, tokenizer):
+def test_a_killed_process_of_many_is_reported(tmp_path, tokenizer):
     corpus = {"tsv": write(tmp_path / "a.tsv", "the dog sleeps\tder Hund schläft\n" * 2000)}
-    with pytest.raises(ValueError, match=r"One of 2 processes that tokenize was killed.*Remedy"):
+    with rejects("corpus.killed_process", field="num_proc"):
         prepared(Dying(tokenizer), tmp_path / "cache", corpus, num_proc=2)
     assert not list((tmp_path / "cache").iterdir())
 
@@ -378,35 +377,42 @@ def test_lcsts_in_its_own_format(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "line"),
     [
-        ("", "there is no document"),
-        ("just text\n", "there is no document"),
-        (LCSTS[:60], "the document of line 1 does not end"),
-        (LCSTS.replace("</doc>\n", "", 1), "line 10: <doc id=1> where one is open still"),
-        ("</doc>\n", "line 1: </doc> where no document is open"),
-        (LCSTS.replace("summary", "title"), "line 1: the document has no <summary>"),
-        (LCSTS.replace("新桥开放\n", "\n", 1), "line 10: an empty sentence"),
-        (LCSTS.replace(">4<", ">four<"), "line 1: <human_label> is 'four', no number"),
+        ("", 1),
+        ("just text\n", 1),
+        (LCSTS[:60], 1),
+        (LCSTS.replace("</doc>\n", "", 1), 1),
+        (LCSTS[: LCSTS.rindex("</doc>")], 11),
+        ("</doc>\n", 1),
+        (LCSTS.replace("summary", "title"), 1),
+        (LCSTS.replace(">4<", ">four<"), 1),
     ],
 )
-def test_damaged_lcsts_is_named(tmp_path, text, message):
+def test_damaged_lcsts_is_named(tmp_path, text, line):
     path = write(tmp_path / "PART_I.txt", text)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with rejects("corpus.lcsts_document", field=path, line=line):
         list(Corpus(lcsts=path, min_score=1).pairs("zh", "zh"))
+
+
+def test_blank_texts_of_lcsts(tmp_path):
+    path = write(tmp_path / "PART_I.txt", LCSTS.replace("新桥开放\n", "\n", 1))
+    with rejects("corpus.empty_sentence", field=path, number=10):
+        list(Corpus(lcsts=path).pairs("zh", "zh"))
+    assert len(list(Corpus(lcsts=path).pairs("zh", "zh", "skip"))) == 1
 
 
 def test_columns_of_json_lines(tmp_path):
     path = write(tmp_path / "a.jsonl", json.dumps({"article": "Ein Text.", "title": "Text"}) + "\n")
     corpus = Corpus(jsonl=path, source_column="article", target_column="title")
     assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
-    with pytest.raises(ValueError, match=r"both de, and .* would be its own target"):
+    with rejects("corpus.same_languages", field=path):
         list(Corpus(jsonl=path).pairs("de", "de"))
-    with pytest.raises(ValueError, match="min_score=3 is for lcsts"):
+    with rejects("corpus.min_score", field="min_score"):
         Corpus(jsonl=path, min_score=3)
 
 
-def test_long_pairs_are_cut_off_on_demand(tmp_path):
+def test_long_pairs_are_truncated_on_demand(tmp_path):
     write(tmp_path / "a.en", "a b c d e f\na b\n"), write(tmp_path / "a.de", "f e d c b a\nb a\n")
     tokenizer = train_tokenizer(["a b c d e f"], "word", 20)
     corpus = {"source": str(tmp_path / "a.en"), "target": str(tmp_path / "a.de")}
@@ -417,5 +423,3 @@ def test_long_pairs_are_cut_off_on_demand(tmp_path):
     assert tokenizer.convert_ids_to_tokens(data[0]["input_ids"]) == ["▁a", "▁b", "▁c", "</s>"]
     assert tokenizer.convert_ids_to_tokens(data[0]["labels"]) == ["▁f", "▁e", "</s>"]
     assert data[0]["source"] == "a b c d e f"
-    with pytest.raises(ValueError, match="on_long='cut' is not allowed"):
-        prepare_dataset(*common, on_long="cut")

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
+from user_errors import rejects
 
-from recnmt_hf import UserError
 from recnmt_hf.commands.main import main
 from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
@@ -22,7 +22,7 @@ from recnmt_hf.experiments.bag_of_words import (
     word_loss,
     words_of,
 )
-from recnmt_hf.experiments.probe_options import ProbeOptions
+from recnmt_hf.experiments.probing_options import ProbeOptions
 from recnmt_hf.experiments.sentence_states import sentence_states, states_of
 from recnmt_hf.inference import Translator
 
@@ -137,13 +137,13 @@ def test_words_are_distinct_and_real(gret):
 
 def test_errors(gret):
     translator, pairs = gret
-    with pytest.raises(UserError, match=r"no state 'recurrence'. Remedy: choose of last, average, global"):
+    with rejects("probe.no_vector", names="last, average, global"):
         probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [3], ["recurrence"])
-    with pytest.raises(UserError, match="top=5000 is not allowed"):
+    with rejects("option.value", field="top"):
         probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [5000])
-    with pytest.raises(UserError, match="Pair 1 of the test set: the translation has no word that the model knows"):
+    with rejects("probe.no_words", field="Pair 1 of the test set", side="translation"):
         probe_words(translator, pairs[:2], pairs[:2], [SentencePair("The dog.", "\u4f60\u597d")], [3])
-    with pytest.raises(UserError, match="There is no sentence"):
+    with rejects("probe.no_sentences"):
         probe_words(translator, pairs[:2], [], pairs[:2], [3])
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-import pytest
+from user_errors import rejects
 
 from recnmt_hf.hub.card_tables import table_of, with_tables
 
@@ -30,5 +30,5 @@ def test_tables_of_sweeps_and_of_rows(tmp_path):
     assert table_of(tmp_path / "rows.json") == "| x | y |\n| --- | --- |\n| 1 | 2 |"
     (tmp_path / "other.json").write_text('[{"a": 1}]')
     for name in ("other.json", "none.json"):
-        with pytest.raises(ValueError, match=r"holds no table .*Remedy"):
+        with rejects("card.table", field=str(tmp_path / name)):
             table_of(tmp_path / name)

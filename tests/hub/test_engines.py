@@ -124,37 +124,38 @@ def test_samples_follow_their_seed(corpus, tokenizer, tmp_path):
 
 
 def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
-    for number, (prefix, fields, message) in enumerate(
+    for number, (prefix, fields, code, wrong) in enumerate(
         (
-            ("GRET", {}, "CTranslate2 computes no gret"),
-            ("NMTTransformer", {"self_attention_type": "directional"}, "self_attention_type='directional'"),
-            ("NMTTransformer", {"self_attention_type": "relative"}, "relative_per_head=True"),
-            ("NMTTransformer", {"activation_function": "mish"}, "activation_function='mish'"),
+            ("GRET", {}, "export.family", "gret"),
+            ("NMTTransformer", {"self_attention_type": "directional"}, "export.config", "self_attention_type"),
+            ("NMTTransformer", {"self_attention_type": "relative"}, "export.config", "relative_per_head"),
+            ("NMTTransformer", {"activation_function": "mish"}, "export.config", "activation_function"),
         )
     ):
         folder = saved(tmp_path / f"{number}", corpus, tokenizer, prefix, **fields)
         assert main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2"]) == 2
-        assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+        err = capsys.readouterr().err
+        assert f"[{code}]" in err and wrong in err and not (tmp_path / "out").exists()
     folder = saved(tmp_path / "model", corpus, tokenizer)
     assert (
         main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2", "--quantization", "int3"]) == 2
     )
-    assert "no quantization 'int3'" in capsys.readouterr().err
+    assert "quantization='int3'" in capsys.readouterr().err
     assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
     engine = recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
-    for options, message in (
-        ({"alignments": True}, "no alignments"),
-        ({"generate": {"bad_words_ids": [[5]]}}, "has no bad_words_ids"),
-        ({"generate": {"do_sample": True}, "beams": 2}, "samples without beams"),
+    for options, name in (
+        ({"alignments": True}, "alignments"),
+        ({"generate": {"bad_words_ids": [[5]]}}, "bad_words_ids"),
+        ({"generate": {"do_sample": True}, "beams": 2}, "beams"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(recnmt_hf.UserError, match=name):
             engine("The dog sleeps.", **options)
     other = train_tokenizer((pair.de for pair in corpus["train"]), "word", 50)
     other.save_pretrained(tmp_path / "engine")
-    with pytest.raises(ValueError, match="Remedy"):
+    with pytest.raises(recnmt_hf.UserError):
         recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
     (tmp_path / "engine/recnmt_engine.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(recnmt_hf.UserError, match=r"recnmt_engine\.json"):
         recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
 
 

@@ -1,15 +1,15 @@
 """From attention to links: words of tokens, layers and heads, and what gets no link."""
 
 import numpy as np
-import pytest
 import torch
+from user_errors import rejects
 
 from recnmt_hf.inference.attention_links import choose_attention, links_of_matrix, token_links, word_matrix
 
 
 def test_matrix_of_words():
     weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.3, 0.2, 0.1, 0.4], [0.0, 0.0, 0.9, 0.1], [1.0, 0.0, 0.0, 0.0]])
-    matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None])
+    matrix = word_matrix(weights, [0, 0, 1, None], [0, 0, 1, None], 2, 2)
     np.testing.assert_allclose(matrix, [[0.4, 0.2, 0.4], [0.0, 0.9, 0.1]])
     wider = word_matrix(weights, [0, 0, 1, None], [0, 0, 2, None], 3, 4)
     np.testing.assert_allclose(wider, [[0.4, 0.2, 0.0, 0.4], [0] * 4, [0.0, 0.9, 0.0, 0.1], [0] * 4])
@@ -22,9 +22,9 @@ def test_choosing_layer_and_head():
     torch.testing.assert_close(choose_attention(attentions, 0, 0), attentions[0][:, 0])
     torch.testing.assert_close(choose_attention(attentions, "mean"), torch.stack(attentions).mean((0, 2)))
     torch.testing.assert_close(choose_attention(attentions[:1]), attentions[0].mean(1))
-    with pytest.raises(ValueError, match="no decoder layer 3; the model has layers 0 to 2"):
+    with rejects("alignment.out_of_range", "layer"):
         choose_attention(attentions, 3)
-    with pytest.raises(ValueError, match="no head 4; the layer has heads 0 to 3"):
+    with rejects("alignment.out_of_range", "head"):
         choose_attention(attentions, 0, 4)
 
 
@@ -32,9 +32,9 @@ def test_links_of_rows():
     """None to the last column, none of an empty row; of equals the first."""
     matrix = np.array([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     assert links_of_matrix(matrix) == [(1, 0), (0, 3)]
-    nothing = word_matrix(np.ones((1, 2)), [None, None], [None])
+    nothing = word_matrix(np.ones((1, 2)), [None, None], [None], 0, 0)
     assert nothing.shape == (0, 1) and links_of_matrix(nothing) == []
-    np.testing.assert_allclose(word_matrix(np.ones((3, 2)), [None, None], [0, 0, None]), [[2.0]])
+    np.testing.assert_allclose(word_matrix(np.ones((3, 2)), [None, None], [0, 0, None], 0, 1), [[2.0]])
 
 
 def test_links_between_the_tokens_of_a_padded_batch():
@@ -55,8 +55,8 @@ def test_links_between_the_tokens_of_a_padded_batch():
 def test_wrong_layers_and_heads():
     attentions = [torch.rand(2, 4, 3, 5)]
     for layer in (True, 1.0, -1, "all"):
-        with pytest.raises(ValueError, match=f"There is no decoder layer {layer!r}"):
+        with rejects("alignment.out_of_range", "layer"):
             choose_attention(attentions, layer)
     for head in (1.0, "1", -1):
-        with pytest.raises(ValueError, match=f"There is no head {head!r}"):
+        with rejects("alignment.out_of_range", "head"):
             choose_attention(attentions, 0, head)

@@ -17,13 +17,13 @@ from recnmt_hf import EnsembleTranslator, Translator
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
 from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_positions
+from recnmt_hf.analysis.sentences import run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
 from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.experiments.bag_of_words import encoded, probe_words
-from recnmt_hf.experiments.probe_options import ProbeOptions
 from recnmt_hf.experiments.probing import Task, cached_vectors, probe, sentence_vectors
-from recnmt_hf.experiments.probing_options import ClassifierOptions
+from recnmt_hf.experiments.probing_options import ClassifierOptions, ProbeOptions
 from recnmt_hf.experiments.sentence_states import sentence_states, vectors_by_name
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend
@@ -82,6 +82,7 @@ ENTRIES = {
     ),
     "bag_of_words.encoded": ("nmt_transformer", lambda t: encoded(t, PAIRS, "test")[0]),
     "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
+    "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),
     "probing.sentence_vectors": ("biarn_transformer", lambda t: sentence_vectors(t, SOURCES)),
     "probing.cached_vectors": ("nmt_transformer", lambda t: cached_vectors(t, SOURCES)),
     "probing.probe": ("nmt_transformer", lambda t: probe(t, [task()], options=ClassifierOptions(epochs=1))),
@@ -113,8 +114,8 @@ NOT_RUN = {
 }
 METHODS_NOT_RUN = {
     *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
-    *("is_empty_source", "max_lengths", "pad_id", "parts_within", "prefix_ids", "prepare", "split_source"),
-    *("splits_sentences", "strip", "takes_whole_texts", "target_ids", "within_limit", "without_control"),
+    *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "takes_whole_texts"),
+    *("target_ids", "within_limit", "without_control"),
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {"attention", "encode", "run_encoder", "score", "search", "start_rows"}

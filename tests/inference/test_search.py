@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
@@ -112,13 +113,13 @@ def test_whole_numbers_for_weights(tiny_folder, corpus, translator):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "code", "field"),
     [
-        ({"quantization": "int4"}, "no quantization 'int4'"),
-        ({"quantization": "int8", "dtype": "bfloat16"}, "int8 and bfloat16 exclude each other"),
-        ({"quantization": "int8", "device": "cuda"}, "int8 is for the CPU"),
+        ({"quantization": "int4"}, "option.value", "quantization"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, "quantization.on_cpu_in_float32", "dtype"),
+        ({"quantization": "int8", "device": "cuda"}, "quantization.on_cpu_in_float32", "device"),
     ],
 )
-def test_quantizations_that_are_refused(tiny_folder, settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_quantizations_that_are_refused(tiny_folder, settings, code, field):
+    with rejects(code, field):
         recnmt_hf.Translator.from_pretrained(tiny_folder, **settings)

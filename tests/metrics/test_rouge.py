@@ -4,8 +4,9 @@ from collections import Counter
 from importlib.metadata import version
 
 import pytest
+from user_errors import rejects
 
-from recnmt_hf import Rouge, UserError
+from recnmt_hf import Rouge
 from recnmt_hf.commands.main import main
 from recnmt_hf.metrics import compare_systems, rouge_scores
 from recnmt_hf.metrics.rouge import RougeF1, units_of
@@ -79,11 +80,11 @@ def test_a_metric_counts_words_unless_told_otherwise():
 
 
 def test_errors():
-    with pytest.raises(UserError, match="ROUGE has no units 'bytes'; choose one of words, characters, english"):
+    with rejects("option.value", "units"):
         rouge_scores(["a"], ["a"], "bytes")
-    with pytest.raises(UserError, match="2 translations and 1 sentences"):
+    with rejects("pair.counts_differ", "reference 1"):
         rouge_scores(["a", "b"], ["a"])
-    with pytest.raises(UserError, match="There is no test of 'rouge9'"):
+    with rejects("option.value", "metric"):
         compare_systems({"a": ["x"], "b": ["y"]}, ["x"], metric="rouge9")
     assert units_of("characters")(" a b\u3000c ") == ["a", "b", "c"]
     assert units_of("words")("Eine Straße, 2.") == ["eine", "straße", "2"]

@@ -7,6 +7,7 @@ import torch
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch
 from packaging import version
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping, softmax_rows
+from user_errors import rejects
 
 from recnmt_hf import (
     BiARNTransformerConfig,
@@ -24,6 +25,7 @@ from recnmt_hf.models.attention import MultiHeadAttention
 class TestBiARNTransformer(ModelContract):
     config_class = BiARNTransformerConfig
     model_class = BiARNTransformerForConditionalGeneration
+    one_layer = {**ModelContract.one_layer, "recurrence_steps": 3}
     variants = {
         "default": {},
         "gated-all-length": {
@@ -305,7 +307,7 @@ def test_bag_of_words_unless_positions_are_asked_for():
 
 
 def test_directions_with_equal_parameters_are_mirrors():
-    """Why the directions have parameters of their own: with equal ones the backward states say nothing new."""
+    """Why the directions have parameters of their own: with equal ones the backward states add no information."""
     model = TestBiARNTransformer().model({"recurrence_direction_combination": "concat"})
     recurrence = model.model.encoder.recurrence_encoder.layers[0].recurrence
     recurrence.directions[1].load_state_dict(recurrence.directions[0].state_dict())
@@ -453,7 +455,7 @@ def test_steps_are_not_differentiated_twice():
     for start in (words, weight):
         states = model.get_encoder()(inputs_embeds=words).recurrence_hidden_state
         (first,) = torch.autograd.grad(states.pow(2).sum(), start, create_graph=True)
-        with pytest.raises(ValueError, match=r"cannot be differentiated again.*RECNMT_FAST_PATHS=0"):
+        with rejects("gradients.second_derivative"):
             first.pow(2).sum().backward()
 
 
@@ -664,7 +666,7 @@ def test_encoder_output_without_recurrence_states_is_refused():
     model = TestBiARNTransformer().model()
     batch = ragged_batch()
     encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"])
-    with pytest.raises(ValueError, match=r"lacks recurrence_hidden_state.*get_encoder"):
+    with rejects("model.missing_memory", "encoder_outputs"):
         model(encoder_outputs=(encoded.last_hidden_state,), labels=batch["labels"])
 
 
@@ -687,7 +689,7 @@ def test_outputs_as_tuples_by_configuration():
 def test_masks_of_another_shape_are_refused():
     model = TestBiARNTransformer().model()
     batch = ragged_batch()
-    with pytest.raises(ValueError, match=r"shape \(batch_size, source_length\), 1 for tokens"):
+    with rejects("model.mask_shape", "attention_mask"):
         model(batch["input_ids"], batch["attention_mask"][:, None, None, :], labels=batch["labels"])
 
 
@@ -747,30 +749,36 @@ def test_every_row_of_the_tables_is_a_config():
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    ("fields", "code", "field"),
     [
-        ({"recurrence_encoder_type": "lstm"}, "recurrence_encoder_type='lstm'.*'biarn'"),
-        ({"recurrence_steps": 0}, "recurrence_steps=0.*length of the sentence"),
-        ({"recurrence_steps": "J"}, "recurrence_steps='J'"),
-        ({"recurrence_cell": "rnn"}, "recurrence_cell='rnn'.*'gru', 'lstm'"),
-        ({"recurrence_hidden_size": 0}, "recurrence_hidden_size=0"),
-        ({"recurrence_initial_state": "mean", "recurrence_hidden_size": 16}, "recurrence_initial_state='mean'"),
+        ({"recurrence_encoder_type": "lstm"}, "config.wrong_value", "recurrence_encoder_type"),
+        ({"recurrence_steps": 0}, "config.wrong_value", "recurrence_steps"),
+        ({"recurrence_steps": "J"}, "config.wrong_value", "recurrence_steps"),
+        ({"recurrence_cell": "rnn"}, "config.wrong_value", "recurrence_cell"),
+        ({"recurrence_hidden_size": 0}, "config.wrong_value", "recurrence_hidden_size"),
+        (
+            {"recurrence_initial_state": "mean", "recurrence_hidden_size": 16},
+            "config.conflict",
+            "recurrence_initial_state",
+        ),
         (
             {"recurrence_direction_combination": "concat", "recurrence_hidden_size": 32},
-            r"recurrence_hidden_size=32.*d_model / 2 = 16.*Remedy: set recurrence_hidden_size=16",
+            "config.conflict",
+            "recurrence_hidden_size",
         ),
-        ({"recurrence_source": "both"}, "recurrence_source='both'"),
-        ({"recurrence_encoder_type": None, "decoder_memory": "recurrence"}, "decoder_memory='recurrence'"),
-        ({"fusion_type": "sum"}, "fusion_type='sum'.*'gated_sum'"),
-        ({"fusion_layers": 1}, "fusion_layers=1.*'top'"),
-        ({"fusion_gate": True}, "fusion_gate=True"),
-        ({"encoder_type": "rnn"}, "encoder_type='rnn'.*'multi_column'"),
-        ({"encoder_type": "multi_column", "decoder_memory": "recurrence"}, "encoder_type='multi_column'"),
-        ({"multi_column_rnn_layers": 0}, "multi_column_rnn_layers=0"),
+        ({"recurrence_source": "both"}, "config.wrong_value", "recurrence_source"),
+        ({"recurrence_encoder_type": None, "decoder_memory": "recurrence"}, "config.conflict", "decoder_memory"),
+        ({"fusion_type": "sum"}, "config.wrong_value", "fusion_type"),
+        ({"fusion_layers": 1}, "config.wrong_value", "fusion_layers"),
+        ({"fusion_gate": True}, "config.wrong_value", "fusion_gate"),
+        ({"encoder_type": "rnn"}, "config.wrong_value", "encoder_type"),
+        ({"encoder_type": "multi_column", "decoder_memory": "recurrence"}, "config.conflict", "encoder_type"),
+        ({"multi_column_rnn_layers": 0}, "config.wrong_value", "multi_column_rnn_layers"),
     ],
+    ids=str,
 )
-def test_wrong_values_are_refused_with_the_remedy(fields, message):
-    with pytest.raises(ValueError, match=f"BiARNTransformerConfig: {message}"):
+def test_wrong_values_are_refused_with_the_remedy(fields, code, field):
+    with rejects(code, field):
         TestBiARNTransformer().config(**fields)
 
 

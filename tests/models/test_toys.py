@@ -45,6 +45,10 @@ class TestGRUToy(ModelContract):
 
 class TestGateToy(ModelContract):
     config_class, model_class = zoo("gate_toy", "GateToy")
+    test_compiled_graphs_serve_all_lengths = test_an_exported_graph_is_free_of_batch_and_lengths = (
+        None  # as the first toy
+    )
+    test_compiled_by_transformations_of_the_graph = test_learns_short_sequences = None
 
     def test_the_vector_is_projected_once_per_source(self, variant):
         model = self.model(variant)
@@ -78,3 +82,7 @@ class TestGateToy(ModelContract):
 class TestInputToy(ModelContract):
     config_class, model_class = zoo("input_toy", "InputToy")
     variants = {"default": {}, "lstm": {"cell": "lstm"}}
+    test_compiled_graphs_serve_all_lengths = test_an_exported_graph_is_free_of_batch_and_lengths = (
+        None  # as the first toy
+    )
+    test_compiled_by_transformations_of_the_graph = test_learns_short_sequences = None

@@ -37,13 +37,13 @@ def test_compare_against_another_version(script, repository, capsys):
     words = ["--modes", "train", "--train-batch-size", "1", "--device", "cpu", *TINY]
     script("compare").main(["rnmt", "--against", folder, *words])
     assert f"training step, batch 1: rnmt / rnmt of {folder} = " in capsys.readouterr().out
-    for arguments, message in (
-        (["rnmt", "--against", str(repository)], "has no modeling_rnmt.py. Remedy: pass src/recnmt_hf/models"),
-        (["marian", "--against", folder], "--against does not support 'marian'"),
-        (["gpt"], "There is no model 'gpt'"),
-        (["--size", "huge"], "NMTTransformerConfig has no preset 'huge'"),
+    for arguments, wrong in (
+        (["rnmt", "--against", str(repository)], "modeling_rnmt.py"),
+        (["marian", "--against", folder], "marian"),
+        (["gpt"], "gpt"),
+        (["--size", "huge"], "huge"),
     ):
-        with pytest.raises(recnmt_hf.UserError, match=message):
+        with pytest.raises(recnmt_hf.UserError, match=wrong):
             script("compare").main([*words, *arguments])
 
 
@@ -54,8 +54,8 @@ def test_mistakes_are_sentences(script, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         compare.main(["--repeats", "0"])
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("compare.py: There is no model 'gpt'")
-    assert second.startswith("compare.py: argument --repeats: 0 is not allowed; it must be at least 1")
+    assert first.startswith("compare.py: ") and "'gpt'" in first
+    assert second.startswith("compare.py: argument --repeats: ") and second.endswith(" [usage.value]")
 
 
 def test_fast_paths_are_timed(script, capsys, monkeypatch):

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from user_errors import rejects
 
-import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.training.checkpoints import (
     MANIFEST,
@@ -17,7 +17,6 @@ from recnmt_hf.training.checkpoints import (
     is_complete,
     mark_complete,
     newest_checkpoint,
-    remove_superfluous,
 )
 
 
@@ -96,13 +95,13 @@ def test_choice_of_last_and_best(tmp_path):
     assert steps(3, "best") == [40, 20, 30]
     assert steps(1, "best", "eval_bleu", False) == [10]
     assert steps(9) == [10, 20, 30, 40]
-    with pytest.raises(ValueError, match=r"No checkpoint in .* has a value of eval_chrf"):
+    with rejects("checkpoint.no_metric", str(tmp_path)):
         steps(1, "best", "eval_chrf")
-    with pytest.raises(ValueError, match=r"which=.first. is not allowed"):
+    with rejects("option.value", "which"):
         steps(1, "first")
-    remove_superfluous(tmp_path, [tmp_path / "checkpoint-20"])
-    assert [step for step, _ in checkpoints_in(tmp_path)] == [20]
-    with pytest.raises(ValueError, match="no complete checkpoint"):
+    with rejects("option.value", "count"):
+        steps(0)
+    with rejects("checkpoint.none_complete", str(tmp_path / "nowhere")):
         choose_checkpoints(tmp_path / "nowhere", 1)
 
 
@@ -116,7 +115,7 @@ def test_skipped_checkpoints_are_reported(tmp_path, capsys):
     assert main([*words, "3"]) == 2
     reported = f"{damaged.parent} is incomplete and skipped: config.json has 3 bytes, not 2."
     err = capsys.readouterr().err
-    assert reported in err and "--count must be at most 2, the number of complete checkpoints in" in err
+    assert reported in err and "--count" in err
     assert not (tmp_path / "mean").exists()
     assert main([*words, "2"]) == 0
     said = capsys.readouterr()
@@ -132,7 +131,7 @@ def test_the_best_by_loss_is_the_lowest(tmp_path, capsys):
     assert [folder.name for folder in best] == ["checkpoint-20", "checkpoint-30"]
     words = ["average", str(tmp_path / "run"), "--count", "1", "--which", "best", "-o", str(tmp_path / "mean")]
     assert main([*words, "--metric", "eval_bleu", "--lower-is-better"]) == 2
-    assert "--lower-is-better contradicts --metric eval_bleu" in capsys.readouterr().err
+    assert "--lower-is-better" in capsys.readouterr().err
     assert main([*words, "--metric", "eval_loss"]) == 0
     assert load_file(tmp_path / "mean" / "model.safetensors")["n"].item() == 20
 
@@ -153,7 +152,7 @@ def test_a_damaged_state_is_named(tmp_path, state):
     folder = make(tmp_path, 1)
     (folder / "trainer_state.json").write_text(state)
     mark_complete(folder)
-    with pytest.raises(recnmt_hf.UserError, match=r"trainer_state\.json is damaged \(.+\)\. Remedy: delete"):
+    with rejects("checkpoint.damaged_file", str(folder / "trainer_state.json")):
         choose_checkpoints(tmp_path, 1, "best")
 
 
@@ -165,23 +164,23 @@ def test_a_damaged_manifest_makes_a_checkpoint_incomplete(tmp_path, manifest):
 
 def test_wrong_folders_are_named(tmp_path):
     good = make(tmp_path, 1)
-    with pytest.raises(ValueError, match="nothing to average"):
+    with rejects("average.no_checkpoint"):
         average_checkpoints([], tmp_path / "out")
     empty = tmp_path / "empty"
     empty.mkdir()
     torch.save({}, empty / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"no \.safetensors weights.*pickled weights"):
+    with rejects("checkpoint.no_safetensors", str(empty), FileNotFoundError):
         average_checkpoints([good, empty], tmp_path / "out")
     cut = tmp_path / "cut"
     shutil.copytree(good, cut)
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-5])
-    with pytest.raises(ValueError, match=r"cut is damaged: model\.safetensors has 135 bytes, not 140"):
+    with rejects("checkpoint.damaged", str(cut), faults="model.safetensors has 135 bytes, not 140"):
         average_checkpoints([good, cut], tmp_path / "out")
     (cut / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"cut short or damaged"):
+    with rejects("weights.damaged", str(cut / "model.safetensors")):
         average_checkpoints([good, cut], tmp_path / "out")
     other = tmp_path / "other"
     other.mkdir()
     save_file({"b": torch.zeros(1)}, other / "model.safetensors")
-    with pytest.raises(ValueError, match=r"different parameters \(a, b"):
+    with rejects("average.different_parameters", str(other)):
         average_checkpoints([good, other], tmp_path / "out")

@@ -8,13 +8,16 @@ import time
 import psutil
 import pytest
 import torch
+import transformers
+from packaging import version
 from safetensors.torch import load_file
 from test_kills import end_like, killed_everywhere, tiny
 from test_training import finish, launch
+from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.models.user_errors import ExistingFileError, UserError
-from recnmt_hf.training.checkpoints import checkpoints_in
+from recnmt_hf.errors import ExistingFileError
+from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.run import train
 
 
@@ -89,16 +92,18 @@ def test_the_variant_starts_from_the_baseline(finished, tmp_path, capsys):
 
 
 def test_killed_at_every_file_operation_of_both_stages(tmp_path):
+    """From the first checkpoint on; the states before it are those of any run (test_kills.py)."""
     training = {"max_steps": 3, "keep_last": 1, "keep_best": 0, "eval_strategy": "no"}
     plan = staged(tmp_path, average={"count": 1}, training=training)
     plan.test = {}
-    states, resumed = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    since = "baseline/checkpoint-1/config.json"
+    states, resumed = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed", since=since)
     between = [
         tree
         for _, tree in states
         if "baseline/checkpoint-2/complete.json" in tree and "checkpoint-3/complete.json" not in tree
     ]
-    assert len(between) > 10 and len(resumed) > 5
+    assert len(between) > 10 and len(resumed) > 2
 
 
 def test_a_finished_run_in_two_stages_is_resumed_without_either(finished, run, capsys):
@@ -128,18 +133,20 @@ def test_resumed_without_its_first_stage(finished, run):
 @pytest.mark.parametrize("steps", [None, 1, 3])
 def test_another_baseline_is_refused(finished, run, steps):
     shutil.rmtree(run / "checkpoint-4")
-    with pytest.raises(UserError, match=f"training.baseline_steps: 2 -> {steps or 'unset'}.*Remedy"):
+    changes = f"training.baseline_steps: 2 -> {steps or 'unset'}"
+    with rejects("resume.other_recipe") as caught:
         train(staged(finished, training={"baseline_steps": steps}), run, resume=True)
+    assert changes in caught.value.details["changes"]
     for name in ("checkpoint-3", "recipe.yaml"):
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
     if steps is None:
-        with pytest.raises(UserError, match=r"checkpoint-2 is of a baseline, and the recipe has no .*Remedy: set it"):
+        with rejects("resume.baseline", "training.baseline_steps"):
             train(staged(finished, training={"baseline_steps": None}), run, resume=True)
 
 
 def test_overwriting_and_foreign_files(finished, run, capsys):
     (run / "baseline/thesis.txt").write_text("precious")
-    with pytest.raises(ExistingFileError, match=r"no training run wrote \(baseline\)"):
+    with rejects("output.foreign_files", str(run), ExistingFileError, names="baseline"):
         train(staged(finished), run, overwrite=True)
     (run / "baseline/thesis.txt").unlink()
     train(staged(finished, training={"baseline_steps": None, "max_steps": 1}), run, overwrite=True)
@@ -155,22 +162,16 @@ def test_the_baseline_averages_like_any_run(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "code"),
     [
-        (
-            {"model": {"type": "nmt_transformer"}},
-            r"baseline_steps=2 .*nmt_transformer.* is a plain one itself\. Remedy",
-        ),
-        (
-            {"model": {"fields": {"recurrence_encoder_type": None}}},
-            r"baseline_steps=2 .*is a plain one itself\. Remedy: set it to null",
-        ),
-        ({"training": {"num_train_epochs": 0.5, "max_steps": -1}}, r"both stages together have 2\. Remedy: lower it"),
+        ({"model": {"type": "nmt_transformer"}}, "recipe.no_baseline"),
+        ({"model": {"fields": {"recurrence_encoder_type": None}}}, "recipe.no_baseline"),
+        ({"training": {"num_train_epochs": 0.5, "max_steps": -1}}, "recipe.no_second_stage"),
     ],
 )
-def test_what_has_no_second_stage_is_refused_without_trace(finished, tmp_path, sections, message):
+def test_what_has_no_second_stage_is_refused_without_trace(finished, tmp_path, sections, code):
     sections = {**sections, "model": {**VARIANT, **sections.get("model", {})}}
-    with pytest.raises(UserError, match=message):
+    with rejects(code, "training.baseline_steps"):
         train(staged(finished, **sections), tmp_path / "run")
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
@@ -213,23 +214,36 @@ def test_training_a_variant_from_scratch_warns(finished, tmp_path, capsys, model
 
 
 @pytest.mark.slow
-def test_two_processes_killed_in_the_first_stage(tmp_path):
-    """The resumed run goes through both stages to the weights of the run that was not killed."""
-    plan = staged(tmp_path, training={"max_steps": 12, "baseline_steps": 6, "save_steps": 2, "eval_steps": 4})
-    (tmp_path / "recipe.json").write_text(json.dumps(plan.to_dict()))
+@pytest.mark.skipif(
+    version.parse(transformers.__version__) < version.parse("5.20"),
+    reason="transformers before 5.20 cannot load optimizer states on several CPU processes (device cpu:0)",
+)
+def test_two_processes_killed_in_the_second_stage(tmp_path):
+    """The resumed run ends bit-equal, with dropout and batch norm. Kills in other places are in test_kills.py."""
+    model = {"type": "rnmt", "fields": {"d_model": 16, "dropout": 0.2, "init_uniform": None}}
+    training = {
+        "max_steps": 10,
+        "baseline_steps": 2,
+        "save_steps": 2,
+        "eval_steps": 4,
+        "gradient_accumulation_steps": 2,
+    }
+    plan = tiny(training=training)
+    (tmp_path / "recipe.json").write_text(json.dumps({**plan.to_dict(), "model": model}))
     finish(launch(tmp_path / "whole", 2))
     killed = launch(tmp_path / "killed", 2)
     deadline = time.time() + 300
-    while not list((tmp_path / "killed/baseline").glob("checkpoint-2/complete.json")):
+    while not list((tmp_path / "killed").glob("checkpoint-4/complete.json")):
         assert killed.poll() is None and time.time() < deadline, killed.stdout.read()[-3000:]
         time.sleep(0.01)
-    everybody = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
-    for process in everybody:
+    processes = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
+    for process in processes:
         process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(everybody)
+    psutil.wait_procs(processes)
     killed.wait()
     assert not (tmp_path / "killed/model").exists()
-    finish(launch(tmp_path / "killed", 2, "resume"))
-    for name in ("baseline/checkpoint-6", "checkpoint-12", "model"):
+    newest = newest_checkpoint(tmp_path / "killed")
+    assert f"Resuming from {newest}" in finish(launch(tmp_path / "killed", 2, "resume"))
+    for name in ("checkpoint-8", "checkpoint-10", "model"):
         whole, resumed = (load_file(tmp_path / run / name / "model.safetensors") for run in ("whole", "killed"))
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), name

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -19,6 +22,14 @@ from transformers import (
 import recnmt_hf
 from recnmt_hf.data.corpora import prepare_dataset
 from recnmt_hf.families import FAMILIES
+
+
+@cache
+def prepared(tokenizer):
+    """Sixteen pairs, prepared once for all tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = prepare_dataset({"generated": "validation", "size": 16}, "en", "de", tokenizer, tokenizer, folder)
+        return Dataset.from_dict({name: data[name][:] for name in ("input_ids", "labels")})
 
 
 def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", fields=None, **settings):
@@ -35,9 +46,7 @@ def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", fields=None, **set
         **{"encoder_layers": 2 if prefix == "ONLSTMTransformer" else 1, **(fields or {})},
     )
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
-    data = prepare_dataset(
-        {"generated": "validation", "size": 16}, "en", "de", tokenizer, tokenizer, tmp_path / "data"
-    ).select_columns(["input_ids", "labels"])
+    data = prepared(tokenizer)
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(tmp_path / "out"),
         use_cpu=True,
@@ -94,27 +103,28 @@ def test_evaluation_by_generation(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("prefix", [family.prefix for family in FAMILIES.values()])
 def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, prefix):
-    """What `compute_metrics` sees, and a run that was cut in two, which ends in the weights of one."""
+    """Scores of `compute_metrics`, and a resumed run that ends in the weights of an uninterrupted one."""
     settings = {
         "predict_with_generate": True,
-        "generation_max_length": 6,
+        "generation_max_length": 5,
         "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 5,
+        "per_device_eval_batch_size": 4,
         "eval_strategy": "steps",
         "save_strategy": "steps",
-        "eval_steps": 2,
-        "save_steps": 2,
-        "max_steps": 4,
+        "eval_steps": 1,
+        "save_steps": 1,
+        "max_steps": 2,
         "metric_for_best_model": "tokens",
     }
-    whole = trainer_for(tmp_path / "whole", tokenizer, prefix, **settings)
+    whole, resumed = (trainer_for(tmp_path / name, tokenizer, prefix, **settings) for name in ("whole", "resumed"))
+    for trainer in (whole, resumed):
+        trainer.eval_dataset = trainer.eval_dataset.select(range(6))  # the last batch is smaller
     whole.train()
     tokens = [entry["eval_tokens"] for entry in whole.state.log_history if "eval_tokens" in entry]
     assert len(tokens) == 2 and all(count > 0 for count in tokens)
-    assert whole.predict(whole.eval_dataset).predictions.shape[0] == 16
-    again = trainer_for(tmp_path / "again", tokenizer, prefix, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole/out/checkpoint-2"))
-    for (name, one), other in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+    assert whole.predict(whole.eval_dataset).predictions.shape[0] == 6
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole/out/checkpoint-1"))
+    for (name, one), other in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
@@ -129,7 +139,8 @@ def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
     base = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
     linears = sorted(
-        {name.rpartition(".")[2] for name, each in base.named_modules() if type(each) is torch.nn.Linear} - {"lm_head"}
+        {name.rpartition(".")[2] for name, module in base.named_modules() if type(module) is torch.nn.Linear}
+        - {"lm_head"}
     )
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=linears, task_type="SEQ_2_SEQ_LM"))
     assert {"q_proj", "k_proj"} & set(linears) and any("proj" in name for name in linears)
@@ -185,7 +196,7 @@ def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
     if prefix == "ONLSTMTransformer":
         fields["encoder_layer_types"] = ["onlstm" if cell == "gru" else "lstm", "attention"]
     base = trainer_for(tmp_path, tokenizer, prefix, fields).model.eval()
-    names = [name for name, each in base.named_parameters() if "weight_hh" in name or "weight_ih" in name]
+    names = [name for name, _ in base.named_parameters() if "weight_hh" in name or "weight_ih" in name]
     assert names
     settings = peft.LoraConfig(r=2, target_modules=[], target_parameters=names, init_lora_weights=False)
     batch = tokenizer(["the dog sleeps .", "we see ."], padding=True, return_tensors="pt")
@@ -194,8 +205,8 @@ def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
         before = base(**batch, decoder_input_ids=target).logits
     adapted = peft.get_peft_model(base, settings).eval()
     adapted(**batch, labels=target).loss.backward()
-    learned = {name: each.grad for name, each in adapted.named_parameters() if each.requires_grad}
-    assert len(learned) == 2 * len(names) and all(each.abs().sum() > 0 for each in learned.values()), learned.keys()
+    learned = {name: parameter.grad for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert len(learned) == 2 * len(names) and all(grad.abs().sum() > 0 for grad in learned.values()), learned.keys()
     with torch.no_grad():
         outputs = [adapted(**batch, decoder_input_ids=target).logits]
         assert (outputs[0] - before).abs().max() > 1e-4
@@ -236,20 +247,19 @@ def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
 
 
 LAUNCHED = """
-    import json, sys
-    from transformers import AutoTokenizer
-    sys.path[:0] = {paths!r}
-    from training.test_stock_trainer import trainer_for
+    import sys
     from pathlib import Path
+    sys.path[:0] = {paths!r}
     from safetensors.torch import save_file
+    from training.test_stock_trainer import trainer_for
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained({tokenizer!r})
-    settings = dict(per_device_train_batch_size={size}, max_steps=3)
-    trainer = trainer_for(Path(sys.argv[1]) / str({size}), tokenizer, {prefix!r}, **settings)
+    trainer = trainer_for(Path({folder!r}), tokenizer, "BiARNTransformer", per_device_train_batch_size=4, max_steps=3)
     trainer.train()
     if trainer.is_world_process_zero():
-        assert trainer.args.world_size == {processes}
-        save_file(dict(trainer.model.named_parameters()), sys.argv[1] + "/{processes}.safetensors")
+        assert trainer.args.world_size == 2
+        save_file(dict(trainer.model.named_parameters()), "{folder}/two.safetensors")
 """
 
 
@@ -257,24 +267,21 @@ LAUNCHED = """
 def test_two_launched_processes_train_as_one(tmp_path, tokenizer, repository):
     """`accelerate launch` of a plain Seq2SeqTrainer: two processes with half of a batch each make the same steps."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    for processes, size in ((2, 4), (1, 8)):
-        values = {"paths": [str(repository / "tests"), str(repository / "tests/models")], "prefix": "BiARNTransformer"}
-        values |= {"tokenizer": str(tmp_path / "tokenizer"), "size": size, "processes": processes}
-        program = tmp_path / f"{processes}.py"
-        program.write_text(textwrap.dedent(LAUNCHED).format(**values))
-        launcher = []
-        if processes == 2:
-            port = str(20000 + (os.getpid() + 15485863) % 20000)
-            launcher = ["-m", "accelerate.commands.launch", "--main_process_port", port]
-            launcher += ["--config_file", repository / "scripts/accelerate/cpu_2.yaml"]
-        result = subprocess.run(
-            [sys.executable, *launcher, program, tmp_path],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert result.returncode == 0, result.stdout[-3000:]
-    two, one = (load_file(tmp_path / f"{processes}.safetensors") for processes in (2, 1))
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=1e-4)
+    values = {"paths": [str(repository / "tests"), str(repository / "tests/models")], "folder": str(tmp_path)}
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(LAUNCHED).format(tokenizer=str(tmp_path / "tokenizer"), **values))
+    port = str(20000 + (os.getpid() + 15485863) % 20000)
+    launcher = ["-m", "accelerate.commands.launch", "--main_process_port", port]
+    result = subprocess.run(
+        [sys.executable, *launcher, "--config_file", repository / "scripts/accelerate/cpu_2.yaml", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    one = trainer_for(tmp_path / "one", tokenizer, "BiARNTransformer", per_device_train_batch_size=8, max_steps=3)
+    one.train()
+    two = load_file(tmp_path / "two.safetensors")
+    for name, parameter in one.model.named_parameters():
+        torch.testing.assert_close(two[name], parameter.detach(), atol=1e-6, rtol=1e-4)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._plain_text import encode_plain, is_blank
-from .._values import check_value
+from .._plain_text import encode_plain
+from ..errors import UserError
 from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
-from ..models.user_errors import UserError
-from .token_names import token_names
+from .sentences import check_index, check_not_blank, token_names
 
 
 DIRECTIONS = ("forward", "backward")
@@ -21,20 +19,15 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclass
 class RecurrenceAttention:
-    """
-    The attention of each step of an attentive recurrent network (Hao et al., 2019, Eq. 12) in one of its layers.
+    """The attention of each step of an attentive recurrent network (Hao et al., 2019, Eq. 12) in one of its layers."""
 
-    Attributes:
-        tokens (`list[str]`): Attended positions: tokens, or in higher layers the steps of the layer below.
-        weights (`numpy.ndarray` of shape `(directions, num_heads, T, len(tokens))`): Rows sum to 1. The backward
-            direction computes its last row first.
-    """
-
-    tokens: list[str]
+    tokens: list[str]  # attended positions; in higher layers the steps of the layer below
+    # (directions, num_heads, steps, len(tokens)): rows sum to 1; the backward direction computes its last row first
     weights: np.ndarray
 
     @property
     def directions(self) -> tuple[str, ...]:
+        """The directions of the network."""
         return DIRECTIONS[: len(self.weights)]
 
     def of_head(self, head: int | None = None) -> np.ndarray:
@@ -46,10 +39,7 @@ class RecurrenceAttention:
         """
         if head is None:
             return self.weights.mean(axis=1)
-        heads = self.weights.shape[1]
-        if not 0 <= check_value("head", head, int) < heads:
-            raise UserError(f"There is no head {head}; the model has heads 0 to {heads - 1}. Remedy: choose one.")
-        return self.weights[:, head]
+        return self.weights[:, check_index("head", head, self.weights.shape[1])]
 
     def to_tsv(self, head: int | None = None) -> str:
         """Return a table: direction, step and one column per token."""
@@ -75,56 +65,33 @@ def recurrence_attention(
     Raises:
         ValueError: The model has no attentive recurrence encoder or no such layer, or the sentence is empty.
     """
-    if is_blank(sentence):
-        raise UserError("The sentence is empty. Remedy: give one with at least a word.")
+    check_not_blank("sentence", sentence)
     ids = encode_plain(tokenizer, sentence, return_tensors="pt")["input_ids"].to(model.device)
     with eval_mode(model):
         encoded = model.get_encoder()(ids, output_attentions=True)
     attentions = getattr(encoded, "recurrence_attentions", None)
     if attentions is None:
         kind = getattr(model.config, "recurrence_encoder_type", None)
-        raise UserError(
-            f"A {model.config.model_type} model with recurrence_encoder_type={kind!r} makes no attentive steps. "
-            'Remedy: use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
-        )
-    if not 0 <= check_value("layer", layer, int) < len(attentions):
-        raise UserError(f"There is no layer {layer}; the recurrence encoder has {len(attentions)}, counted from 0.")
+        raise UserError("inspect.no_attentive_recurrence", value=model.config.model_type, kind=kind)
+    check_index("layer", layer, len(attentions))
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:
         return RecurrenceAttention([f"step {t}" for t in range(1, weights.shape[-1] + 1)], weights)
     return RecurrenceAttention(token_names(tokenizer, ids[0].tolist()), weights)
 
 
-def plot_recurrence_attention(
-    attention: RecurrenceAttention, path: str | Path, head: int | None = None, title: str | None = None
-) -> None:
-    """
-    Plot the T x source attention as a heat map, one panel per direction.
-
-    Args:
-        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
-        head (`int`, *optional*): A single head; by default the mean of all heads.
-        title (`str`, *optional*): Above the panels.
-
-    Raises:
-        ValueError: matplotlib is missing, or the file's ending is unknown.
-    """
-    from .plots import heat_maps
-
-    panels = [
-        (f"{direction}, {'mean of heads' if head is None else f'head {head}'}", matrix)
-        for direction, matrix in zip(attention.directions, attention.of_head(head), strict=True)
-    ]
-    heat_maps(panels, attention.tokens, [str(t) for t in range(1, attention.weights.shape[2] + 1)], "step", path, title)
-
-
 def inspect_attention(
     translator: Translator, sentence: str, output: str | None = None, layer: int = 0, head: int | None = None
 ) -> str:
-    """Return the attention as a table, or plot it into a file and return a summary."""
+    """Return the attention of a head (or the mean of all) as a table, or plot it and return a summary."""
+    from .plots import heat_maps
+
     attention = recurrence_attention(translator.inspected_model(), translator.tokenizer, sentence, layer)
     if output is None:
         return attention.to_tsv(head)
-    plot_recurrence_attention(attention, output, head)
     steps, count = attention.weights.shape[2:]
+    name = "mean of heads" if head is None else f"head {head}"
+    matrices = zip(attention.directions, attention.of_head(head), strict=True)
+    panels = [(f"{direction}, {name}", matrix) for direction, matrix in matrices]
+    heat_maps(panels, attention.tokens, [str(step) for step in range(1, steps + 1)], "step", output)
     return f"{output}: {' and '.join(attention.directions)}, {steps} steps over {count} tokens\n"

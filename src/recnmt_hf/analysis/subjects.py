@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import UserError
 from ..families import FAMILIES, Subject
-from ..models.user_errors import UserError
 
 
 # model_type -> subject
@@ -33,6 +33,4 @@ def find_subject(config: Any, name: str | None = None) -> Subject:
     for base in type(config).__mro__:
         if subject := SUBJECTS.get(vars(base).get("model_type", "")):
             return subject
-    raise UserError(
-        f"A {config.model_type} model has nothing to inspect. Remedy: use a model of one of {', '.join(SUBJECTS)}."
-    )
+    raise UserError("inspect.nothing", value=config.model_type, families=", ".join(SUBJECTS))

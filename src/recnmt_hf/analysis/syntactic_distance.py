@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from .._plain_text import is_blank
-from .._values import check_value
+from ..errors import UserError
 from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
-from ..models.user_errors import UserError
-from .token_names import token_names
+from .sentences import check_index, check_not_blank, token_names
 
 
 # A leaf is the index of a token; any other node is a pair of trees.
@@ -25,16 +22,10 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclass
 class SyntacticDistances:
-    """
-    The master-gate distances of a sentence (Shen et al., 2019, section 5.2).
+    """The master-gate distances of a sentence (Shen et al., 2019, section 5.2)."""
 
-    Attributes:
-        tokens (`list[str]`): Source tokens.
-        distances (`numpy.ndarray` of shape `(layers, len(tokens), directions)`): Share of the memory that each token
-            closes in each ON-LSTM layer, the forward direction first.
-    """
-
-    tokens: list[str]
+    tokens: list[str]  # of the source
+    # (layers, len(tokens), directions): share of the memory that each token closes, the forward direction first
     distances: np.ndarray
 
     def of(self, layer: int = -1, direction: str = "forward") -> np.ndarray:
@@ -44,12 +35,11 @@ class SyntacticDistances:
         Raises:
             UserError: The layer or the direction does not exist.
         """
-        count, directions = len(self.distances), self.distances.shape[2]
-        if layer != -1 and not 0 <= check_value("layer", layer, int) < count:
-            raise UserError(f"There is no layer {layer}; {count} are ON-LSTM, counted from 0. Remedy: choose one.")
-        if direction not in DIRECTIONS[:directions]:
-            known = " or ".join(DIRECTIONS[:directions])
-            raise UserError(f"There is no direction {direction!r} here. Remedy: choose {known}.")
+        names = DIRECTIONS[: self.distances.shape[2]]
+        if layer != -1:
+            check_index("layer", layer, len(self.distances))
+        if direction not in names:
+            raise UserError("inspect.no_direction", field="direction", value=direction, names=" or ".join(names))
         return self.distances[layer, :, DIRECTIONS.index(direction)]
 
     def tree(self, layer: int = -1, direction: str = "forward") -> Tree:
@@ -58,8 +48,7 @@ class SyntacticDistances:
         the forward direction, after it in the backward direction), then each part in the same way.
         """
         distances = self.of(layer, direction)
-        before = distances if direction == "forward" else np.concatenate([[0.0], distances[:-1]])
-        return split(list(before), 0)
+        return split(list(distances if direction == "forward" else np.concatenate([[0.0], distances[:-1]])), 0)
 
     def brackets(self, layer: int = -1, direction: str = "forward") -> str:
         """Return the tree as text with one pair of brackets per node."""
@@ -70,28 +59,28 @@ class SyntacticDistances:
         return text(self.tree(layer, direction))
 
 
-def split(before: Sequence[float], first: int) -> Tree:
-    """Return the tree over tokens `first, first + 1, ..`; `before` holds the distance of each from its predecessor."""
-    if len(before) == 1:
+def split(distances: Sequence[float], first: int) -> Tree:
+    """Return the tree over tokens `first, first + 1, ..` from the distance of each to its predecessor."""
+    if len(distances) == 1:
         return first
-    place = 1 + int(np.argmax(before[1:]))
-    return split(before[:place], first), split(before[place:], first + place)
+    place = 1 + int(np.argmax(distances[1:]))
+    return split(distances[:place], first), split(distances[place:], first + place)
 
 
 def nodes(tree: Tree) -> Iterator[tuple[float, int, list[float]]]:
-    """Yield every inner node, bottom up: its position over the tokens, its height, and its children's positions."""
+    """Yield every inner node, bottom up: position over the tokens, height, and both of each child."""
+    inner_nodes: list[tuple[float, int, list[float]]] = []
 
-    def visit(each: Tree) -> tuple[float, int]:
-        if isinstance(each, int):
-            return float(each), 0
-        children = [visit(child) for child in each]
+    def visit(node: Tree) -> tuple[float, int]:
+        if isinstance(node, int):
+            return float(node), 0
+        children = [visit(child) for child in node]
         place, height = sum(child[0] for child in children) / 2, 1 + max(child[1] for child in children)
-        found.append((place, height, [value for child in children for value in child]))
+        inner_nodes.append((place, height, [value for child in children for value in child]))
         return place, height
 
-    found: list[tuple[float, int, list[float]]] = []
     visit(tree)
-    yield from found
+    yield from inner_nodes
 
 
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
@@ -105,50 +94,27 @@ def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDista
     Raises:
         ValueError: The model has no such layers, or the sentence is empty.
     """
-    if is_blank(sentence):
-        raise UserError("The sentence is empty. Remedy: give one with at least a word.")
+    check_not_blank("sentence", sentence)
     model = translator.inspected_model()
     if "onlstm" not in getattr(model.config, "encoder_layer_types", ()):
-        raise UserError(
-            f"This {model.config.model_type} model has no ON-LSTM layers. Remedy: use an onlstm_transformer with "
-            "'onlstm' among its encoder_layer_types."
-        )
+        raise UserError("inspect.no_onlstm", value=model.config.model_type)
     source = translator.encode_source(sentence)
     with eval_mode(model):
         encoded = model.get_encoder()(torch.tensor([source], device=model.device), output_attentions=True)
-    found = encoded.master_gate_distances
-    layers = torch.stack([layer[0] for layer in found]).float().cpu().numpy()
+    layers = torch.stack([layer[0] for layer in encoded.master_gate_distances]).float().cpu().numpy()
     return SyntacticDistances(token_names(translator.tokenizer, source), layers)
-
-
-def plot_tree(
-    state: SyntacticDistances, path: str | Path, layer: int = -1, direction: str = "forward", title: str | None = None
-) -> None:
-    """
-    Plot the tree over the tokens, and their distances as bars below.
-
-    Args:
-        path (`str` or `Path`): `.png`, `.svg` or `.pdf`.
-        layer, direction: As in [`SyntacticDistances.of`].
-        title (`str`, *optional*): Above the tree.
-
-    Raises:
-        ValueError: There is no such layer or direction, matplotlib is missing, or the file's ending is unknown.
-    """
-    from .plots import tree_and_bars
-
-    distances = state.of(layer, direction)
-    tree_and_bars(path, list(nodes(state.tree(layer, direction))), state.tokens, distances, "distance", title)
 
 
 def inspect_tree(
     translator: Translator, sentence: str, output: str | None = None, layer: int = -1, direction: str = "forward"
 ) -> str:
-    """Return the tree as brackets with a table of the distances, or plot both into a file and return a summary."""
+    """Return the tree as brackets with a table of the distances, or plot both and return a summary."""
+    from .plots import tree_and_bars
+
     state = syntactic_distances(translator, sentence)
+    distances = state.of(layer, direction)
     if output is not None:
-        plot_tree(state, output, layer, direction)
+        tree_and_bars(output, list(nodes(state.tree(layer, direction))), state.tokens, distances, "distance")
         return f"{output}: a tree over {len(state.tokens)} tokens\n"
-    rows = zip(state.tokens, state.of(layer, direction), strict=True)
-    table = "".join(f"{token}\t{distance:.6f}\n" for token, distance in rows)
+    table = "".join(f"{token}\t{value:.6f}\n" for token, value in zip(state.tokens, distances, strict=True))
     return f"{state.brackets(layer, direction)}\ntoken\tdistance\n{table}"

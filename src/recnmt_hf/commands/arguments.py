@@ -1,20 +1,19 @@
-"""Shared options of the subcommands: types with ranges, checks of files and texts, loading, progress bars."""
+"""Arguments shared by the subcommands: number types, files and texts, recipes, models, progress bars."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from .._values import MOST_BEAMS, MOST_SEED, Option, Range, members, options_of, shown_default
-from ..models.user_errors import MissingFileError, UserError
+from .._values import MOST_BEAMS, MOST_SEED, Option, Range, default_text, describe, is_allowed, members, options_of
+from ..errors import MissingFileError, UserError, short_repr
 
 
 if TYPE_CHECKING:
@@ -22,28 +21,40 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+MODEL_HELP = "folder of a trained model, or a model id of the Hub"
+PICTURE_HELP = ".png, .svg or .pdf file"
+# Words in a message of argparse -> code.
+USAGE_CODES = {
+    "invalid choice": "choice",
+    "unrecognized arguments": "unknown",
+    "arguments are required": "missing",
+    "expected ": "count",
+    "not allowed with": "excludes",
+}
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence and suggest the nearest command or option."""
+    """An `ArgumentParser` whose errors are one sentence with a code, and suggest the nearest command or option."""
 
     def error(self, message: str) -> NoReturn:
-        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
-            message = suggested(message[: found.end(1) + 1], found[1], re.findall(r"[^\s,']+", found[2])) or message
+        code = next((code for word, code in USAGE_CODES.items() if word in message), "value")
+        if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            message = add_suggestion(message, match[1], re.findall(r"[^\s,']+", match[2]), message[: match.end(1) + 1])
         end = "" if message.endswith("?") else "."
-        self.exit(2, f"{self.prog}: {printable(message.rstrip('.'))}{end} Remedy: run {self.prog} --help for usage.\n")
+        text = f"{printable(message.rstrip('.'))}{end} Remedy: run {self.prog} --help for usage."
+        self.exit(2, f"{self.prog}: {text} [usage.{code}]\n")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
         """Exit with an error about unknown arguments."""
-        message = f"unrecognized arguments: {' '.join(words)}"
         option = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
-        self.error(suggested(message, option, re.findall(r"--[\w-]+", self.format_usage())) or message)
+        known = re.findall(r"--[\w-]+", self.format_usage())
+        self.error(add_suggestion(f"unrecognized arguments: {' '.join(words)}", option, known))
 
 
-def suggested(message: str, word: str, known: Sequence[str]) -> str | None:
-    """Add the nearest known word to a message about a mistyped one; return `None` if no word is near."""
+def add_suggestion(message: str, word: str, known: Sequence[str], start: str | None = None) -> str:
+    """Add the known word that is nearest to a mistyped one, if any is near, to a message or to its start."""
     near = difflib.get_close_matches(word, known, n=1)
-    return f"{message}; did you mean {near[0]}?" if near else None
+    return f"{start or message}; did you mean {near[0]}?" if near else message
 
 
 def printable(text: str) -> str:
@@ -51,85 +62,216 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def whole(least: float | None = None, most: float | None = None) -> Callable[[str], int]:
-    """Return the type of an option that takes whole numbers from `least` to `most`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-        if least is not None and value < least:
-            raise argparse.ArgumentTypeError(f"{value} is not allowed; it must be at least {least}")
-        if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"{value} is not allowed; it must be at most {most}")
-        return value
-
-    return convert
+# -- numbers and options -----------------------------------------------------------------------------------------------
 
 
-def number(least: float | None = None, below: float | None = None, most: float | None = None) -> Callable[[str], float]:
-    """Return the type of an option that takes finite numbers: at least `least`, below `below`, at most `most`."""
+def numeric(kind: type[T], allowed: Range) -> Callable[[str], T]:
+    """Return the argparse type of numbers in a range; `kind` is `int` or `float`."""
 
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-        if not math.isfinite(value):
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be a finite number")
-        if least is not None and value < least:
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be at least {least:g}")
-        if below is not None and value >= below:
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be below {below:g}")
-        if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be at most {most:g}")
-        return value
+    def convert(text: str) -> T:
+        with suppress(ValueError):
+            value: Any = kind(text)  # type: ignore[call-arg]
+            if is_allowed(value, kind, allowed):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be {describe(kind, allowed)}")
 
     return convert
+
+
+def whole(least: float, most: float | None = None) -> Callable[[str], int]:
+    """Return the argparse type of whole numbers from `least` to `most`."""
+    return numeric(int, Range(least=least, most=most))
+
+
+def number(least: float, below: float | None = None) -> Callable[[str], float]:
+    """Return the argparse type of finite numbers from `least` to below `below`."""
+    return numeric(float, Range(least=least, below=below))
 
 
 SEED = whole(0, MOST_SEED)
 BEAMS = whole(1, MOST_BEAMS)
 
 
-def add_options(parser: argparse.ArgumentParser, kind: type, names: Sequence[str], flags: Mapping[str, str]) -> None:
+def add_options(parser: argparse.ArgumentParser, kind: type, names: Iterable[str], **flags: str) -> None:
     """
     Add arguments for fields of a dataclass, with the type, range, choices, default and help of the field.
 
     Args:
         kind (`type`): The dataclass.
-        names (sequence of `str`): Names of the fields and of the arguments.
-        flags (`dict`): Flags that differ from the name of the field.
+        names (iterable of `str`): Names of the fields and of the arguments.
+        **flags: Flags that differ from the name of the field.
     """
     for name in names:
-        each = options_of(kind)[name]
+        option = options_of(kind)[name]
         flag = flags.get(name, f"--{name.replace('_', '-')}")
-        if each.hint is bool:
-            parser.add_argument(flag, dest=name, action="store_true", help=each.help)
+        if option.hint is bool:
+            parser.add_argument(flag, dest=name, action="store_true", help=option.help)
             continue
-        choices = each.choices or (get_args(each.hint) if get_origin(each.hint) is Literal else None)
-        stated = "" if each.default is None else f" (default: {shown_default(each)})"
+        choices = option.choices or (get_args(option.hint) if get_origin(option.hint) is Literal else None)
+        default = "" if option.default is None else f" (default: {default_text(option)})"
         parser.add_argument(
             flag,
             dest=name,
-            default=each.default,
-            help=f"{each.help}{stated}".replace("%", "%%"),
-            **({"choices": choices} if choices else {"type": reader(each), "metavar": flag[2:].upper()}),
+            default=option.default,
+            help=f"{option.help}{default}".replace("%", "%%"),
+            **({"choices": choices} if choices else {"type": reader(option), "metavar": flag[2:].upper()}),
         )
 
 
 def reader(option: Option) -> Callable[[str], Any]:
-    """Return the type of an option without choices: text, or numbers and the words allowed in their place."""
+    """Return the argparse type of an option without choices: text, or numbers and the words allowed in their place."""
     kinds = members(option.hint)
     if str in kinds:
         return str
     words = {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
-    allowed = option.allowed or Range()
-    convert = (
-        number(allowed.least, allowed.below, allowed.most) if float in kinds else whole(allowed.least, allowed.most)
-    )
+    convert = numeric(float if float in kinds else int, option.allowed or Range())
     return lambda text: text if text in words else convert(text)
+
+
+def read_options(kind: type[T], args: argparse.Namespace, names: Iterable[str]) -> T:
+    """Build a dataclass from the arguments that [`add_options`] added."""
+    return kind(**{name: getattr(args, name) for name in names})
+
+
+# -- groups of arguments -----------------------------------------------------------------------------------------------
+
+
+def add_models_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for a model, or several that form an ensemble."""
+    ensemble = "several models with one vocabulary form an ensemble that averages their log-probabilities"
+    parser.add_argument("model", nargs="+", help=f"{MODEL_HELP}; {ensemble}")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of loading a model."""
+    add = parser.add_argument
+    add("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: as saved)")
+    add("--quantization", choices=("int8",), help="quantize the weights (CPU only): faster, slightly less exact")
+    add(
+        "--trust-remote-code", action="store_true", help="run Python code contained in the model's folder or repository"
+    )
+
+
+def load_translator(args: argparse.Namespace) -> Translator:
+    """Load the model, or several models as an ensemble, as specified by the arguments."""
+    from ..inference.translator import Translator
+
+    settings = {name: getattr(args, name) for name in ("device", "dtype", "quantization", "trust_remote_code")}
+    models = args.model if isinstance(args.model, list) else [args.model]
+    return Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
+
+
+def add_generate_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option for further settings of generation, which [`read_settings`] parses."""
+    parser.add_argument(
+        "--generate",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further settings of transformers' GenerationConfig, with values in YAML: "
+        "do_sample=true temperature=0.8 top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ...",
+    )
+
+
+def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
+    """
+    Parse words of the form `NAME=VALUE`, with values in YAML.
+
+    Raises:
+        UserError: A word has no `=` (`usage.setting`), a name is repeated (`usage.duplicate`), or a value is not YAML.
+    """
+    from ..training.recipe_yaml import load_yaml
+
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not name or not value.strip():
+            raise UserError("usage.setting", field=flag, value=word)
+        refuse_duplicates([*settings, name], flag)
+        settings[name] = load_yaml(value, f"{flag} {name}")
+    return settings
+
+
+def add_rouge_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that selects ROUGE."""
+    units = ("words", "characters", "english")
+    text = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
+    parser.add_argument("--rouge", choices=units, help=text)
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser, example: str, overrides: str, output: str) -> None:
+    """Add a recipe, its overrides and the output folder."""
+    add = parser.add_argument
+    add("recipe", help=f"YAML file, e.g. {example}")
+    add("overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help=overrides)
+    add("--output", "-o", help=output)
+
+
+def add_card_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a model card, which [`card_options`] reads."""
+    add = parser.add_argument
+    add("--license", help="licence identifier of the Hub, e.g. apache-2.0 or cc-by-4.0")
+    add("--sentence", help="example sentence in the card (default: one of the validation set)")
+    add("--notes", metavar="FILE", help="Markdown file to insert below the scores of the card")
+    add("--template", metavar="FILE", help="Jinja template of the card (default: the package's own)")
+
+
+def card_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a model card, with the text of the notes."""
+    from ..data.text import read_lines
+
+    if args.template is not None and not os.path.isfile(args.template):
+        raise MissingFileError("usage.no_file", field=args.template)
+    notes = None if args.notes is None else "\n".join(read_lines(args.notes))
+    return {"license": args.license, "sentence": args.sentence, "notes": notes, "template": args.template}
+
+
+# -- files, texts and results ------------------------------------------------------------------------------------------
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise a [`UserError`] if a text contains bytes that are not UTF-8, or half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError("usage.encoding", field=name, reason=error.reason) from error
+
+
+def refuse_duplicates(values: Iterable[Any], flag: str) -> None:
+    """Raise a [`UserError`] if a value, file or folder is given twice. Pipes and devices may be given twice."""
+    words = [str(value) for value in values]
+    for position, word in enumerate(words):
+        for other in words[:position]:
+            if word == other or is_same_file(word, other):
+                raise UserError("usage.duplicate", field=flag, value=word, first=short_repr(other))
+
+
+def is_same_file(path: str, other: str) -> bool:
+    """Whether two paths name the same regular file or folder."""
+    with suppress(OSError, ValueError):
+        return (os.path.isfile(path) or os.path.isdir(path)) and os.path.samefile(path, other)
+    return False
+
+
+def stream(path: str | None) -> str | None:
+    """Return the name of a file, or `None` for `-` (standard input or output)."""
+    return None if path == "-" else path
+
+
+def optional_output(path: str | None, inputs: Collection[str | None] = ()) -> AbstractContextManager[Any]:
+    """Open an output file as [`~recnmt_hf.data.files.open_output`] does; without a path return `None` in its place."""
+    from ..data.files import open_output
+
+    return nullcontext() if path is None else open_output(path, inputs)
+
+
+def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    items = iter(items)
+    while chunk := list(islice(items, size)):
+        yield chunk
 
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[Any] | None = None) -> Iterator[T]:
@@ -146,88 +288,3 @@ def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[An
 
     has_bar = sys.stderr.isatty() and not (out is not None and out.isatty())
     return iter(tqdm(items, unit=f" {unit}", total=total, file=sys.stderr, disable=not has_bar, mininterval=0.5))
-
-
-def check_text(text: str, name: str) -> None:
-    """Raise a [`UserError`] if a text is not valid UTF-8 or contains half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{name} is not UTF-8 ({error.reason}). Remedy: correct it.") from error
-
-
-def check_file(path: str | None) -> None:
-    """Raise a [`UserError`] if a file is named but does not exist."""
-    if path is not None and not os.path.isfile(path):
-        raise MissingFileError(f"There is no file {path}. Remedy: correct the path.")
-
-
-def find_duplicate(paths: Sequence[str]) -> str | None:
-    """Describe the first two names of the same file or folder, if any; pipes and devices may be read twice."""
-    for number, path in enumerate(paths):
-        for other in paths[:number]:
-            if path == other:
-                return f"{path} is named twice"
-            with suppress(OSError, ValueError):
-                is_plain = os.path.isfile(path) or os.path.isdir(path)
-                if is_plain and os.path.samefile(path, other):
-                    return f"{other} and {path} are the same"
-    return None
-
-
-def stream(path: str | None) -> str | None:
-    """Return the name of a file, or `None` for `-` (standard input or output)."""
-    return None if path == "-" else path
-
-
-def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `size`."""
-    items = iter(items)
-    while chunk := list(islice(items, size)):
-        yield chunk
-
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of loading a model."""
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: as saved)"
-    )
-    parser.add_argument(
-        "--quantization",
-        choices=("int8",),
-        help="quantize the weights (CPU only): faster, slightly less exact",
-    )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code contained in the model's folder or repository"
-    )
-
-
-def load_translator(args: argparse.Namespace) -> Translator:
-    """Load the model, or several models as an ensemble, as specified by the arguments."""
-    from ..inference.translator import Translator
-
-    settings = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
-    models = [args.model] if isinstance(args.model, str) else args.model
-    settings["trust_remote_code"] = args.trust_remote_code
-    return Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
-
-
-def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
-    """
-    Parse words of the form `NAME=VALUE`, with values in YAML.
-
-    Raises:
-        UserError: A word has no `=`, a name is given twice, or a value is not YAML.
-    """
-    from ..training.recipe_yaml import load_yaml
-
-    settings: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name or not value.strip():
-            raise UserError(f"{flag}: {word!r} is no setting. Remedy: write name=value, as no_repeat_ngram_size=3.")
-        if name in settings:
-            raise UserError(f"{flag}: {name} is given twice. Remedy: give it once.")
-        settings[name] = load_yaml(value, f"{flag} {name}")
-    return settings

@@ -8,17 +8,18 @@ from .arguments import SEED, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     size, depth = whole(0), whole(0, 50)
-    parser.add_argument("output", help="folder in which train.en, train.de, validation.en, ... are written")
-    parser.add_argument("--train", type=size, default=20000, help="sentence pairs for training (default: 20000)")
-    parser.add_argument("--validation", type=size, default=500, help="sentence pairs for validation (default: 500)")
-    parser.add_argument("--test", type=size, default=500, help="sentence pairs for testing (default: 500)")
-    parser.add_argument(
+    add("output", help="folder in which train.en, train.de, validation.en, ... are written")
+    add("--train", type=size, default=20000, help="sentence pairs for training (default: 20000)")
+    add("--validation", type=size, default=500, help="sentence pairs for validation (default: 500)")
+    add("--test", type=size, default=500, help="sentence pairs for testing (default: 500)")
+    add(
         "--test-deep", type=size, default=500, help="sentence pairs with deeper nesting than in training (default: 500)"
     )
-    parser.add_argument("--max-depth", type=depth, default=2, help="maximum depth of nested clauses (default: 2)")
-    parser.add_argument("--deep-depth", type=depth, default=4, help="maximum depth of the deep test set (default: 4)")
-    parser.add_argument("--seed", type=SEED, default=1, help="random seed (default: 1)")
+    add("--max-depth", type=depth, default=2, help="maximum depth of nested clauses (default: 2)")
+    add("--deep-depth", type=depth, default=4, help="maximum depth of the deep test set (default: 4)")
+    add("--seed", type=SEED, default=1, help="random seed (default: 1)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -5,89 +5,82 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
-from ..models.user_errors import UserError
-from .arguments import find_duplicate, whole
+from ..errors import UserError
+from .arguments import add_rouge_argument, optional_output, refuse_duplicates, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "hypotheses", nargs="+", help="files of translations, one per line; the first of several is the baseline"
-    )
-    parser.add_argument("--references", "-r", nargs="+", action="extend", required=True, help="reference files")
-    parser.add_argument(
-        "--rouge",
-        choices=("words", "characters", "english"),
-        help="evaluate summaries with F1 of ROUGE-1, ROUGE-2 and ROUGE-L on these units; english: "
-        "words of the letters a to z with Porter's stemmer",
-    )
-    parser.add_argument("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
-    parser.add_argument(
+    add = parser.add_argument
+    add("hypotheses", nargs="+", help="files of translations, one per line; the first of several is the baseline")
+    add("--references", "-r", nargs="+", action="extend", required=True, help="reference files")
+    add_rouge_argument(parser)
+    add("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
+    add(
         "--length-edges",
         type=whole(1),
         nargs="+",
         default=[15, 30, 45],
         help="limits of the bins of source lengths (default: 15 30 45)",
     )
-    parser.add_argument("--tokenize", help="sacrebleu's tokenizer: 13a (default), zh, ja-mecab, intl, char, none, ...")
-    parser.add_argument(
-        "--language", help="language code for Moses' tokenizer in tokenised BLEU (default: texts are tokenised already)"
-    )
-    parser.add_argument("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
-    parser.add_argument(
+    add("--tokenize", help="sacrebleu's tokenizer: 13a (default), zh, ja-mecab, intl, char, none, ...")
+    add("--language", help="language of Moses' tokenizer for tokenised BLEU (default: texts are tokenised)")
+    add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
+    add(
         "--test",
         choices=("bootstrap", "randomization", "both"),
         default="both",
         help="significance test (default: both)",
     )
-    parser.add_argument(
-        "--samples", type=whole(1), default=1000, help="samples of the significance test (default: 1000)"
-    )
-    parser.add_argument(
+    add("--samples", type=whole(1), default=1000, help="samples of the significance test (default: 1000)")
+    add(
         "--examples",
         type=whole(0),
         default=0,
         metavar="N",
-        help="print source, translations and references of N sentences (default: 0)",
+        help="print N sentences and their translations (default: 0)",
     )
-    parser.add_argument("--json", help="JSON file for all figures (default: none)")
+    add("--json", help="JSON file for all figures (default: none)")
 
 
 def check(args: argparse.Namespace) -> None:
-    if duplicate := find_duplicate(args.hypotheses):
-        raise UserError(f"{duplicate}. Remedy: name each system's translations once.")
+    refuse_duplicates(args.hypotheses, "hypotheses")
+    for name in ("tokenize", "language"):
+        if args.rouge and getattr(args, name) is not None:
+            raise UserError("usage.excludes", field=f"--{name}", other="--rouge")
     if args.length_edges != sorted(set(args.length_edges)):
-        raise UserError(f"--length-edges {' '.join(map(str, args.length_edges))} do not rise. Remedy: e.g. 15 30 45.")
-    given = [name for name in ("tokenize", "language") if args.rouge and getattr(args, name) is not None]
-    if given:
-        raise UserError(f"--{given[0]} is for BLEU, and --rouge leaves that out. Remedy: give one of them.")
+        refuse("length_edges", args.length_edges, "increasing", "sort the limits, e.g. 15 30 45")
     if args.language is not None and not re.fullmatch("[a-z]{2,3}", args.language):
-        raise UserError(f"--language {args.language!r} is no code of a language. Remedy: e.g. de or en.")
+        refuse("language", args.language, "a language code", "write a code such as de or en")
+
+
+def refuse(name: str, value: Any, allowed: str, remedy: str) -> NoReturn:
+    field = f"--{name.replace('_', '-')}"
+    raise UserError("option.value", field=field, value=value, allowed=allowed, remedy=remedy)
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..data.files import open_output
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
     from ..metrics.significance import METHODS, compare_systems
 
     metrics.check_tokenizer(args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
-    with nullcontext() if args.json is None else open_output(args.json, inputs) as out:
-        references = [list(read_lines(path)) for path in args.references]
-        systems = {path: list(read_lines(path)) for path in args.hypotheses}
-        source = None if args.source is None else list(read_lines(args.source))
-        check_lines(systems, dict(zip(args.references, references, strict=True)), args.source, source)
-        show_examples(args.examples, source, systems, references)
+    with optional_output(args.json, inputs) as out:
+        texts = {path: list(read_lines(path)) for path in inputs}
+        check_lines(args.hypotheses[0], texts)
+        references = [texts[path] for path in args.references]
+        systems = {path: texts[path] for path in args.hypotheses}
+        source = None if args.source is None else texts[args.source]
+        print_examples(args.examples, source, systems, references)
         report: dict[str, Any] = {"systems": {}, "comparisons": {}}
+        name, kind = ("ROUGE-L F1", "rougeL") if args.rouge else ("BLEU", "bleu")
         for path, hypotheses in systems.items():
             scores, bins = measure(args, source, hypotheses, references)
             print(path)
             for score in scores:
                 print(f"  {score}")
-            name, kind = ("ROUGE-L F1", "rougeL") if args.rouge else ("BLEU", "bleu")
             for words, count, score in bins:
                 units = "characters" if args.rouge == "characters" else "words"
                 print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
@@ -99,11 +92,12 @@ def run(args: argparse.Namespace) -> None:
         if len(systems) > 1:
             options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
             for method in METHODS if args.test == "both" else [args.test]:
-                found = compare_systems(systems, references, method, args.samples, **options)
+                results = compare_systems(systems, references, method, args.samples, **options)
                 print(f"paired {method}, {args.samples} samples, against {args.hypotheses[0]}")
-                for each in found[1:]:
-                    print(f"  {each.system}: {name} {each.score:.2f} ({each.difference:+.2f}), p = {each.p_value:.4f}")
-                report["comparisons"][method] = [vars(each) for each in found]
+                for result in results[1:]:
+                    difference = f"{result.score:.2f} ({result.difference:+.2f}), p = {result.p_value:.4f}"
+                    print(f"  {result.system}: {name} {difference}")
+                report["comparisons"][method] = [vars(result) for result in results]
         if out is not None:
             json.dump(report, out, indent=2, ensure_ascii=False)
 
@@ -136,25 +130,16 @@ def measure(
     return scores, metrics.scores_by_length(source, hypotheses, references, args.length_edges, **by_length)
 
 
-def check_lines(
-    systems: dict[str, list[str]], references: dict[str, list[str]], source_path: str | None, source: list[str] | None
-) -> None:
+def check_lines(first: str, texts: dict[str, list[str]]) -> None:
     """Raise a [`UserError`] unless all files have the same number of lines, at least one."""
-    first, lines = next(iter(systems.items()))
-    others = {**systems, **references}
-    if source_path is not None and source is not None:
-        others[source_path] = source
-    for name, stream in others.items():
-        if len(stream) != len(lines):
-            raise UserError(
-                f"{first} has {len(lines)} lines, {name} has {len(stream)}. Remedy: score the translation of the file "
-                "that the references belong to."
-            )
-    if not lines:
-        raise UserError(f"{first} is empty. Remedy: give a file with at least one translation.")
+    for path, lines in texts.items():
+        if len(lines) != len(texts[first]):
+            raise UserError("evaluate.lines", field=first, lines=len(texts[first]), other=path, others=len(lines))
+    if not texts[first]:
+        raise UserError("usage.empty_file", field=first, content="translation")
 
 
-def show_examples(
+def print_examples(
     count: int, source: list[str] | None, systems: dict[str, list[str]], references: list[list[str]]
 ) -> None:
     """Print source, outputs and references of sentences spread over the test set."""
@@ -162,6 +147,6 @@ def show_examples(
     for i in [total * k // count for k in range(min(count, total))]:
         rows = [("source", source[i])] if source is not None else []
         rows += [("output" if len(systems) == 1 else path, lines[i]) for path, lines in systems.items()]
-        rows += [("reference", stream[i]) for stream in references]
+        rows += [("reference", lines[i]) for lines in references]
         width = max(len(name) for name, _ in rows)
         print("\n".join(f"{name:>{width}}  {text}" for name, text in rows), end="\n\n")

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import argparse
 
-from ..models.user_errors import UserError
-from .arguments import add_device_arguments, check_text, load_translator, whole
+from ..errors import UserError
+from .arguments import PICTURE_HELP, add_device_arguments, check_text, load_translator, whole
 
 
-# Options that not every subject takes.
+# Options of some subjects.
 OPTIONS = ("target", "layer", "head", "direction")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..analysis.subjects import SUBJECTS
 
+    add = parser.add_argument
     subjects = "; ".join(f"{subject.name} ({family}): {subject.summary}" for family, subject in SUBJECTS.items())
-    parser.add_argument("model", help=f"folder of a trained model ({', '.join(SUBJECTS)}), or a model id of the Hub")
-    parser.add_argument("sentence", help="source sentence")
-    parser.add_argument(
+    add("model", help=f"folder of a trained model ({', '.join(SUBJECTS)}), or a model id of the Hub")
+    add("sentence", help="source sentence")
+    add(
         "--subject",
         choices=[subject.name for subject in SUBJECTS.values()],
         help=f"{subjects} (default: the subject of the model's family)",
     )
-    parser.add_argument("--target", help="translation of the sentence (default: the model's own)")
-    parser.add_argument("--output", "-o", help=".png, .svg or .pdf file (default: text on standard output)")
-    parser.add_argument(
-        "--layer", type=whole(0), help="layer, counted from 0 (default: attention 0, others the top one)"
-    )
-    parser.add_argument("--head", type=whole(0), help="attention head, counted from 0 (default: mean of all heads)")
-    parser.add_argument(
-        "--direction", choices=("forward", "backward"), help="direction of the ON-LSTM (default: forward)"
-    )
+    add("--target", help="translation of the sentence (default: the model's own)")
+    add("--output", "-o", help=f"{PICTURE_HELP} (default: text on standard output)")
+    add("--layer", type=whole(0), help="layer, counted from 0 (default: attention 0, others the top one)")
+    add("--head", type=whole(0), help="attention head, counted from 0 (default: mean of all heads)")
+    add("--direction", choices=("forward", "backward"), help="direction of the ON-LSTM (default: forward)")
     add_device_arguments(parser)
 
 
@@ -39,9 +36,8 @@ def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture
     from ..analysis.subjects import find_subject, load_function
 
-    check_text(args.sentence, "The sentence")
-    if args.target is not None:
-        check_text(args.target, "The translation")
+    check_text(args.sentence, "sentence")
+    check_text(args.target or "", "--target")
     if args.output is not None:
         check_picture(args.output)
     options = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
@@ -49,7 +45,5 @@ def run(args: argparse.Namespace) -> None:
     subject = find_subject(translator.inspected_model().config, args.subject)
     for name in options:
         if name not in subject.options:
-            raise UserError(
-                f"--{name} has no effect on the subject {subject.name}. Remedy: remove it, or choose another --subject."
-            )
+            raise UserError("inspect.no_effect", field=f"--{name}", subject=subject.name)
     print(load_function(subject)(translator, args.sentence, args.output, **options), end="")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 
+from .arguments import PICTURE_HELP, add_recipe_arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="YAML file, e.g. scripts/recipes/logic/logical_inference.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="fields of the recipe to override")
-    parser.add_argument(
-        "--output", "-o", help="folder in which one folder per model is written (default: outputs/NAME-OF-RECIPE)"
+    add_recipe_arguments(
+        parser,
+        "scripts/recipes/logic/logical_inference.yaml",
+        "fields of the recipe to override",
+        "folder in which one folder per model is written (default: outputs/NAME-OF-RECIPE)",
     )
-    parser.add_argument("--plot", help=".png, .svg or .pdf file for a plot of accuracy by number of operators")
+    parser.add_argument("--plot", help=f"{PICTURE_HELP} for a plot of accuracy by number of operators")
     parser.add_argument("--overwrite", action="store_true", help="delete results of another recipe in those folders")
 
 

@@ -8,17 +8,15 @@ from .arguments import SEED, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "output",
-        help="folder for train0.tsv to train12.tsv and test0.tsv to test12.tsv, one per number of operators",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("output", help="folder for train0.tsv to train12.tsv and test0.tsv to test12.tsv, one per number of operators")
+    add(
         "--pairs",
         type=whole(1),
         default=500_000,
         help="number of pairs to draw; duplicates are removed (default: 500000)",
     )
-    parser.add_argument("--seed", type=SEED, default=1, help="random seed (default: 1)")
+    add("--seed", type=SEED, default=1, help="random seed (default: 1)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -15,42 +15,42 @@ from contextlib import suppress
 from .. import __version__
 from .._interrupts import Interrupts, raised_interrupts
 from .._registration import register
-from ..models.user_errors import UserError
+from ..errors import UserError
 from .arguments import Parser, printable
 
 
-# subcommand -> (module, one line of help)
+# Subcommand -> one line of help. The module has the same name, with underscores.
 COMMANDS = {
-    "train": ("train", "train a model from a recipe"),
-    "sweep": ("sweep", "train a recipe several times with other fields or seeds, and compare"),
-    "translate": ("translate", "translate a file or standard input"),
-    "score": ("score", "give the model's log-probability of translations"),
-    "evaluate": ("evaluate", "measure translations against references and each other"),
-    "align": ("align", "link words of translations to source words, and measure such links"),
-    "average": ("average", "average checkpoints"),
-    "tokenizer": ("tokenizer", "train a tokenizer"),
-    "inspect": ("inspect", "show recurrence attention, global state, positions or tree of a sentence"),
-    "probe": ("probe", "run ten probing tasks on the sentence vectors of a model"),
-    "probe-words": ("probe_words", "measure how well a source vector predicts the words of the translation"),
-    "logic": ("logic", "train encoders on logical inference, and evaluate them by number of operators"),
-    "test": ("test", "evaluate a trained model on test sets, and save scores and translations in its folder"),
-    "plot": ("plot", "plot the learning curves of training runs"),
-    "card": ("card", "write the model card of a trained model"),
-    "publish": ("publish", "upload a trained model to the Hub with code, card, recipe, scores and translations"),
-    "export": ("export", "export a trained model for an inference engine"),
-    "import-marian": ("import_marian", "convert a MarianMT checkpoint and its tokenizers"),
-    "export-marian": ("export_marian", "write a base Transformer as a MarianMT checkpoint"),
-    "parameters": ("parameters", "count the parameters of models, and compare them"),
-    "corpus": ("corpus", "write the generated English-German corpus"),
-    "logic-corpus": ("logic_corpus", "write a generated corpus of logical inference"),
+    "train": "train a model from a recipe",
+    "sweep": "train a recipe several times with other fields or seeds, and compare",
+    "translate": "translate a file or standard input",
+    "score": "compute log-probabilities of given translations",
+    "evaluate": "score translations with references, and compare systems",
+    "align": "align words of translations with source words",
+    "average": "average checkpoints",
+    "tokenizer": "train a tokenizer",
+    "inspect": "show recurrence attention, global state, positions or tree of a sentence",
+    "probe": "run ten probing tasks on the sentence vectors of a model",
+    "probe-words": "measure how well a source vector predicts the words of the translation",
+    "logic": "train encoders on logical inference, and evaluate them by number of operators",
+    "test": "evaluate a trained model on test sets, and save scores and translations in its folder",
+    "plot": "plot the learning curves of training runs",
+    "card": "write the model card of a trained model",
+    "publish": "upload a trained model to the Hub with code, card, recipe, scores and translations",
+    "export": "export a trained model for an inference engine",
+    "import-marian": "convert a MarianMT checkpoint and its tokenizers",
+    "export-marian": "write a base Transformer as a MarianMT checkpoint",
+    "parameters": "count the parameters of models, and compare them",
+    "corpus": "write the generated English-German corpus",
+    "logic-corpus": "write a generated corpus of logical inference",
 }
 # Commands of 0.2, now subjects of `inspect`; they work for one more version.
 RENAMED = ("attention", "global", "positions", "tree")
 # Commands that need no model.
 WITHOUT_MODELS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
-# Exit codes; argparse's own for a wrong command line is that of a user's mistake.
-SUCCESS, FAULT, MISTAKE = 0, 1, 2
-# Errors of the system about any file: permissions, file types, space, limits, damage.
+# Exit codes. argparse also exits with 2.
+SUCCESS, BUG, USER_ERROR = 0, 1, 2
+# Errors of the system: too many open files; and about any file: permissions, types, space, limits, damage.
 TOO_MANY = {errno.EMFILE, errno.ENFILE}
 ENVIRONMENT = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -59,12 +59,10 @@ ENVIRONMENT = {
 
 
 class ClosedOutput(io.TextIOBase):
-    """Replacement of a closed standard output that reports the loss of what is written."""
+    """Replacement of a closed standard output. Writing to it is an error, because the results would be lost."""
 
     def write(self, text: str) -> int:
-        raise UserError(
-            "Standard output is closed, so the results would be lost. Remedy: leave it open, or redirect it to a file."
-        )
+        raise UserError("output.closed")
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
@@ -75,10 +73,10 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     parser = Parser(prog="recnmt", description="Train, translate, score and share translation models.")
     parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         sub = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
-            implementation = importlib.import_module(f".{module}", __package__)
+            implementation = importlib.import_module(f".{name.replace('-', '_')}", __package__)
             implementation.add_arguments(sub)
             check = getattr(implementation, "check", lambda args: None)
             sub.set_defaults(check=check, run=implementation.run, refuse=sub.refuse)
@@ -139,56 +137,56 @@ def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Inte
         args.run(args)
         sys.stdout.flush()
     except Exception as error:
-        if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has closed it
             discard_output()
             return SUCCESS
         if interrupts.received and not os.environ.get("RECNMT_TRACEBACK"):
-            return FAULT  # `main` reports the interrupt
+            return BUG  # `main` reports the interrupt
         if isinstance(error, UserError):
             if os.environ.get("RECNMT_TRACEBACK"):
                 raise
-            return complain(name, str(error))
-        sentence = sentence_of(error, argv, getattr(args, "output", None))
-        if sentence is None or os.environ.get("RECNMT_TRACEBACK"):
+            return report(name, error)
+        user_error = explain_system_error(error, argv, getattr(args, "output", None))
+        if user_error is None or os.environ.get("RECNMT_TRACEBACK"):
             traceback.print_exc()
-            print(f"{name}: this is a fault in recnmt_hf worth a report, with the lines above.", file=sys.stderr)
-            return FAULT
+            print(f"{name}: this is a bug in recnmt_hf. Please report it with the lines above.", file=sys.stderr)
+            return BUG
         discard_output()
-        return complain(name, sentence)
+        return report(name, user_error)
     return SUCCESS
 
 
 def interrupted(name: str, interrupts: Interrupts) -> int:
+    """Report an interrupt, and return the exit code."""
     print(f"\n{name}: {interrupts.word()}.", file=sys.stderr)
     return interrupts.exit_code()
 
 
-def complain(name: str, sentence: str) -> int:
-    print(f"{name}: {printable(sentence)}", file=sys.stderr)
-    return MISTAKE
+def report(name: str, error: UserError) -> int:
+    """Print a user error with its code, and return the exit code."""
+    print(f"{name}: {printable(f'{error} [{error.code}]')}", file=sys.stderr)
+    return USER_ERROR
 
 
-def sentence_of(error: Exception, argv: Sequence[str], output: str | None = None) -> str | None:
+def explain_system_error(error: Exception, argv: Sequence[str], output: str | None) -> UserError | None:
     """
-    Return the message for an error of the system: about a file, a full disk, exhausted memory. `None` means a bug, as
-    does a missing file that the user did not name.
+    Return the user error for an error of the system: about a file, a full disk, exhausted memory. `None` means a bug;
+    so is a missing file that the user did not name.
     """
     if type(error).__name__ == "OutOfMemoryError":
-        first = str(error).split(". ")[0].rstrip(".")
-        return f"{first}. Remedy: smaller batches (--max-tokens), fewer beams, or a data type of fewer bytes."
+        return UserError("system.memory", reason=str(error).split(". ")[0].rstrip("."))
     if not isinstance(error, OSError):
         return None
     from ..data.files import MEDIUM_ERRORS, SPACE_ERRORS
 
     if error.errno in TOO_MANY:
-        return f"{error.strerror}. Remedy: allow more (`ulimit -n`), or end what holds files open."
+        return UserError("system.open_files", reason=error.strerror)
     file = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
     if error.errno in SPACE_ERRORS or (file is None and error.errno in MEDIUM_ERRORS):
-        # Copying names the file that is read; what the user gave was looked at where it was opened.
-        place = f"{output} cannot be written" if file is not None and output else "Writing failed"
-        return f"{place}: {error.strerror}. Remedy: make room, or choose another place for the output."
+        # An error while copying names the file that is read, but the output is to blame.
+        return UserError("system.space", field=output if file and output else "output", reason=error.strerror)
     if file is not None and (error.errno in ENVIRONMENT or is_named(file, argv)):
-        return f"{file}: {error.strerror}. Remedy: correct the path, or what stands there and its permissions."
+        return UserError("system.file", field=file, reason=error.strerror)
     return None
 
 
@@ -200,20 +198,20 @@ def is_named(file: str, argv: Sequence[str]) -> bool:
 
 def prepare_streams() -> None:
     """
-    Make the standard streams usable: reserve the descriptors of closed ones, so that no file opened later takes them,
-    and write UTF-8.
+    Write UTF-8 to the standard streams, and reserve the descriptors of closed ones, so that no file opened later takes
+    them.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
     if sys.stdout is None:
         sys.stdout = ClosedOutput()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
-        # Names of files may hold what is no text.
+        # File names may contain bytes that are not text.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 

@@ -1,11 +1,11 @@
-"""Freshly initialised models by name, for `recnmt parameters` and the benchmark scripts."""
+"""Newly initialised models by name, for `recnmt parameters` and the benchmark scripts."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 if TYPE_CHECKING:
@@ -17,16 +17,16 @@ def parse_model(text: str) -> tuple[str, dict[str, object]]:
     Parse `"name:field=value,..."` into a name and fields, with values in YAML.
 
     Raises:
-        ValueError: A field has no value.
+        UserError: A field has no value.
     """
     from ..training.recipe_yaml import load_yaml
 
-    name, _, fields = text.partition(":")
+    name, _, pairs = text.partition(":")
     values: dict[str, object] = {}
-    for pair in filter(None, fields.split(",")):
+    for pair in filter(None, pairs.split(",")):
         field, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"{pair!r} in {text!r} has no value. Remedy: write field=value (null for none).")
+            raise UserError("parameters.no_value", field=text, value=pair)
         values[field] = load_yaml(value, f"{field} of {name}")
     return name, values
 
@@ -39,7 +39,7 @@ MODEL_HELP = (
 
 def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
     """
-    Build a freshly initialised model.
+    Build a newly initialised model.
 
     Args:
         name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of this package.
@@ -52,24 +52,19 @@ def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, obje
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
     from .. import MODEL_TYPES, NMTTransformerConfig
+    from ..hub.marian import SHARED_FIELDS
 
     if name != "marian" and name not in MODEL_TYPES:
-        raise UserError(f"There is no model {name!r}; choose one of marian, {', '.join(MODEL_TYPES)}.")
+        raise UserError("parameters.unknown_model", value=name, models=", ".join(("marian", *MODEL_TYPES)))
     config_class: Any = MarianConfig if name == "marian" else CONFIG_MAPPING[name]
     unknown = set(overrides) - {field.name for field in fields(config_class)} - {"attn_implementation"}
     if unknown:
-        raise UserError(f"{config_class.__name__} has no {', '.join(map(repr, sorted(unknown)))}. Remedy: correct it.")
+        raise UserError("parameters.unknown_field", field=name, names=", ".join(map(repr, sorted(unknown))))
     if name == "marian":
         config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
-        values = {
-            field: getattr(config, field)
-            for field in MarianConfig.__dataclass_fields__
-            if getattr(config, field, None) is not None
-            and field not in ("transformers_version", "dtype", "architectures", "id2label")
-        }
+        values = {field: getattr(config, field) for field in SHARED_FIELDS}
         try:
             return MarianMTModel(MarianConfig(**{**values, "forced_eos_token_id": None, **overrides}))
         except (StrictDataclassError, ValueError, RuntimeError, TypeError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise UserError(f"MarianConfig: {reason}. Remedy: correct the fields.") from error
+            raise UserError("parameters.marian", reason=" ".join(str(error).split()).rstrip(".")) from error
     return AutoModelForSeq2SeqLM.from_config(config_class.from_preset(size, vocab_size=vocab_size, **overrides))

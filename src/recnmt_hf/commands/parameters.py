@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
     """
-    Parameters of a model, each counted once.
+    Count the parameters of a model, shared ones once.
 
     Returns:
-        Those of embeddings and output matrix, and those of the body by part: the name of a part is the path of its
-        module with layers numbered together, e.g. `encoder.layers.self_attn`.
+        The number for embeddings and output matrix, and the numbers for the parts of the body. A part is named by the
+        path of its module without layer numbers, e.g. `encoder.layers.self_attn`.
     """
     body: Counter[str] = Counter()
     embeddings = 0
@@ -30,18 +30,17 @@ def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
             embeddings += parameter.numel()
         else:
             words = [word for word in words if word != "model"]
-            # Down to the parts of a layer, however deep the layers lie.
+            # Count the parts of a layer separately.
             depth = words.index("layers") + 2 if "layers" in words[:3] else 3
             body[".".join(words[:depth])] += parameter.numel()
     return embeddings, body
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", help=f"{MODEL_HELP}. The first is compared with each other one")
-    parser.add_argument("--size", nargs="+", default=["base"], help="presets to count (default: base)")
-    parser.add_argument(
-        "--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size (default: 32000)"
-    )
+    add = parser.add_argument
+    add("models", nargs="+", help=f"{MODEL_HELP}. The first is compared with each other one")
+    add("--size", nargs="+", default=["base"], help="presets to count (default: base)")
+    add("--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size (default: 32000)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import find_duplicate
+from .arguments import PICTURE_HELP, refuse_duplicates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="folders of running or finished training runs, or of their models")
-    parser.add_argument("--output", "-o", default="curve.png", help=".png, .svg or .pdf file (default: curve.png)")
+    parser.add_argument("--output", "-o", default="curve.png", help=f"{PICTURE_HELP} (default: curve.png)")
 
 
 def check(args: argparse.Namespace) -> None:
-    from ..models.user_errors import UserError
-
-    if duplicate := find_duplicate(args.runs):
-        raise UserError(f"{duplicate}. Remedy: name each run once.")
+    refuse_duplicates(args.runs, "runs")
 
 
 def run(args: argparse.Namespace) -> None:

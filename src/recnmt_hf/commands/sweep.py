@@ -4,46 +4,40 @@ from __future__ import annotations
 
 import argparse
 
-from ..models.user_errors import UserError
-from .arguments import SEED
+from ..errors import UserError
+from .arguments import PICTURE_HELP, SEED, add_recipe_arguments, refuse_duplicates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="YAML file, e.g. one of scripts/recipes")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="SECTION.FIELD=VALUE",
-        help="fields to override in all runs; {seed} in a value is replaced by the seed of the run",
+    add = parser.add_argument
+    add_recipe_arguments(
+        parser,
+        "one of scripts/recipes",
+        "fields to override in all runs; {seed} in a value is replaced by the seed of the run",
+        "folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)",
     )
-    parser.add_argument(
-        "--output", "-o", help="folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)"
-    )
-    parser.add_argument(
+    add(
         "--vary",
         action="append",
         default=[],
         metavar="SECTION.FIELD=VALUE,VALUE,...",
         help="values of a field to train; with several --vary, all combinations",
     )
-    parser.add_argument(
+    add(
         "--rows",
         metavar="FILE",
         help="YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows",
     )
-    parser.add_argument("--seeds", type=SEED, nargs="+", default=[], help="seeds with which every variant is trained")
-    parser.add_argument("--score", help="column to plot and summarize (default: that of the first test set)")
-    parser.add_argument(
-        "--plot", help=".png, .svg or .pdf file for a plot: a line for one varied field, a grid for two"
-    )
-    parser.add_argument("--list", action="store_true", help="print the runs and their overrides without training")
+    add("--seeds", type=SEED, nargs="+", default=[], help="seeds with which every variant is trained")
+    add("--score", help="column to plot and summarize (default: that of the first test set)")
+    add("--plot", help=f"{PICTURE_HELP} for a plot: a line for one varied field, a grid for two")
+    add("--list", action="store_true", help="print the runs and their overrides without training")
 
 
 def check(args: argparse.Namespace) -> None:
-    if len(set(args.seeds)) < len(args.seeds):
-        raise UserError("A seed is given twice. Remedy: give each seed once.")
+    refuse_duplicates(args.seeds, "--seeds")
     if not (args.vary or args.rows or args.seeds):
-        raise UserError("There is nothing to vary. Remedy: give --vary, --rows or --seeds.")
+        raise UserError("usage.inputs", inputs="--vary, --rows or --seeds")
 
 
 def run(args: argparse.Namespace) -> None:

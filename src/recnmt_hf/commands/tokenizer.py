@@ -8,19 +8,14 @@ from .arguments import whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", help="text files, plain or gzipped; both languages for a joint tokenizer")
-    parser.add_argument("--output", "-o", required=True, help="a new folder, which AutoTokenizer can load")
-    parser.add_argument(
-        "--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols (default: bpe)"
-    )
-    parser.add_argument(
-        "--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols (default: 8000)"
-    )
-    parser.add_argument(
-        "--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol (default: 1)"
-    )
-    parser.add_argument("--lowercase", action="store_true", help="lowercase all texts")
-    parser.add_argument(
+    add = parser.add_argument
+    add("files", nargs="+", help="text files, plain or gzipped; both languages for a joint tokenizer")
+    add("--output", "-o", required=True, help="a new folder, which AutoTokenizer can load")
+    add("--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols (default: bpe)")
+    add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols (default: 8000)")
+    add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol (default: 1)")
+    add("--lowercase", action="store_true", help="lowercase all texts")
+    add(
         "--byte-fallback",
         action=argparse.BooleanOptionalAction,
         help="encode unknown characters as bytes, which takes 256 symbols (default for bpe with 1000 symbols or more)",

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..models.user_errors import UserError
+from ..errors import UserError
+from .arguments import add_recipe_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="YAML file, e.g. one of scripts/recipes")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help="fields to override, e.g. training.max_steps=2000"
+    add = parser.add_argument
+    add_recipe_arguments(
+        parser,
+        "one of scripts/recipes",
+        "fields to override, e.g. training.max_steps=2000",
+        "output folder (default: outputs/NAME-OF-RECIPE)",
     )
-    parser.add_argument("--output", "-o", help="output folder (default: outputs/NAME-OF-RECIPE)")
-    parser.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint")
-    parser.add_argument("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
-    parser.add_argument(
-        "--print-recipe", action="store_true", help="print the recipe with all defaults without training"
-    )
+    add("--resume", action="store_true", help="resume from the newest complete checkpoint")
+    add("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
+    add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     from ..training.run import train
 
     if args.resume and args.overwrite:
-        raise UserError("--resume goes on with what --overwrite deletes. Remedy: give one of them.")
+        raise UserError("usage.excludes", field="--resume", other="--overwrite")
     recipe = Recipe.from_file(args.recipe, args.overrides)
     if args.print_recipe:
         check_model(recipe)
@@ -41,11 +42,10 @@ def run(args: argparse.Namespace) -> None:
         return
     output = args.output or Path("outputs") / Path(args.recipe).stem
     folder = train(recipe, output, resume=args.resume, overwrite=args.overwrite)
-    # All processes leave the group together. The card takes seconds, and the threads of a group whose other processes
-    # have ended can abort a run that has done all its work.
+    # All processes leave the group together: while the card is written, the others may end, which can abort this one.
     PartialState().destroy_process_group()
     if PartialState().is_main_process:
         try:
             write_card(folder)
         except UserError as error:
-            print(f"The model is whole; its card is not: {error}", file=sys.stderr)
+            print(f"The model is complete, but its card was not written: {error}", file=sys.stderr)

@@ -7,34 +7,35 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch.utils.data import Sampler
 
-from ..models.user_errors import UserError
+from .._values import Range, check_value
+from ..errors import UserError
 
 
 class TokenBatchSampler(Sampler[list[int]]):
     """
-    Groups sentences of similar length into batches within a budget of source and of target tokens.
+    Groups sentences of similar length into batches within a budget of source tokens and of target tokens.
 
-    A pure function of seed and epoch. The number of batches is a multiple of `num_processes`, so that every process of
-    a distributed run takes as many steps; batches stay whole for `accelerate`, which deals them out in turn. Every
-    sentence is in exactly one batch of an epoch (only if all batches have one sentence, a few come twice to fill up).
+    The batches are a pure function of seed and epoch. Their number is a multiple of `num_processes`, so that all
+    processes of a distributed run take the same number of steps; `accelerate` distributes whole batches in turn. Each
+    sentence is in exactly one batch of an epoch (only if all batches have one sentence, a few are repeated).
 
     Args:
         source_lengths (sequence of `int`): Tokens of each source sentence.
-        target_lengths (sequence of `int`, *optional*): Tokens of each target sentence; `None`: as the source.
-        max_tokens (`int`): A batch's sentences times its longest source, and times its longest target, stay within it
-            (padding counts). A single longer sentence makes a batch of its own.
-        max_sentences (`int`, *optional*): Most sentences of a batch.
-        max_squared_tokens (`int`, *optional*): Most sentences times squared longest source, for models whose memory
-            grows with it.
+        target_lengths (sequence of `int`, *optional*): Tokens of each target sentence; defaults to `source_lengths`.
+        max_tokens (`int`): Limit of a batch's sentences times its longest source, and times its longest target (padding
+            counts). A single longer sentence is a batch.
+        max_sentences (`int`, *optional*): Limit of a batch's sentences.
+        max_squared_tokens (`int`, *optional*): Limit of a batch's sentences times its squared longest source, for
+            models whose memory grows with it.
         num_processes (`int`, *optional*, defaults to 1): The number of batches is a multiple of it.
-        shuffle (`bool`, *optional*, defaults to `True`): A new order of batches each epoch, and new groups of the
-            sentences of equal lengths; the number of batches stays. `False`: sorted by length, the same each time.
-        seed (`int`, *optional*, defaults to 0): Together with the epoch it decides everything.
+        shuffle (`bool`, *optional*, defaults to `True`): Draw a new order of batches in each epoch, and new groups of
+            the sentences of equal lengths; the number of batches is constant. `False`: sort by length.
+        seed (`int`, *optional*, defaults to 0): Together with the epoch it decides all random choices.
         multiple (`int`, *optional*, defaults to 1): Batches of more than this many sentences have a multiple of it,
-            but for the last one.
+            except the last one.
 
     Raises:
-        ValueError: There are fewer sentences than processes, none at all, or lengths that do not match.
+        ValueError: There are fewer sentences than processes, or lengths that do not match.
     """
 
     def __init__(
@@ -51,22 +52,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         multiple: int = 1,
     ):
         self.source_lengths = np.asarray(source_lengths, dtype=np.int64)
-        self.target_lengths = (
-            self.source_lengths if target_lengths is None else np.asarray(target_lengths, dtype=np.int64)
-        )
+        targets = source_lengths if target_lengths is None else target_lengths
+        self.target_lengths = np.asarray(targets, dtype=np.int64)
         if self.source_lengths.shape != self.target_lengths.shape:
-            raise UserError(
-                f"{len(self.source_lengths)} source lengths and {len(self.target_lengths)} target lengths: there must "
-                "be one of each for every sentence pair."
-            )
+            raise UserError("batches.lengths", sources=len(self.source_lengths), targets=len(self.target_lengths))
         for name, value in (("max_tokens", max_tokens), ("num_processes", num_processes), ("multiple", multiple)):
-            if value < 1:
-                raise UserError(f"{name}={value} is not allowed; it must be at least 1.")
+            check_value(name, value, int, Range(least=1))
         if len(self.source_lengths) < num_processes:
-            raise UserError(
-                f"{len(self.source_lengths)} sentence pairs cannot keep {num_processes} processes busy. Remedy: give "
-                "more data (is the corpus empty, or did a length filter remove it?) or use fewer processes."
-            )
+            raise UserError("batches.too_few_pairs", value=num_processes, pairs=len(self.source_lengths))
         self.max_tokens = max_tokens
         self.max_sentences = max_sentences
         self.max_squared_tokens = max_squared_tokens
@@ -78,7 +71,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._made: tuple[int, list[np.ndarray]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose batches the next iteration gives."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -89,7 +82,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             yield batch.tolist()
 
     def batches(self) -> list[np.ndarray]:
-        """All batches of the current epoch, in order."""
+        """Return all batches of the current epoch, in order."""
         if self._made is None or self._made[0] != self.epoch:
             self._made = (self.epoch, self._make())
         return self._made[1]
@@ -97,14 +90,14 @@ class TokenBatchSampler(Sampler[list[int]]):
     def _make(self) -> list[np.ndarray]:
         rng = np.random.default_rng([self.seed, self.epoch])
         order = rng.permutation(len(self.source_lengths)) if self.shuffle else np.arange(len(self.source_lengths))
-        # Sorted by both lengths, ties in random order: where the list is cut depends on the lengths alone, so every
-        # epoch has as many batches, on which resuming relies.
+        # Sorted by both lengths, ties in random order: the cuts depend on the lengths alone, so all epochs have the
+        # same number of batches, on which resuming relies.
         order = order[np.lexsort((self.target_lengths[order], self.source_lengths[order]))]
         batches = self._cut(order)
-        # Whole rounds for all processes: the largest batches are halved until the number fits.
+        # The largest batches are halved until their number is a multiple of the processes.
         while len(batches) % self.num_processes:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
-            if len(batches[largest]) == 1:  # nothing to halve: some sentences come twice
+            if len(batches[largest]) == 1:  # cannot be halved: repeat some sentences
                 batches.append(batches[len(batches) % self.num_processes])
                 continue
             batch = batches.pop(largest)
@@ -114,7 +107,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         return batches
 
     def _cut(self, order: np.ndarray) -> list[np.ndarray]:
-        """Cuts sorted sentences where the next one would exceed the budget."""
+        """Cut sorted sentences before the one that would exceed the budget."""
         batches: list[np.ndarray] = []
         start, longest_source, longest_target = 0, 0, 0
         sources, targets = self.source_lengths[order].tolist(), self.target_lengths[order].tolist()

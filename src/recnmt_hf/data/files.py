@@ -1,4 +1,4 @@
-"""Writing files and folders that are whole or not there."""
+"""Write files and folders atomically: they are complete or not there."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any
 
-from ..models.user_errors import ExistingFileError, UserError
+from ..errors import ExistingFileError, UserError
 from .locks import LockedError, lock
 
 
-# Errors of the system while a file is written. They are never faults of the program.
+# Errors of the system while a file is written. They are never bugs of the program.
 MEDIUM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-# There is no room: only writing can meet this, whatever file the error names (copying names the one that is read).
+# Only writing fails for want of space, whatever file the error names (copying names the file that is read).
 SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Unfinished output: a folder with a lock file and the content.
 PREFIX, PARTIAL = ".recnmt-", ".partial"
@@ -30,14 +30,7 @@ SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "tokenizer_config.json
 
 
 class UnwritableError(UserError):
-    """A file or folder that cannot be written."""
-
-    def __init__(self, path: str | Path, reason: str | None):
-        super().__init__(
-            f"{path} cannot be written ({reason}). Remedy: choose a place where files may be written, with room for "
-            "them."
-        )
-        self.path, self.reason = path, reason
+    """A file or folder that cannot be written; `field` is its path and `details["reason"]` the reason."""
 
 
 @contextmanager
@@ -45,15 +38,15 @@ def open_output(
     path: str | Path | None, inputs: Iterable[str | Path | None] = (), binary: bool = False
 ) -> Iterator[IO[Any]]:
     """
-    A file to write that takes its place when it is whole: it is written beside and renamed, so that an error, an
-    interrupt or a kill leaves what stood there before. Folders on the way are made. Pipes and devices are written
-    directly, a symbolic link stays one.
+    Open a file to write that replaces an existing one when it is complete: it is written beside and renamed, so that an
+    error, an interrupt or a kill leaves the old file. Missing folders are made. Pipes and devices are written directly,
+    a symbolic link remains one.
 
     Args:
         path (`str` or `Path`, *optional*): The file; `None`: standard output.
-        inputs (iterable of `str` or `Path`): Files that are being read (`None`: standard input): none of them may be
+        inputs (iterable of `str` or `Path`): Files that are being read (`None`: standard input), which must not be
             `path`.
-        binary (`bool`, *optional*, defaults to `False`): Bytes; otherwise UTF-8 text, gzipped where the name ends in
+        binary (`bool`, *optional*, defaults to `False`): Bytes; otherwise UTF-8 text, gzipped if the name ends in
             `.gz`.
 
     Raises:
@@ -63,116 +56,134 @@ def open_output(
     if path is None:
         yield sys.stdout.buffer if binary else sys.stdout
         return
-    given = path
-    partial: Path | None = None
-    with ExitStack() as held:
-        try:
-            path = real_path(given)
-            if path.is_dir() or str(given).endswith(os.sep):
-                raise UserError(f"{given} is a folder. Remedy: name a file in it.")
-            special = is_special(given, path)
+    user_path, partial = str(path), None
+    with ExitStack() as stack:
+        with explained_preparation(user_path):
+            path = real_path(path)
+            if path.is_dir() or user_path.endswith(os.sep):
+                raise UserError("file.is_folder", field=user_path)
             if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            # A pipe, a device, or another name of an open file cannot be replaced.
+            special = os.path.abspath(user_path).startswith(("/dev/", "/proc/")) or (
+                path.exists() and not path.is_file()
+            )
             if not special:
-                held.callback(remove_empty, make_folders(path.parent))
-                partial = held.enter_context(partial_folder(path.parent)) / CONTENT
-            place = given if partial is None else partial
-            file: IO[Any]
+                stack.callback(remove_empty, make_folders(path.parent))
+                partial = stack.enter_context(partial_folder(path.parent)) / CONTENT
+            place = partial or user_path
             if binary:
-                file = open(place, "wb")  # noqa: SIM115
+                file: IO[Any] = open(place, "wb")  # noqa: SIM115
             elif path.suffix == ".gz" and not special:
                 file = gzip.open(place, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115
             else:
                 file = open(place, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-        except OSError as error:
-            raise cannot_write(given, error) from error
-        try:
+        with explained_writing(user_path, partial):
             with file:
                 yield file
             if partial is not None:
                 if path.exists():
                     os.chmod(partial, stat.S_IMODE(path.stat().st_mode))
                 os.replace(partial, path)
-        except BaseException as error:
-            if concerns(error, partial):
-                raise cannot_write(given, error) from error
-            raise
 
 
 @contextmanager
 def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
-    A folder to write files into, which take their places when all of them are whole.
+    Give a folder to write files into, which move to their places when all of them are complete.
 
     Args:
-        path (`str` or `Path`): The folder. What it holds stays, apart from files of the same names.
-        must_be_new (`bool`, *optional*, defaults to `False`): Whether the folder must not hold anything.
+        path (`str` or `Path`): The folder. Its other files remain; files of the same names are replaced.
+        must_be_new (`bool`, *optional*, defaults to `False`): Whether the folder must be empty.
 
-    Returns:
-        An empty folder beside, whose files move to `path` at the end.
+    Yields:
+        An empty folder, whose files move to `path` at the end.
 
     Raises:
-        UserError: `path` is a file, holds a model, or cannot be written; with `must_be_new`, it is not empty.
+        UserError: `path` is a file, contains a model, or cannot be written; with `must_be_new`, it is not empty.
     """
-    given = path
-    with ExitStack() as held:
-        try:
-            path = real_path(given)
+    user_path = str(path)
+    with ExitStack() as stack:
+        with explained_preparation(user_path):
+            path = real_path(path)
             is_new = not path.exists()
             if not is_new and not path.is_dir():
-                raise ExistingFileError(f"{given} is a file, and a folder is to be written. Remedy: name a new folder.")
-            if must_be_new and not is_new and any(not each.name.startswith(PREFIX) for each in path.iterdir()):
-                raise ExistingFileError(f"{given} is not empty. Remedy: choose a new folder.")
-            refuse_model_folder(path, given)
-            # A new folder is renamed as a whole; one that is there may be a mounted disk, to which nothing can be
-            # renamed.
+                raise ExistingFileError("output.is_file", field=user_path)
+            if must_be_new and not is_new and any(not entry.name.startswith(PREFIX) for entry in path.iterdir()):
+                raise ExistingFileError("output.not_empty", field=user_path)
+            refuse_model_folder(path, user_path)
+            # A new folder is renamed as a whole. An existing one may be on another disk than its parent.
             place = path.parent if is_new else path
-            held.callback(remove_empty, make_folders(place))
-            working = held.enter_context(partial_folder(place)) / CONTENT
+            stack.callback(remove_empty, make_folders(place))
+            working = stack.enter_context(partial_folder(place)) / CONTENT
             working.mkdir()
-        except UserError:
-            raise
-        except OSError as error:
-            raise cannot_write(given, error) from error
-        try:
+        with explained_writing(user_path, working):
             yield working
             if is_new:
                 os.rename(working, path)
             else:
-                move_files(working, path, given)
-        except BaseException as error:
-            if isinstance(error, UnwritableError) and Path(error.path).is_relative_to(working):
-                raise UnwritableError(given, error.reason) from error  # nobody knows the folder beside
-            if not isinstance(error, UserError) and (number := room_error(error)) is not None:
-                raise UnwritableError(given, os.strerror(number)) from error
-            if concerns(error, working):
-                raise cannot_write(given, error) from error
-            raise
+                move_files(working, path, user_path)
+
+
+@contextmanager
+def explained_preparation(user_path: str | Path) -> Iterator[None]:
+    """Turn errors of the system before anything is written into an [`UnwritableError`]."""
+    try:
+        yield
+    except UserError:  # some are errors of the system too
+        raise
+    except OSError as error:
+        raise UnwritableError("output.not_writable", field=str(user_path), reason=error.strerror) from error
+
+
+@contextmanager
+def explained_writing(user_path: str, working: Path | None) -> Iterator[None]:
+    """Turn errors of the system that concern an output (`working` while unfinished) into an [`UnwritableError`]."""
+    try:
+        yield
+    except UserError as error:
+        if isinstance(error, UnwritableError) and working and Path(str(error.field)).is_relative_to(working):
+            raise UnwritableError(error.code, field=user_path, **error.details) from error  # not `working`
+        raise
+    except Exception as error:
+        number, file = number_of(error), getattr(error, "filename", None)
+        is_own = str(file).startswith(str(working)) if file is not None and working else number in MEDIUM_ERRORS
+        if number in SPACE_ERRORS or (isinstance(error, OSError) and is_own and number is not None):
+            raise UnwritableError("output.not_writable", field=user_path, reason=os.strerror(number)) from error
+        raise
+
+
+def number_of(error: Exception) -> int | None:
+    """Return the system's number of an error; libraries in Rust and `shutil` write it into the message."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    match = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))
+    return int(match[1] or match[2]) if match else None
 
 
 @contextmanager
 def partial_folder(place: Path) -> Iterator[Path]:
     """
-    Make a folder in `place` for unfinished output, and delete it at the end. What killed processes left in `place` is
+    Make a folder in `place` for unfinished output, and delete it at the end. Folders of killed processes in `place` are
     deleted first.
 
     Raises:
         OSError: The folder cannot be made.
     """
     remove_abandoned(place)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         while True:
             working = Path(tempfile.mkdtemp(prefix=PREFIX, suffix=PARTIAL, dir=place))
-            held.callback(shutil.rmtree, working, ignore_errors=True)
+            stack.callback(shutil.rmtree, working, ignore_errors=True)
             # Until the folder is locked, another process may take it for an abandoned one and delete it.
             with suppress(LockedError):
-                held.enter_context(lock(working / LOCK))
+                stack.enter_context(lock(working / LOCK))
                 break
         yield working
 
 
 def remove_abandoned(place: Path) -> None:
-    """Delete unfinished output of killed processes from a folder; that of living processes is locked, and stays."""
+    """Delete unfinished output of killed processes from a folder; that of living processes is locked."""
     for path in place.glob(f"{PREFIX}*{PARTIAL}"):
         own = path / LOCK if path.is_dir() else path
         with suppress(LockedError, OSError), lock(own) as unsupported:
@@ -181,7 +192,7 @@ def remove_abandoned(place: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder as far as that is possible."""
+    """Delete a file, or a folder as far as possible."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -196,39 +207,28 @@ def locked_file(path: Path) -> Iterator[None]:
     Raises:
         UserError: Another process does not release the file within a minute, or the folder cannot be written.
     """
-    path = real_path(path)
-    with ExitStack() as held:
-        try:
-            held.enter_context(lock(path.with_name(f".{path.name}.lock"), 60, f"Another process changes {path}"))
-        except OSError as error:
-            raise cannot_write(path, error) from error
+    with ExitStack() as stack:
+        with explained_preparation(path):
+            path = real_path(path)
+            stack.enter_context(lock(path.with_name(f".{path.name}.lock"), 60, field=path))
         yield
 
 
-def refuse_model_folder(folder: Path, given: str | Path | None = None) -> None:
-    """
-    Raise [`ExistingFileError`] where output would be written into a folder that holds a model, a tokenizer or a
-    training run.
-
-    Args:
-        folder (`Path`): The folder.
-        given (`str` or `Path`, *optional*): Its name in the message.
-    """
+def refuse_model_folder(folder: Path, user_path: str | None = None) -> None:
+    """Raise [`ExistingFileError`] if a folder for output contains a model, a tokenizer or a training run."""
     for part in (folder, folder / "model", *folder.glob("checkpoint-*")):
-        for name in SIGNS_OF_A_MODEL:
-            if (part / name).is_file():
-                raise ExistingFileError(
-                    f"{given or folder} holds a model ({(part / name).relative_to(folder)}). Remedy: choose another "
-                    "folder."
-                )
+        for file in (part / name for name in SIGNS_OF_A_MODEL):
+            if file.is_file():
+                place = user_path or str(folder)
+                raise ExistingFileError("output.has_model", field=place, file=file.relative_to(folder))
 
 
-def move_files(working: Path, path: Path, given: str | Path) -> None:
-    """Moves all files of a folder into another one, none of them where one cannot go."""
+def move_files(working: Path, path: Path, user_path: str) -> None:
+    """Move all files of a folder into another one, or none if a folder is in the way."""
     names = [file.relative_to(working) for file in sorted(working.rglob("*")) if not file.is_dir()]
     for name in names:
         if (path / name).is_dir():
-            raise ExistingFileError(f"{Path(given) / name} is a folder. Remedy: choose a new folder.")
+            raise ExistingFileError("file.is_folder", field=str(Path(user_path) / name))
     for name in names:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(working / name, path / name)
@@ -236,16 +236,12 @@ def move_files(working: Path, path: Path, given: str | Path) -> None:
 
 def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
     """
-    Raises `UserError` where the file to be written (`None`: standard output) is one of those that are read (`None`:
-    standard input), under whatever name: a link, a path through another folder, the target of a redirection.
+    Raise `UserError` if an output (`None`: standard output) is one of the inputs (`None`: standard input), under
+    whatever name: a link, a path through another folder, the target of a redirection.
     """
-    written = identity(1 if path is None else path)
-    if written is None:
-        return
-    for read in inputs:
-        if identity(0 if read is None else read) == written:
-            name = "standard output" if path is None else path
-            raise UserError(f"{name} is also read: writing would destroy it. Remedy: choose another output file.")
+    output = identity(1 if path is None else path)
+    if output is not None and output in [identity(0 if source is None else source) for source in inputs]:
+        raise UserError("output.is_input", field="standard output" if path is None else str(path))
 
 
 def identity(path: str | Path | int) -> tuple[int, int] | None:
@@ -257,23 +253,18 @@ def identity(path: str | Path | int) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def is_special(given: str | Path, path: Path) -> bool:
-    """Whether a path is a pipe or device, or another name of an open file: they are no places to rename to."""
-    return (path.exists() and not path.is_file()) or os.path.abspath(given).startswith(("/dev/", "/proc/"))
-
-
 def real_path(path: str | Path) -> Path:
-    """Where a path leads, with all links followed."""
+    """Follow all links of a path."""
     if not str(path):
-        raise UserError("The name of the output is empty. Remedy: name a place to write to.")
+        raise UserError("file.no_name")
     real = Path(os.path.realpath(path))
-    if real.is_symlink():
-        raise UserError(f"{path} is a link that leads back to itself. Remedy: remove it, or choose another output.")
+    if real.is_symlink():  # of a loop
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     return real
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Makes a folder and those above it; returns those that were not there, deepest first."""
+    """Make a folder and its parents. Return those that were missing, deepest first."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -284,28 +275,7 @@ def make_folders(path: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
+    """Delete those of some folders that are empty."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
-
-
-def concerns(error: BaseException, partial: str | Path | None) -> TypeGuard[OSError]:
-    """Whether an error is the system's answer to writing an output, not to reading an input."""
-    if not isinstance(error, OSError) or isinstance(error, UserError):
-        return False
-    if error.filename is None:
-        return error.errno in MEDIUM_ERRORS
-    return partial is not None and str(error.filename).startswith(str(partial))
-
-
-def cannot_write(path: str | Path, error: OSError) -> UserError:
-    return UnwritableError(path, error.strerror)
-
-
-def room_error(error: BaseException) -> int | None:
-    """The number of [`SPACE_ERRORS`] that an error names; libraries in Rust and `shutil` put it into words."""
-    number = getattr(error, "errno", None)
-    if number is None:
-        found = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))
-        number = int(found[1] or found[2]) if found else None
-    return number if number in SPACE_ERRORS else None

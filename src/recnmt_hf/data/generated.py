@@ -1,396 +1,26 @@
 """
-A generated English-German corpus: the embedded default wherever a corpus is needed and none is named.
+A generated English-German corpus, for tests and first steps.
 
-A small grammar draws a sentence as a tree and writes it in both languages. Order and hierarchy matter in every
-sentence: German verbs stand second, first (after a fronted word) or last (in subordinate clauses), separable verbs
-split, articles, adjectives and relative pronouns agree in gender, number and case, and relative and complement
-clauses nest to a chosen depth.
+A small grammar draws a sentence in both languages. Order and hierarchy matter in every sentence: German verbs are
+second, first (after a fronted word) or last (in subordinate clauses), separable verbs split, articles, adjectives and
+relative pronouns agree in gender, number and case, and relative and complement clauses nest to a chosen depth.
+
+Sentences are text in which commas are words of their own; [`write`] joins them.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from .._values import Range, check_value
-from ..models.user_errors import UserError
-from .generated_lexicon import (
-    ADJECTIVES,
-    ADVERBS,
-    BARE_PLURAL,
-    CONJUNCTIONS,
-    DEFINITE,
-    DETERMINERS,
-    INTRANSITIVE,
-    MODALS,
-    NOUNS,
-    PLACES,
-    PREPOSITIONS,
-    PRONOUNS,
-    SENTENTIAL,
-    TRANSITIVE,
-    Noun,
-    Verb,
-)
+from ..errors import UserError
+from . import generated_lexicon as lexicon
+from .generated_lexicon import Determiner, Noun, Verb
 
 
-def needs_living_object(verb: Verb) -> bool:
-    """Whether one helps, calls, invites ... only persons and animals."""
-    return verb.case == "dat" or verb.particle == "ein" or (verb.de == "rufen")
-
-
-def adjective_ending(declension: str, case: str, form: str) -> str:
-    """The ending after a der-word (weak), an ein-word (mixed) or nothing (strong); `form` is m, f, n or pl."""
-    if declension == "strong":
-        return "en" if case == "dat" else "e"
-    if form == "pl" or case == "dat" or (case == "acc" and form == "m"):
-        return "en"
-    if declension == "mixed":
-        return {"m": "er", "f": "e", "n": "es"}[form]
-    return "e"
-
-
-T = TypeVar("T")
-
-
-def present(part: T | None) -> T:
-    """A part that a phrase of this kind always has."""
-    assert part is not None
-    return part
-
-
-@dataclass
-class NounPhrase:
-    """A noun with determiner, adjective and relative clause, a pronoun, or two phrases joined by "and"."""
-
-    noun: Noun | None = None
-    plural: bool = False
-    determiner: tuple[Any, ...] = BARE_PLURAL
-    adjective: tuple[str, str] | None = None
-    relative: RelativeClause | None = None
-    pronoun: tuple[Any, ...] | None = None
-    joined: tuple[NounPhrase, NounPhrase] | None = None
-
-    @property
-    def number(self) -> str:
-        if self.pronoun:
-            return self.pronoun[2]
-        return "pl" if self.plural or self.joined else "sg"
-
-    @property
-    def person(self) -> int:
-        return self.pronoun[3] if self.pronoun else 3
-
-    @property
-    def depth(self) -> int:
-        parts = self.joined or ()
-        return max([part.depth for part in parts] + [1 + self.relative.depth if self.relative else 0])
-
-    def english(self) -> list[str]:
-        if self.pronoun:
-            return [self.pronoun[0]]
-        if self.joined:
-            return [*self.joined[0].english(), "and", *self.joined[1].english()]
-        article = self.determiner[1 if self.plural else 0]
-        head = present(self.noun)
-        noun = head.en_plural if self.plural else head.en
-        words = [self.adjective[0], noun] if self.adjective else [noun]
-        if article == "a" and words[0][0] in "aeiou":
-            article = "an"
-        words = [article, *words] if article else words
-        return words + (self.relative.english(self) if self.relative else [])
-
-    def german(self, case: str) -> list[str]:
-        if self.pronoun:
-            return [self.pronoun[1]]
-        if self.joined:
-            return [*self.joined[0].german(case), "und", *self.joined[1].german(case)]
-        noun = present(self.noun)
-        form = "pl" if self.plural else noun.gender
-        words = []
-        _, _, stem, endings, declension = self.determiner
-        if stem:
-            # unser + e = unsere, but unser + en stays whole too; d + er = der
-            words.append(stem + endings[case][form])
-        if self.adjective:
-            words.append(self.adjective[1] + adjective_ending(declension, case, form))
-        words.append(german_noun(noun, self.plural, case))
-        return words + (self.relative.german(form) if self.relative else [])
-
-
-def german_noun(noun: Noun, plural: bool, case: str) -> str:
-    if plural:
-        return noun.de_plural + ("n" if case == "dat" and noun.de_plural[-1] not in "ns" else "")
-    if noun.weak and case != "nom":
-        return noun.de + ("n" if noun.de[-1] in "er" else "en")
-    return noun.de
-
-
-@dataclass
-class VerbPhrase:
-    """One verb with its object, negation, place and complement clause, or a copula with an adjective."""
-
-    verb: Verb | None
-    past: bool
-    object: NounPhrase | None = None
-    modal: Verb | None = None
-    negated: bool = False
-    predicate: tuple[str, str] | None = None
-    place: tuple[list[str], list[str]] | None = None
-    complement: Clause | None = None
-
-    @property
-    def depth(self) -> int:
-        return max(self.object.depth if self.object else 0, 1 + self.complement.depth if self.complement else 0)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no clause stands at its end, to which following words could belong as well."""
-        return self.complement is None and (self.object is None or self.object.depth == 0)
-
-    def english(self, number: str, person: int) -> list[str]:
-        third = number == "sg" and person == 3
-        if self.predicate:
-            if self.past:
-                words = ["was" if number == "sg" else "were"]
-            else:
-                words = ["is"] if third else ["am"] if number == "sg" else ["are"]
-            words += (["not"] if self.negated else []) + [self.predicate[0]]
-        elif self.modal:
-            finite = self.modal.en_past if self.past else self.modal.en_third if third else self.modal.en
-            words = [finite, present(self.verb).en]
-        elif self.negated:
-            words = ["did" if self.past else "does" if third else "do", "not", present(self.verb).en]
-        else:
-            verb = present(self.verb)
-            words = [verb.en_past if self.past else verb.en_third if third else verb.en]
-        if self.verb and self.verb.en_particle in ("at", "to"):
-            words.append(self.verb.en_particle)
-        words += self.object.english() if self.object else []
-        if self.verb and self.verb.en_particle not in ("", "at", "to"):
-            words.append(self.verb.en_particle)
-        words += self.place[0] if self.place else []
-        return words + (["that", *self.complement.english()] if self.complement else [])
-
-    def german_parts(self, number: str, person: int) -> tuple[str, list[str], str, list[str]]:
-        """Finite verb, middle field, right bracket (particle, infinitive or ""), and what follows it."""
-        middle: list[str] = []
-        if self.predicate:
-            if self.past:
-                finite = "war" if number == "sg" else "waren"
-            elif number == "pl":
-                finite = "sind"
-            else:
-                finite = "bin" if person == 1 else "ist"
-            middle = (["nicht"] if self.negated else []) + (self.place[1] if self.place else []) + [self.predicate[1]]
-            return finite, middle, "", []
-        verb = present(self.verb)
-        head = self.modal or verb
-        if self.past:
-            finite = head.de_past if number == "sg" else head.de_past_plural
-        elif number == "pl":
-            finite = head.de
-        else:
-            finite = head.de_first if person == 1 else head.de_third
-        bracket = verb.particle + verb.de if self.modal else verb.particle
-        middle += self.object.german(present(verb.case)) if self.object else []
-        middle += ["nicht"] if self.negated else []
-        middle += self.place[1] if self.place else []
-        after = [",", "dass", *self.complement.german("final")] if self.complement else []
-        return finite, middle, bracket, after
-
-    def german(self, order: str, subject: list[str], number: str, person: int) -> list[str]:
-        """With the verb second, first ("inverted") or last ("final") in the clause."""
-        finite, middle, bracket, after = self.german_parts(number, person)
-        if order == "final":
-            if self.modal:
-                return [*subject, *middle, bracket, finite, *after]
-            return [*subject, *middle, bracket + finite, *after]
-        tail = [*middle, *([bracket] if bracket else []), *after]
-        return [*subject, finite, *tail] if order == "second" else [finite, *subject, *tail]
-
-
-@dataclass
-class Clause:
-    """A subject with one verb phrase or two, a fronted adverb, and a subordinate clause before or after."""
-
-    subject: NounPhrase
-    phrases: list[VerbPhrase]
-    adverb: tuple[str, str] | None = None
-    conjunction: tuple[str, str] | None = None
-    subordinate: Clause | None = None
-    fronted: bool = False
-
-    @property
-    def depth(self) -> int:
-        below = 1 + self.subordinate.depth if self.subordinate else 0
-        return max(self.subject.depth, below, *(phrase.depth for phrase in self.phrases))
-
-    def english(self) -> list[str]:
-        subject = self.subject
-        words = ([*self.adverb[0].split(), ","] if self.adverb else []) + subject.english()
-        for i, phrase in enumerate(self.phrases):
-            words += (["and"] if i else []) + phrase.english(subject.number, subject.person)
-        if self.subordinate:
-            below = [present(self.conjunction)[0], *self.subordinate.english()]
-            words = [*below, ",", *words] if self.fronted else [*words, *below]
-        return words
-
-    def german(self, order: str = "second") -> list[str]:
-        subject, words = self.subject, []
-        if order == "second" and (self.adverb or (self.subordinate and self.fronted)):
-            order = "inverted"
-        for i, phrase in enumerate(self.phrases):
-            if i == 0:
-                words += phrase.german(order, subject.german("nom"), subject.number, subject.person)
-            else:
-                # The second phrase shares the subject: its verb keeps its place, first of its own part or last.
-                rest = phrase.german("final" if order == "final" else "second", [], subject.number, subject.person)
-                words += ["und", *rest]
-        if self.adverb:
-            words = [*self.adverb[1].split(), *words]
-        if self.subordinate:
-            below = [present(self.conjunction)[1], *self.subordinate.german("final")]
-            words = [*below, ",", *words] if self.fronted else [*words, ",", *below]
-        return words
-
-
-@dataclass
-class RelativeClause:
-    """`role` is "subject" (the head acts) or "object" (the head is acted upon by `subject`)."""
-
-    role: str
-    phrase: VerbPhrase
-    subject: NounPhrase | None = None
-
-    @property
-    def depth(self) -> int:
-        return max(self.phrase.depth, self.subject.depth if self.subject else 0)
-
-    def english(self, head: NounPhrase) -> list[str]:
-        if self.role == "subject":
-            pronoun = "who" if present(head.noun).kind == "person" else "that"
-            return [pronoun, *self.phrase.english(head.number, 3)]
-        subject = present(self.subject)
-        return ["that", *subject.english(), *self.phrase.english(subject.number, subject.person)]
-
-    def german(self, form: str) -> list[str]:
-        case = "nom" if self.role == "subject" else present(present(self.phrase.verb).case)
-        pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + DEFINITE[case][form]
-        if self.role == "subject":
-            number = "pl" if form == "pl" else "sg"
-            return [",", pronoun, *self.phrase.german("final", [], number, 3), ","]
-        subject = present(self.subject)
-        return [",", pronoun, *self.phrase.german("final", subject.german("nom"), subject.number, subject.person), ","]
-
-
-@dataclass
-class Grammar:
-    """
-    Draws sentences.
-
-    Args:
-        rng (`random.Random`): The source of all choices.
-        embedding (`float`, *optional*, defaults to 0.45): Chance of a relative, complement or adverbial clause where
-            the depth allows one.
-    """
-
-    rng: random.Random
-    embedding: float = 0.45
-
-    def chance(self, probability: float) -> bool:
-        return self.rng.random() < probability
-
-    def noun_phrase(self, depth: int, kinds: tuple[str, ...], subject: bool = False) -> NounPhrase:
-        if subject and self.chance(0.15):
-            return NounPhrase(pronoun=self.rng.choice(PRONOUNS))
-        if self.chance(0.08):
-            return NounPhrase(joined=(self.simple_phrase(0, kinds), self.simple_phrase(0, kinds)))
-        return self.simple_phrase(depth, kinds)
-
-    def simple_phrase(self, depth: int, kinds: tuple[str, ...]) -> NounPhrase:
-        noun = self.rng.choice([noun for noun in NOUNS if noun.kind in kinds])
-        plural = self.chance(0.35)
-        choices = [determiner for determiner in DETERMINERS if not plural or determiner[1] is not None]
-        phrase = NounPhrase(noun, plural, self.rng.choice([*choices, BARE_PLURAL] if plural else choices))
-        if self.chance(0.35):
-            phrase.adjective = self.rng.choice(ADJECTIVES)
-        if depth > 0 and self.chance(self.embedding):
-            phrase.relative = self.relative_clause(depth - 1, noun)
-        return phrase
-
-    def relative_clause(self, depth: int, head: Noun) -> RelativeClause:
-        acts = head.kind != "thing"
-        if acts and self.chance(0.5):
-            return RelativeClause("subject", self.verb_phrase(depth, self.chance(0.5), complement=False))
-        subject = self.noun_phrase(depth, ("person",), subject=True)
-        verb = self.rng.choice(TRANSITIVE)
-        phrase = VerbPhrase(verb, self.chance(0.5), negated=self.chance(0.1))
-        # "that the boy looks at": the object's place stays empty, so verbs whose particle follows it are left out
-        while verb.en_particle or (head.kind == "thing" and needs_living_object(verb)):
-            verb = phrase.verb = self.rng.choice(TRANSITIVE)
-        if not phrase.negated and self.chance(0.15):
-            phrase.modal = self.rng.choice(MODALS)
-        return RelativeClause("object", phrase, subject)
-
-    def verb_phrase(self, depth: int, past: bool, complement: bool = True) -> VerbPhrase:
-        draw = self.rng.random()
-        if draw < 0.1:
-            return VerbPhrase(None, past, predicate=self.rng.choice(ADJECTIVES), negated=self.chance(0.2))
-        if complement and depth > 0 and draw < 0.1 + 0.5 * self.embedding:
-            return VerbPhrase(self.rng.choice(SENTENTIAL), past, complement=self.clause(depth - 1, adjuncts=False))
-        if draw < 0.45:
-            phrase = VerbPhrase(self.rng.choice(INTRANSITIVE), past)
-        else:
-            verb = self.rng.choice(TRANSITIVE)
-            kinds = ("person", "animal") if needs_living_object(verb) else ("person", "animal", "thing")
-            phrase = VerbPhrase(verb, past, object=self.noun_phrase(depth, kinds))
-        if self.chance(0.2):
-            phrase.modal = self.rng.choice(MODALS)
-        elif self.chance(0.15):
-            phrase.negated = True
-        # After a relative clause, place or second verb could belong to either clause: English would be ambiguous.
-        if phrase.is_closed and self.chance(0.2):
-            phrase.place = self.place()
-        return phrase
-
-    def place(self) -> tuple[list[str], list[str]]:
-        """A prepositional phrase in both languages."""
-        if self.chance(0.6):
-            noun = self.rng.choice(PLACES)
-            german = ["im"] if noun.gender != "f" else ["in", "der"]
-            return ["in", "the", noun.en], [*german, german_noun(noun, False, "dat")]
-        english, preposition, case = self.rng.choice(PREPOSITIONS)
-        phrase = self.simple_phrase(0, ("person", "animal"))
-        return [english, *phrase.english()], [preposition, *phrase.german(case)]
-
-    def clause(self, depth: int, adjuncts: bool = True) -> Clause:
-        subject = self.noun_phrase(depth, ("person", "animal"), subject=True)
-        past = self.chance(0.5)
-        phrases = [self.verb_phrase(depth, past)]
-        if phrases[0].complement is None and phrases[0].is_closed and self.chance(0.12):
-            phrases.append(self.verb_phrase(0, past, complement=False))
-        clause = Clause(subject, phrases)
-        if adjuncts and depth > 0 and phrases[-1].complement is None and self.chance(0.4 * self.embedding):
-            clause.conjunction = self.rng.choice(CONJUNCTIONS)
-            clause.subordinate = self.clause(depth - 1, adjuncts=False)
-            clause.fronted = self.chance(0.5)
-        elif adjuncts and self.chance(0.2):
-            clause.adverb = self.rng.choice(ADVERBS)
-        return clause
-
-    def sentence(self, max_depth: int) -> Pair:
-        clauses = [self.clause(max_depth)]
-        words = clauses[0].english(), clauses[0].german()
-        if self.chance(0.1):
-            clauses.append(self.clause(0, adjuncts=False))
-            english, german = self.rng.choice([("but", "aber"), ("and", "und")])
-            words = (
-                [*words[0], ",", english, *clauses[1].english()],
-                [*words[1], ",", german, *clauses[1].german()],
-            )
-        return Pair(write(words[0]), write(words[1]), max(clause.depth for clause in clauses))
+# Probability of a relative, complement or adverbial clause if the depth allows one.
+EMBEDDING = 0.45
 
 
 class Pair(NamedTuple):
@@ -401,17 +31,262 @@ class Pair(NamedTuple):
     depth: int
 
 
-def write(words: list[str]) -> str:
-    """Words as a sentence: one comma where several meet, none before the full stop, first letter upper-case."""
-    kept: list[str] = []
-    for word in words:
-        if word == "," and kept and kept[-1] == ",":
-            continue
-        kept.append(word)
-    if kept[-1] == ",":
-        kept.pop()
-    text = " ".join(kept).replace(" ,", ",")
+class NounPhrase(NamedTuple):
+    """A noun phrase, in German by case; `depth` is that of its relative clauses."""
+
+    en: str
+    de: dict[str, str]
+    number: str = "sg"
+    person: int = 3
+    depth: int = 0
+
+
+class Predicate(NamedTuple):
+    """
+    A finite verb with all that belongs to it except the subject. In German: the finite verb; what precedes the end of
+    the clause; a particle or infinitive at the end; all verbs at the end of a subordinate clause; a complement clause.
+    """
+
+    en: str
+    finite: str
+    middle: str
+    bracket: str
+    cluster: str
+    complement: str
+    depth: int
+
+    def german(self, order: str, subject: str = "") -> str:
+        """Return the clause with the verb second, first (`"inverted"`) or last (`"final"`)."""
+        if order == "final":
+            return f"{subject} {self.middle} {self.cluster} {self.complement}"
+        start = f"{subject} {self.finite}" if order == "second" else f"{self.finite} {subject}"
+        return f"{start} {self.middle} {self.bracket} {self.complement}"
+
+
+def adjective_ending(declension: str, case: str, form: str) -> str:
+    """Return the ending after a der-word (weak), an ein-word (mixed) or nothing (strong); `form` is m, f, n or pl."""
+    if declension == "strong":
+        return "en" if case == "dat" else "e"
+    if form == "pl" or case == "dat" or (case == "acc" and form == "m"):
+        return "en"
+    return {"m": "er", "f": "e", "n": "es"}[form] if declension == "mixed" else "e"
+
+
+def noun_phrase(
+    noun: Noun,
+    plural: bool,
+    determiner: Determiner,
+    adjective: tuple[str, str] | None = None,
+    relative: Pair | None = None,
+) -> NounPhrase:
+    """Put a noun phrase together; `relative` is a relative clause whose depth counts itself."""
+    relative = relative or Pair("", "", 0)
+    article = determiner.plural if plural else determiner.singular
+    english = f"{adjective[0] if adjective else ''} {noun.en_plural if plural else noun.en}".strip()
+    if article == "a" and english[0] in "aeiou":
+        article = "an"
+    form = "pl" if plural else noun.gender
+    german = {}
+    for case, endings in determiner.endings.items():
+        ending = adjective_ending(determiner.declension, case, form)
+        adjective_word = adjective[1] + ending if adjective else ""
+        german[case] = f"{determiner.stem}{endings[form]} {adjective_word} {noun.german(plural, case)} {relative.de}"
+    return NounPhrase(f"{article} {english} {relative.en}", german, "pl" if plural else "sg", 3, relative.depth)
+
+
+def copula(subject: NounPhrase, past: bool, adjective: tuple[str, str], negated: bool) -> Predicate:
+    """Put a predicate with an adjective together."""
+    plain = subject.number if past or subject.number == "pl" else f"sg {subject.person}"
+    english, german = lexicon.COPULA[f"past {plain}" if past else plain]
+    words = f"{english} {'not' if negated else ''} {adjective[0]}"
+    return Predicate(words, german, f"{'nicht' if negated else ''} {adjective[1]}", "", german, "", 0)
+
+
+def predicate(
+    subject: NounPhrase,
+    verb: Verb,
+    past: bool,
+    object: NounPhrase | None = None,
+    modal: Verb | None = None,
+    negated: bool = False,
+    place: tuple[str, str] = ("", ""),
+    complement: Pair | None = None,
+) -> Predicate:
+    """Put a predicate with a verb together; not both modal and negated."""
+    third = subject.number == "sg" and subject.person == 3
+    if modal:
+        english = f"{modal.english(past, third)} {verb.en}"
+    elif negated:
+        english = f"{'did' if past else 'does' if third else 'do'} not {verb.en}"
+    else:
+        english = verb.english(past, third)
+    particle = verb.en_particle
+    near, far = (particle, "") if particle in ("at", "to") else ("", particle)
+    english = f"{english} {near} {object.en if object else ''} {far} {place[0]}"
+    finite = (modal or verb).german(past, subject.number, subject.person)
+    bracket = verb.particle + verb.de if modal else verb.particle
+    middle = f"{object.de[verb.case] if object else ''} {'nicht' if negated else ''} {place[1]}"
+    return Predicate(
+        f"{english} that {complement.en}" if complement else english,
+        finite,
+        middle,
+        bracket,
+        f"{bracket} {finite}" if modal else bracket + finite,
+        f", dass {complement.de}" if complement else "",
+        max(object.depth if object else 0, 1 + complement.depth if complement else 0),
+    )
+
+
+def join_clause(
+    subject: NounPhrase,
+    predicates: list[Predicate],
+    order: str = "second",
+    adverb: tuple[str, str] | None = None,
+    subordinate: Pair | None = None,
+    fronted: bool = False,
+) -> Pair:
+    """Put a clause together; a subordinate clause includes its conjunction and is in front or at the end."""
+    if adverb or fronted:
+        order = "inverted"
+    english = f"{subject.en} {' and '.join(part.en for part in predicates)}"
+    german = predicates[0].german(order, subject.de["nom"])
+    for part in predicates[1:]:  # it shares the subject: the verb is first of its own part, or last
+        german += f" und {part.german('final' if order == 'final' else 'second')}"
+    depth = max(subject.depth, *(part.depth for part in predicates))
+    if adverb:
+        english, german = f"{adverb[0]} , {english}", f"{adverb[1]} {german}"
+    if subordinate and fronted:
+        english, german = f"{subordinate.en} , {english}", f"{subordinate.de} , {german}"
+    elif subordinate:
+        english, german = f"{english} {subordinate.en}", f"{german} , {subordinate.de}"
+    return Pair(english, german, max(depth, 1 + subordinate.depth if subordinate else 0))
+
+
+def relative_clause(head: Noun, plural: bool, case: str, subject: NounPhrase, part: Predicate) -> Pair:
+    """Put a relative clause together, with its pronoun in a German case."""
+    english = "who" if case == "nom" and head.kind == "person" else "that"
+    form = "pl" if plural else head.gender
+    pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.DEFINITE[case][form]
+    german = f", {pronoun} {part.german('final', subject.de['nom'])} ,"
+    return Pair(f"{english} {subject.en} {part.en}", german, 1 + max(part.depth, subject.depth))
+
+
+def write(words: str) -> str:
+    """Write a sentence: one comma where several meet, none before the full stop, first letter upper-case."""
+    tokens: list[str] = []
+    for word in words.split():
+        if word != "," or tokens[-1] != ",":
+            tokens.append(word)
+    text = " ".join(tokens).removesuffix(" ,").replace(" ,", ",")
     return text[0].upper() + text[1:] + "."
+
+
+class Grammar:
+    """
+    Draws sentences.
+
+    Args:
+        rng (`random.Random`): The source of all choices. The order of draws decides the corpus.
+    """
+
+    def __init__(self, rng: random.Random):
+        self.choice, self.random = rng.choice, rng.random
+
+    def chance(self, probability: float) -> bool:
+        """Draw whether something happens."""
+        return self.random() < probability
+
+    def noun_phrase(self, depth: int, kinds: tuple[str, ...], subject: bool = False) -> NounPhrase:
+        """Draw a noun phrase, a pronoun (as subject), or two noun phrases joined by "and"."""
+        if subject and self.chance(0.15):
+            english, german, number, person = self.choice(lexicon.PRONOUNS)
+            return NounPhrase(english, {"nom": german}, number, person)
+        if not self.chance(0.08):
+            return self.simple_phrase(depth, kinds)
+        first, second = self.simple_phrase(0, kinds), self.simple_phrase(0, kinds)
+        german_by_case = {case: f"{first.de[case]} und {second.de[case]}" for case in first.de}
+        return NounPhrase(f"{first.en} and {second.en}", german_by_case, "pl")
+
+    def simple_phrase(self, depth: int, kinds: tuple[str, ...]) -> NounPhrase:
+        """Draw a noun with determiner, perhaps adjective and relative clause."""
+        noun = self.choice([noun for noun in lexicon.NOUNS if noun.kind in kinds])
+        plural = self.chance(0.35)
+        choices = [determiner for determiner in lexicon.DETERMINERS if not plural or determiner.plural is not None]
+        determiner = self.choice([*choices, lexicon.BARE_PLURAL] if plural else choices)
+        adjective = self.choice(lexicon.ADJECTIVES) if self.chance(0.35) else None
+        has_relative = depth > 0 and self.chance(EMBEDDING)
+        relative = self.relative_clause(depth - 1, noun, plural) if has_relative else None
+        return noun_phrase(noun, plural, determiner, adjective, relative)
+
+    def relative_clause(self, depth: int, head: Noun, plural: bool) -> Pair:
+        """Draw a relative clause in which the head acts, or is acted upon."""
+        if head.kind != "thing" and self.chance(0.5):
+            acting = NounPhrase("", {"nom": ""}, "pl" if plural else "sg")
+            part = self.verb_phrase(acting, depth, self.chance(0.5), complement=False)
+            return relative_clause(head, plural, "nom", acting, part)
+        subject = self.noun_phrase(depth, ("person",), subject=True)
+        verb, past, negated = self.choice(lexicon.TRANSITIVE), self.chance(0.5), self.chance(0.1)
+        # "that the boy looks at": the object's place stays empty, so verbs whose particle follows it are left out
+        while verb.en_particle or (head.kind == "thing" and verb.needs_living_object):
+            verb = self.choice(lexicon.TRANSITIVE)
+        modal = self.choice(lexicon.MODALS) if not negated and self.chance(0.15) else None
+        part = predicate(subject, verb, past, modal=modal, negated=negated)
+        return relative_clause(head, plural, verb.case, subject, part)
+
+    def verb_phrase(self, subject: NounPhrase, depth: int, past: bool, complement: bool = True) -> Predicate:
+        """Draw a predicate: with an adjective, a complement clause (if allowed), or with or without object."""
+        draw = self.random()
+        if draw < 0.1:
+            return copula(subject, past, self.choice(lexicon.ADJECTIVES), self.chance(0.2))
+        if complement and depth > 0 and draw < 0.1 + 0.5 * EMBEDDING:
+            verb = self.choice(lexicon.SENTENTIAL)
+            return predicate(subject, verb, past, complement=self.clause(depth - 1, "final", adjuncts=False))
+        thing = None
+        if draw < 0.45:
+            verb = self.choice(lexicon.INTRANSITIVE)
+        else:
+            verb = self.choice(lexicon.TRANSITIVE)
+            thing = self.noun_phrase(depth, ("person", "animal", *(() if verb.needs_living_object else ("thing",))))
+        modal = self.choice(lexicon.MODALS) if self.chance(0.2) else None
+        negated = modal is None and self.chance(0.15)
+        # After a relative clause, a place could belong to either clause: English would be ambiguous.
+        is_closed = thing is None or thing.depth == 0
+        place = self.place() if is_closed and self.chance(0.2) else ("", "")
+        return predicate(subject, verb, past, thing, modal, negated, place)
+
+    def place(self) -> tuple[str, str]:
+        """Draw a prepositional phrase."""
+        if self.chance(0.6):
+            noun = self.choice(lexicon.PLACES)
+            return f"in the {noun.en}", f"{'in der' if noun.gender == 'f' else 'im'} {noun.german(False, 'dat')}"
+        english, german, case = self.choice(lexicon.PREPOSITIONS)
+        phrase = self.simple_phrase(0, ("person", "animal"))
+        return f"{english} {phrase.en}", f"{german} {phrase.de[case]}"
+
+    def clause(self, depth: int, order: str = "second", adjuncts: bool = True) -> Pair:
+        """Draw a clause; `adjuncts` allows an adverb or a subordinate clause."""
+        subject = self.noun_phrase(depth, ("person", "animal"), subject=True)
+        past = self.chance(0.5)
+        predicates = [self.verb_phrase(subject, depth, past)]
+        if predicates[0].depth == 0 and self.chance(0.12):  # otherwise the second verb could belong to either clause
+            predicates.append(self.verb_phrase(subject, 0, past, complement=False))
+        if adjuncts and depth > 0 and not predicates[-1].complement and self.chance(0.4 * EMBEDDING):
+            english, german = self.choice(lexicon.CONJUNCTIONS)
+            below = self.clause(depth - 1, "final", adjuncts=False)
+            below = Pair(f"{english} {below.en}", f"{german} {below.de}", below.depth)
+            return join_clause(subject, predicates, order, None, below, self.chance(0.5))
+        adverb = self.choice(lexicon.ADVERBS) if adjuncts and self.chance(0.2) else None
+        return join_clause(subject, predicates, order, adverb)
+
+    def sentence(self, max_depth: int) -> Pair:
+        """Draw a sentence of one main clause or two."""
+        first = self.clause(max_depth)
+        if not self.chance(0.1):
+            return Pair(write(first.en), write(first.de), first.depth)
+        second = self.clause(0, adjuncts=False)
+        english, german = self.choice([("but", "aber"), ("and", "und")])
+        words = f"{first.en} , {english} {second.en}", f"{first.de} , {german} {second.de}"
+        return Pair(write(words[0]), write(words[1]), max(first.depth, second.depth))
 
 
 def generate_corpus(
@@ -424,7 +299,7 @@ def generate_corpus(
     seed: int = 1,
 ) -> dict[str, list[Pair]]:
     """
-    The corpus as lists of pairs; the same arguments give the same corpus on every machine.
+    Generate the corpus as lists of pairs; the same arguments give the same corpus on every machine.
 
     Args:
         train, validation, test, test_deep (`int`): Sentence pairs of each split.
@@ -434,22 +309,18 @@ def generate_corpus(
         seed (`int`, *optional*, defaults to 1): Source of all choices.
 
     Returns:
-        Splits `"train"`, `"validation"`, `"test"`, `"test_deep"`; no sentence, on either side, is in two of them or
-        twice in one.
+        Splits `"train"`, `"validation"`, `"test"`, `"test_deep"`. No sentence, on either side, occurs twice.
 
     Raises:
         ValueError: A number is negative or not whole, `deep_depth` is not above `max_depth`, or the grammar is too
-            small for the sizes asked for.
+            small for the requested sizes.
     """
     sizes = {"train": train, "validation": validation, "test": test, "test_deep": test_deep}
     for name, value in {**sizes, "max_depth": max_depth, "deep_depth": deep_depth}.items():
         check_value(name, value, int, Range(least=0))
     check_value("seed", seed, int)
-    if deep_depth <= max_depth or max_depth < 0:
-        raise UserError(
-            f"deep_depth={deep_depth} must be above max_depth={max_depth}, and max_depth at least 0: the deep test "
-            "holds sentences deeper than any in training."
-        )
+    if deep_depth <= max_depth:
+        raise UserError("corpus.depths", field="deep_depth", value=deep_depth, max_depth=max_depth)
     grammar = Grammar(random.Random(seed))
     seen: set[str] = set()
 
@@ -459,10 +330,7 @@ def generate_corpus(
         while len(pairs) < count:
             tries += 1
             if tries > 200 * count + 10000:
-                raise UserError(
-                    f"The grammar gave only {len(pairs)} new sentences of depth {above + 1} to {depth} in {tries} "
-                    f"tries, {count} were asked for. Remedy: ask for fewer, or allow more depth."
-                )
+                raise UserError("corpus.grammar_too_small", value=count, count=len(pairs), tries=tries, depth=depth)
             pair = grammar.sentence(depth)
             if pair.depth <= above or pair.en in seen or pair.de in seen:
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 # Errors of file systems that do not support locks.
@@ -21,20 +21,16 @@ class LockedError(UserError):
 
 
 @contextmanager
-def lock(
-    path: Path,
-    wait: float = 0.0,
-    busy: str = "Another process writes here",
-    remedy: str = "wait until it has finished, and try again",
-) -> Iterator[OSError | None]:
+def lock(path: Path, wait: float = 0.0, code: str = "output.locked", field: object = None) -> Iterator[OSError | None]:
     """
     Hold a lock file, which names this process. The system releases the lock when the process ends, even when it is
-    killed. Forked processes do not inherit it. Only other locks are kept out: reading stays possible.
+    killed. Forked processes do not inherit it. It excludes other locks only; the files can still be read.
 
     Args:
         path (`Path`): The lock file; created, and deleted at the end.
         wait (`float`, *optional*, defaults to 0): Seconds to wait for another process.
-        busy, remedy (`str`, *optional*): First and last sentence of the error, without the owner.
+        code (`str`, *optional*, defaults to `"output.locked"`): Code of the error; its message gets the `owner`.
+        field (*optional*): Name of the locked file or folder for the message; defaults to `path`.
 
     Yields:
         `None`, or the error of a file system that does not support locks.
@@ -50,7 +46,7 @@ def lock(
     try:
         own.acquire()
     except Timeout as error:
-        raise LockedError(f"{busy} ({owner_of(path)}). Remedy: {remedy}.") from error
+        raise LockedError(code, field=str(field or path), owner=owner_of(path)) from error
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -64,14 +60,15 @@ def lock(
 
 
 def write_owner(handle: int) -> None:
+    """Write this process into a lock file."""
     if os.fstat(handle).st_size:  # of a killed process
         os.truncate(handle, 0)
     os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def owner_of(path: Path) -> str:
+    """Return the process that a lock file names."""
     try:
-        owner = path.read_text(encoding="utf-8", errors="replace").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip() or "unknown process"
     except OSError:
-        owner = ""
-    return owner or "its process is unknown"
+        return "unknown process"

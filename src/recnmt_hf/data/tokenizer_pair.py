@@ -9,9 +9,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
-from .._loading_errors import explain, explained_loading, is_about_files, looks_local, shorten
+from .._loading_errors import explained_loading, looks_local
 from .._plain_text import control_ids, encode_plain
-from ..models.user_errors import UserError
 from .tokenization import require_control_tokens, without_origin
 from .tokenizer_checks import ConfiguredModel, check_padding, check_tokenizers, stamp_tokenizers
 
@@ -42,8 +41,6 @@ class TokenizerPair:
         """Whether one tokenizer serves both sides."""
         return self.target is self.source
 
-    # -- files -------------------------------------------------------------------------------------------------------
-
     @classmethod
     def load(
         cls, path: str | Path, *, source_subfolder: str = "", trust_remote_code: bool = False, **kwargs: Any
@@ -54,8 +51,7 @@ class TokenizerPair:
         Args:
             path (`str` or `Path`): Folder or model id. The target's own tokenizer is in the subfolder
                 `target_tokenizer`; without one, the source's tokenizer is used for both sides.
-            source_subfolder (`str`, *optional*): Subfolder of a local folder with the source's tokenizer; defaults to
-                the folder itself.
+            source_subfolder (`str`, *optional*): Subfolder of a local folder with the tokenizer of the source.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the files may run; there is no
                 prompt.
             **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
@@ -85,8 +81,6 @@ class TokenizerPair:
         if not self.is_joint:
             self.target.save_pretrained(str(Path(folder) / TARGET_TOKENIZER))
 
-    # -- models ------------------------------------------------------------------------------------------------------
-
     def check(self, model: ConfiguredModel, strict: bool = True) -> None:
         """
         Check that a model was trained with these tokenizers, as in
@@ -110,14 +104,12 @@ class TokenizerPair:
         """Write stamps of the tokenizers into a model's configuration, so that others are refused."""
         stamp_tokenizers(config, self.source, self.target)
 
-    # -- text --------------------------------------------------------------------------------------------------------
-
     def encode_source(self, sentence: str) -> list[int]:
-        """Return the token ids of a source sentence, in which `</s>` and the like are text."""
+        """Return the token ids of a source sentence, in which control tokens such as `</s>` are text."""
         return encode_plain(self.source, sentence)["input_ids"]
 
     def encode_target(self, sentence: str) -> list[int]:
-        """Return the token ids of a target sentence, in which `</s>` and the like are text."""
+        """Return the token ids of a target sentence, in which control tokens such as `</s>` are text."""
         return encode_plain(self.target, sentence, is_target=True)["input_ids"]
 
     def control_ids(self) -> tuple[set[int], set[int]]:
@@ -137,25 +129,15 @@ def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: 
     Raises:
         ValueError: It exists and cannot be loaded.
     """
-    try:
+    with explained_loading(path, "target tokenizer of"):
         if looks_local(path):
-            is_there = (Path(path) / TARGET_TOKENIZER).is_dir()
+            exists = (Path(path) / TARGET_TOKENIZER).is_dir()
         else:
-            known = {"revision", "token", "cache_dir", "local_files_only"}
-            place = {name: value for name, value in kwargs.items() if name in known}
-            is_there = has_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **place)
-        if not is_there:
+            names = {"revision", "token", "cache_dir", "local_files_only"}
+            place = {name: value for name, value in kwargs.items() if name in names}
+            exists = has_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **place)
+        if not exists:
             return None
-        # Without a configuration it would be looked for in the subfolder, which of the Hub's files is an error.
+        # Without this configuration transformers would look for one in the subfolder, an error for files of the Hub.
         settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
         return without_origin(AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings))
-    except Exception as error:
-        if not is_about_files(error):
-            raise
-        if "trust_remote_code" in str(error):
-            raise UserError(explain(error, path, "target tokenizer of")) from error
-        raise UserError(
-            f"The target tokenizer of {path} cannot be loaded ({shorten(str(error))}). Remedy: see that "
-            f"{TARGET_TOKENIZER}/tokenizer.json is whole there and may be read, or load it yourself and pass it as "
-            "target_tokenizer."
-        ) from error

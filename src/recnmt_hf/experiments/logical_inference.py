@@ -1,6 +1,6 @@
 """
-Logical inference (Tran et al., 2018; Hao et al., 2019, section 4.4): which relation two formulas have, for encoders
-that are trained on short formulas and tested on long ones.
+Logical inference (Tran et al., 2018; Hao et al., 2019, section 4.4): encoders learn the relation between two short
+formulas, and are tested on longer ones.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from transformers import (
     set_seed,
 )
 
-from .._values import shown
 from ..data.files import open_output, refuse_model_folder, remove
-from ..data.logic import MOST_OPERATORS, RELATIONS, SPLITS, WORDS, LogicPair, generate_logic, read_logic
+from ..data.logic import MOST_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
 from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
+from ..errors import ExistingFileError, UserError
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
-from ..models.user_errors import ExistingFileError, UserError
 from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
 from ..training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
 from ..training.processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
@@ -44,39 +43,25 @@ from .logic_recipe import LogicRecipe
 RESULTS, TABLE = "logic.json", "logic.tsv"
 PARTIAL_MODEL = f"{FINAL}.partial"
 MAJORITY = "majority class"
-# Pairs of a batch that is tested; no gradients are kept for them.
+# Pairs per batch in tests.
 TEST_BATCH = 256
 
 
 @dataclass
 class LogicResult:
-    """
-    Result of a model.
+    """Result of a model. The dictionaries have numbers of operators as keys."""
 
-    Attributes:
-        name (`str`): Of the model in its recipe.
-        parameters (`int`): Of the model.
-        epochs (`float`): Passes over the training pairs after which it was best.
-        validation (`float`): Accuracy on the validation pairs, with the weights that were kept.
-        accuracy (`dict[int, float]`): By number of operators, of the test pairs.
-        pairs (`dict[int, int]`): How many these are.
-        majority (`dict[int, float]`): What naming the pairs' most frequent relation would reach.
-    """
-
-    name: str
+    name: str  # in the recipe
     parameters: int
-    epochs: float
-    validation: float
-    accuracy: dict[int, float] = field(default_factory=dict)
-    pairs: dict[int, int] = field(default_factory=dict)
-    majority: dict[int, float] = field(default_factory=dict)
-
-
-# -- data --------------------------------------------------------------------------------------------------------------
+    epochs: float  # passes over the training pairs until the best epoch
+    validation: float  # accuracy on the validation pairs
+    accuracy: dict[int, float] = field(default_factory=dict)  # on the test pairs
+    pairs: dict[int, int] = field(default_factory=dict)  # number of test pairs
+    majority: dict[int, float] = field(default_factory=dict)  # accuracy of the most frequent relation
 
 
 def logic_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of formulas: their words, nothing added."""
+    """Return the tokenizer of formulas, which adds no tokens."""
     vocabulary = {word: number for number, word in enumerate((*SPECIAL_TOKENS, *WORDS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -86,28 +71,26 @@ def logic_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def load_logic(recipe: LogicRecipe) -> tuple[list[LogicPair], list[LogicPair], list[list[LogicPair]]]:
-    """Pairs to train on and for validation, in one order, and those to test on by number of operators."""
+    """Return training and validation pairs, in one order, and test pairs by number of operators."""
     data = recipe.data
-    numbers = range(MOST_OPERATORS + 1)
     if data.folder is None:
         corpus = generate_logic(data.pairs, data.seed)
     else:
-        wanted = {"train": range(data.most_operators + 1), "test": numbers}
-        corpus = {split: [read_logic(data.folder, split, number) for number in wanted[split]] for split in SPLITS}
-    training = [pair for of_bin in corpus["train"][: data.most_operators + 1] for pair in of_bin]
-    validation = training[:: data.validation_every]
-    training = [pair for number, pair in enumerate(training) if number % data.validation_every]
+        corpus = {
+            split: [read_logic(data.folder, split, number) for number in range(most + 1)]
+            for split, most in (("train", data.most_operators), ("test", MOST_OPERATORS))
+        }
+    pairs = [pair for bin_pairs in corpus["train"][: data.most_operators + 1] for pair in bin_pairs]
+    validation = pairs[:: data.validation_every]
+    training = [pair for number, pair in enumerate(pairs) if number % data.validation_every]
     if not training or not validation:
-        raise UserError(
-            f"{len(training) + len(validation)} pairs are too few to train on. Remedy: raise data.pairs or "
-            "data.most_operators."
-        )
+        raise UserError("logic.too_few_pairs", field="data.pairs", count=len(pairs))
     return training, validation, corpus["test"]
 
 
 def tokenized(pairs: Sequence[LogicPair], tokenizer: PreTrainedTokenizerFast) -> Dataset:
-    """Pairs as the trainer takes them; `length` is that of the longer formula."""
-    left, right = (tokenizer([each[side] for each in pairs])["input_ids"] for side in (1, 2))
+    """Return pairs as the trainer takes them; `length` is that of the longer formula."""
+    left, right = (tokenizer([pair[side] for pair in pairs])["input_ids"] for side in (1, 2))
     return Dataset.from_dict(
         {
             "input_ids": left,
@@ -119,12 +102,7 @@ def tokenized(pairs: Sequence[LogicPair], tokenizer: PreTrainedTokenizerFast) ->
 
 
 class PairCollator:
-    """
-    Batches of tokenized pairs, padded on the right, for [`ONLSTMTransformerForSequencePairClassification`].
-
-    Args:
-        pad_token_id (`int`): Stands behind shorter sentences.
-    """
+    """Batches of tokenized pairs, padded on the right, for [`ONLSTMTransformerForSequencePairClassification`]."""
 
     def __init__(self, pad_token_id: int):
         self.pad_token_id = pad_token_id
@@ -134,31 +112,22 @@ class PairCollator:
         for prefix in ("", "pair_"):
             ids = [torch.tensor(row[f"{prefix}input_ids"]) for row in rows]
             padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id)
-            lengths = torch.tensor([len(each) for each in ids])
+            lengths = torch.tensor([len(row) for row in ids])
             batch[f"{prefix}input_ids"] = padded
             batch[f"{prefix}attention_mask"] = (torch.arange(padded.shape[1]) < lengths[:, None]).long()
         return batch
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
-class KeepBestAndNewest(TrainerCallback):
-    """Marks each checkpoint that is written whole; only then older ones go, but for the best."""
+class MarkComplete(TrainerCallback):
+    """Marks each checkpoint as complete when it is written. The Trainer deletes all but the best and the newest."""
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        folder = Path(str(args.output_dir))
-        newest = folder / f"checkpoint-{state.global_step}"
-        mark_complete(newest)
-        for _, checkpoint in numbered_in(folder):
-            if checkpoint.name not in (newest.name, Path(state.best_model_checkpoint or newest).name):
-                discard(checkpoint)
+        if state.is_world_process_zero:
+            mark_complete(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
 
 
 def logic_arguments(recipe: LogicRecipe, folder: Path) -> TrainingArguments:
-    """The Trainer's arguments."""
+    """Return the Trainer's arguments."""
     settings = recipe.training
     by_plateau = settings.schedule == "plateau"
     return TrainingArguments(
@@ -177,6 +146,7 @@ def logic_arguments(recipe: LogicRecipe, folder: Path) -> TrainingArguments:
         use_cpu=settings.use_cpu or not torch.accelerator.is_available(),
         eval_strategy="epoch",
         save_strategy="epoch",
+        save_total_limit=2,
         load_best_model_at_end=True,
         metric_for_best_model="accuracy",
         greater_is_better=True,
@@ -191,108 +161,98 @@ def logic_arguments(recipe: LogicRecipe, folder: Path) -> TrainingArguments:
 
 
 def accuracy_of(prediction: Any) -> dict[str, float]:
-    """The share of right answers, for the Trainer."""
+    """Return the accuracy, for the Trainer."""
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 def build_trainer(
     recipe: LogicRecipe, name: str, folder: Path, train: Dataset | None, validation: Dataset | None
 ) -> Trainer:
-    """A fresh model of the recipe in its Trainer."""
+    """Return the Trainer of a new model of the recipe."""
     tokenizer = logic_tokenizer()
-    arguments = logic_arguments(recipe, folder)
     set_seed(recipe.training.seed)
     model = ONLSTMTransformerForSequencePairClassification(recipe.config(name, len(tokenizer)))
     patience = recipe.training.patience
     return Trainer(
         model=model,
-        args=arguments,
+        args=logic_arguments(recipe, folder),
         train_dataset=train,
         eval_dataset=validation,
         processing_class=tokenizer,
         data_collator=PairCollator(model.config.pad_token_id or 0),
         compute_metrics=accuracy_of,
-        callbacks=[KeepBestAndNewest(), *([EarlyStoppingCallback(patience)] if patience else [])],
+        callbacks=[MarkComplete(), *([EarlyStoppingCallback(patience)] if patience else [])],
     )
 
 
 @settings_of_one_run()
 def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False) -> list[LogicResult]:
     """
-    Trains each model of a recipe and tests it by number of operators. What is done already is kept, and what was
-    killed goes on from its newest whole checkpoint.
+    Train each model of a recipe, and test it by number of operators. Finished models are skipped, and a killed one
+    resumes from its newest intact checkpoint.
 
     Args:
-        recipe ([`LogicRecipe`]): What to do.
+        recipe ([`LogicRecipe`]): Data, models and training.
         output (`str` or `Path`): Gets a folder for each model, with the best one in its subfolder `model`, and
             `logic.tsv` and `logic.json` with the results.
-        overwrite (`bool`, *optional*, defaults to `False`): Deletes what an earlier run of a model left there.
+        overwrite (`bool`, *optional*, defaults to `False`): Delete the results of an earlier run of a model.
 
     Returns:
         A [`LogicResult`] for each model.
 
     Raises:
-        FileExistsError: A folder holds the run of another recipe, and `overwrite` is not set.
-        ValueError, FileNotFoundError: The data are missing or not as they should be.
+        FileExistsError: A folder contains the run of another recipe, and `overwrite` is not set.
+        ValueError, FileNotFoundError: The data are missing or damaged.
     """
     output = Path(output)
     on_cpu = recipe.training.use_cpu or not torch.accelerator.is_available()
     if on_cpu:
         keep_freed_memory()
     processes = Processes(on_cpu)
-    with ExitStack() as held:
-        held.enter_context(progress_bars_on_terminals(processes.is_main))
+    with ExitStack() as stack:
+        stack.enter_context(progress_bars_on_terminals(processes.is_main))
         processes.on_main(lambda: check_folders(recipe, output, overwrite))
         training, validation, tests = load_logic(recipe)
-        processes.on_main(lambda: prepare_folders(recipe, output, overwrite, held))
+        processes.on_main(lambda: prepare_folders(recipe, output, overwrite, stack))
         logger.info(f"{len(training)} training pairs, {len(validation)} validation pairs.")
         tokenizer = logic_tokenizer()
         data = {name: tokenized(pairs, tokenizer) for name, pairs in (("train", training), ("valid", validation))}
         results: list[LogicResult] = []
         for number, name in enumerate(recipe.models, start=1):
-            folder = output / name
-            found = read_result(folder)
-            if found is None:
-                logger.info(f"{name} ({number} of {len(recipe.models)})")
-                found = train_one(recipe, name, folder, data["train"], data["valid"], tests, processes)
-            else:
-                logger.info(f"{name} ({number} of {len(recipe.models)}) is done.")
-            results.append(found)
+            result = read_result(output / name)
+            logger.info(f"{name} ({number} of {len(recipe.models)}){' is done.' if result else ''}")
+            if result is None:
+                result = train_one(recipe, name, output / name, data["train"], data["valid"], tests, processes)
+            results.append(result)
             processes.on_main(lambda: write_results(results, output))
     return results
 
 
 def check_folders(recipe: LogicRecipe, output: Path, overwrite: bool) -> None:
-    """Makes sure that each model's folder is new, or holds a run of this very recipe, or one that may be deleted."""
+    """Check that each model's folder is new, or contains a run of this recipe, or one that may be deleted."""
     refuse_model_folder(output)
     for name in recipe.models:
         folder = output / name
-        stated = folder / RECIPE
-        if stated.is_file():
-            if not overwrite and stated.read_text(encoding="utf-8") != recipe.alone(name):
-                raise ExistingFileError(
-                    f"{folder} holds a run of another recipe. Remedy: choose another folder, or delete it with "
-                    "--overwrite."
-                )
+        if (folder / RECIPE).is_file():
+            if not overwrite and (folder / RECIPE).read_text(encoding="utf-8") != recipe.alone(name):
+                raise ExistingFileError("logic.other_recipe", field=str(folder))
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ExistingFileError(f"{folder} is not empty. Remedy: choose another folder.")
+            raise ExistingFileError("output.not_empty", field=str(folder))
 
 
-def prepare_folders(recipe: LogicRecipe, output: Path, overwrite: bool, held: ExitStack) -> None:
-    """Locks the folder, deletes what is to be overwritten and what a killed run left half-done, states the recipe."""
-    held.enter_context(locked(output))
+def prepare_folders(recipe: LogicRecipe, output: Path, overwrite: bool, stack: ExitStack) -> None:
+    """Lock the folder, delete what is to be overwritten and incomplete checkpoints, and write the recipe."""
+    stack.enter_context(locked(output))
     check_folders(recipe, output, overwrite)
     for name in recipe.models:
         folder = output / name
-        if overwrite and (folder / RECIPE).is_file():
-            written = [checkpoint for _, checkpoint in numbered_in(folder)]
-            for path in (*written, *(folder / each for each in (FINAL, REPLACED, PARTIAL_MODEL, RESULTS))):
-                remove(path)
         if overwrite or not (folder / RECIPE).is_file():
+            for path in (folder / part for part in (FINAL, REPLACED, PARTIAL_MODEL, RESULTS)):
+                remove(path)
             with open_output(folder / RECIPE) as file:
                 file.write(recipe.alone(name))
         for _, checkpoint in numbered_in(folder):
-            if not (checkpoint / MANIFEST).exists():  # a killed run's
+            if overwrite or not (checkpoint / MANIFEST).exists():  # of a killed run
                 discard(checkpoint)
 
 
@@ -305,13 +265,13 @@ def train_one(
     tests: Sequence[Sequence[LogicPair]],
     processes: Processes,
 ) -> LogicResult:
-    """Trains a model, tests it, and saves it with its result."""
+    """Train a model, test it, and save it with its result."""
     trainer = build_trainer(recipe, name, folder, train, validation)
     checkpoint = newest_intact_checkpoint(folder, logger.info)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    reached = trainer.evaluate(metric_key_prefix="final")["final_accuracy"]
-    result = LogicResult(name, sum(each.numel() for each in model.parameters()), best_epoch(trainer), reached)
+    accuracy = trainer.evaluate(metric_key_prefix="final")["final_accuracy"]
+    result = LogicResult(name, model.num_parameters(), best_epoch(trainer), accuracy)
     tokenizer = logic_tokenizer()
     for operators, pairs in enumerate(tests):
         if not pairs:
@@ -335,64 +295,57 @@ def train_one(
 
 
 def best_epoch(trainer: Trainer) -> float:
-    """The epoch of the checkpoint that was kept."""
+    """Return the epoch with the best accuracy."""
     evaluated = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
     return max(evaluated, key=lambda entry: entry["eval_accuracy"])["epoch"] if evaluated else 0.0
 
 
 def read_result(folder: Path) -> LogicResult | None:
-    """The result of a finished model."""
+    """Return the result of a finished model, or `None`."""
     try:
-        found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder / RESULTS} cannot be read ({error}). Remedy: delete it.") from error
+        raise UserError("logic.unreadable_result", field=str(folder / RESULTS), reason=str(error)) from error
     for name in ("accuracy", "pairs", "majority"):
-        found[name] = {int(operators): value for operators, value in found[name].items()}
-    return LogicResult(**found)
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
+        content[name] = {int(operators): value for operators, value in content[name].items()}
+    return LogicResult(**content)
 
 
 def table_of(results: Sequence[LogicResult]) -> list[list[str]]:
-    """Accuracies in percent, a row for each model and one for the majority class, below the numbers of operators."""
-    numbers = sorted({number for each in results for number in each.accuracy})
-    rows = [["model", "parameters", "epochs", "validation", *(str(number) for number in numbers)]]
+    """Return accuracies in percent: rows for models and the majority class, columns for numbers of operators."""
+    numbers = sorted({number for result in results for number in result.accuracy})
 
     def cells(values: Mapping[int, float]) -> list[str]:
         return [f"{100 * values[number]:.2f}" if number in values else "" for number in numbers]
 
-    for each in results:
-        head = [each.name, str(each.parameters), f"{each.epochs:g}", f"{100 * each.validation:.2f}"]
-        rows.append(head + cells(each.accuracy))
+    rows = [["model", "parameters", "epochs", "validation", *map(str, numbers)]]
+    for result in results:
+        columns = [result.name, str(result.parameters), f"{result.epochs:g}", f"{100 * result.validation:.2f}"]
+        rows.append(columns + cells(result.accuracy))
     rows.append([MAJORITY, "", "", "", *cells(results[0].majority)])
     rows.append(["pairs", "", "", "", *(str(results[0].pairs.get(number, "")) for number in numbers)])
     return rows
 
 
 def write_results(results: Sequence[LogicResult], output: Path) -> None:
+    """Write the results as JSON and as a table."""
     with open_output(output / RESULTS) as file:
-        json.dump([asdict(each) for each in results], file, indent=1)
+        json.dump([asdict(result) for result in results], file, indent=1)
     with open_output(output / TABLE) as file:
         file.writelines("\t".join(row) + "\n" for row in table_of(results))
 
 
 def plot_logic(results: Sequence[LogicResult], path: str | Path, most_trained: int) -> None:
     """
-    Accuracy above the number of operators (Hao et al., 2019, figure 1), for `.png`, `.svg` or `.pdf`.
-
-    Args:
-        results (sequence of [`LogicResult`]).
-        most_trained (`int`): The operators of the longest formulas trained on, where a line is drawn.
-
-    Raises:
-        ValueError: matplotlib is missing, or the file's ending is unknown.
+    Plot accuracy over the number of operators (Hao et al., 2019, figure 1). A line marks `most_trained`, the maximum in
+    training.
     """
-    from ..analysis.plots import lines_over_numbers
+    from ..analysis.plots import line_panels
 
     if not results:
-        raise UserError(f"There is no result for {shown(str(path))}. Remedy: train a model.")
-    lines = {each.name: each.accuracy for each in results} | {MAJORITY: results[0].majority}
-    lines_over_numbers(path, lines, "operators", "accuracy", most_trained + 0.5)
+        raise UserError("logic.no_results", field=str(path))
+    accuracies = {result.name: result.accuracy for result in results} | {MAJORITY: results[0].majority}
+    lines = {name: sorted(points.items()) for name, points in accuracies.items()}
+    line_panels(path, {"accuracy": lines}, "operators", border=most_trained + 0.5)

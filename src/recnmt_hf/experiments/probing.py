@@ -1,6 +1,6 @@
 """
-Ten probing tasks (Conneau et al., 2018, "What you can cram into a single vector"): what a sentence vector of a frozen
-encoder says of the sentence's length, words, syntax and meaning.
+Ten probing tasks (Conneau et al., 2018, "What you can cram into a single vector"): predict length, words, syntax and
+meaning of a sentence from its vector in a frozen encoder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import nn
 from .._plain_text import control_ids
 from ..data.files import open_output, refuse_model_folder
 from ..data.text import read_lines
+from ..errors import MissingFileError, UserError
 from ..inference.translator import Translator
 from ..models.recurrent_layers import masked_mean
-from ..models.user_errors import MissingFileError, UserError
 from ..training.processes import logger
 from .probing_options import TASKS, ClassifierOptions
 from .sentence_states import vectors_by_name
@@ -28,16 +28,16 @@ from .sentence_states import vectors_by_name
 
 KINDS = ("surface", "syntactic", "semantic")
 PARTS = ("tr", "va", "te")
-# Which of a thousand words a sentence has is asked without a hidden layer, as SentEval does.
+# This task has a classifier without hidden layer, as in SentEval.
 WITHOUT_HIDDEN_LAYER = "word_content"
 MAJORITY = "majority class"
-# Vectors and what they are; a model has some of them.
+# Names of vectors; see `vectors_of`.
 FINAL, RECURRENT, ATTENTION, RECURRENCE, GATED = "final", "recurrent", "attention", "recurrence", "gated"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Of a classifier: size of its hidden layer (0: none), dropout in it, weight decay."""
+    """Setting of a classifier: size of its hidden layer (0: none), dropout in it, weight decay."""
 
     hidden: int
     dropout: float
@@ -46,26 +46,15 @@ class Setting:
 
 @dataclass
 class ProbeResult:
-    """
-    Result of the classifiers of one task for one kind of vector.
+    """Result of the classifiers of one task for one kind of vector."""
 
-    Attributes:
-        task (`str`): As its file is named.
-        vector (`str`): Its name, or `majority class`.
-        dim (`int`): Its size.
-        accuracy (`float`): On the test sentences, of the setting that was best in validation.
-        validation (`float`): Of that setting.
-        setting (`dict`): Hidden size, dropout and weight decay.
-        epochs (`int`): Passes over the training sentences until its best.
-    """
-
-    task: str
-    vector: str
-    dim: int
-    accuracy: float
+    task: str  # name of its file
+    vector: str  # name of the vector, or `majority class`
+    dim: int  # size of the vector
+    accuracy: float  # on the test sentences, of the setting with the best validation accuracy
     validation: float
-    setting: dict[str, float]
-    epochs: int
+    setting: dict[str, float]  # hidden size, dropout and weight decay
+    epochs: int  # passes over the training sentences until the best weights
 
 
 @dataclass
@@ -78,70 +67,48 @@ class Task:
     classes: int
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
-
-
-def file_of(folder: Path, name: str) -> Path | None:
-    """A task's file, gzipped perhaps."""
-    return next((path for ending in ("txt", "txt.gz") if (path := folder / f"{name}.{ending}").is_file()), None)
-
-
 def read_task(folder: str | Path, name: str) -> Task:
     """
-    A task in SentEval's format: lines of part (tr, va, te), label and sentence, parted by tabs.
+    Read a task in SentEval's format: lines of split (tr, va, te), label and sentence, separated by tabs.
 
     Args:
-        folder (`str` or `Path`): Holds `<name>.txt`, gzipped perhaps.
+        folder (`str` or `Path`): Contains `<name>.txt` or `<name>.txt.gz`.
         name (`str`): One of `TASKS`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line is not of that form, or a part is missing; the message names file and line.
+        FileNotFoundError: The file does not exist.
+        ValueError: A line has another form, or a split is missing; the message names file and line.
     """
     folder = Path(folder)
-    path = file_of(folder, name)
-    if path is None:
-        there = [each for each in TASKS if file_of(folder, each) is not None]
-        raise MissingFileError(
-            f"There is no {folder / name}.txt; of probing tasks {folder} has {', '.join(there) or 'none'}. Remedy: "
-            "correct the folder, or name those tasks."
-        )
-    sentences: dict[str, list[str]] = {part: [] for part in PARTS}
-    words: dict[str, list[str]] = {part: [] for part in PARTS}
-    for number, line in enumerate(read_lines(path), start=1):
-        part, *rest = line.split("\t")
-        if part not in PARTS or len(rest) != 2 or not all(each.strip() for each in rest):
-            raise UserError(
-                f"{path}, line {number}: no part (tr, va or te), label and sentence parted by tabs. Remedy: correct it."
-            )
-        words[part].append(rest[0])
-        sentences[part].append(rest[1])
+    paths = {task: path for end in ("txt.gz", "txt") for task in TASKS if (path := folder / f"{task}.{end}").is_file()}
+    if name not in paths:
+        names = ", ".join(paths) or "none"
+        raise MissingFileError("probe.missing_task", field=str(folder / f"{name}.txt"), names=names)
+    rows: dict[str, list[list[str]]] = {part: [] for part in PARTS}
+    for number, line in enumerate(read_lines(paths[name]), start=1):
+        part, *row = line.split("\t")
+        if part not in PARTS or len(row) != 2 or not all(text.strip() for text in row):
+            raise UserError("probe.line", field=str(paths[name]), line=number)
+        rows[part].append(row)
+    number_of = {label: number for number, label in enumerate(sorted({label for label, _ in rows["tr"]}))}
     for part in PARTS:
-        if not sentences[part]:
-            raise UserError(f"{path} has no line of the part {part}. Remedy: correct the file.")
-    number_of = {label: number for number, label in enumerate(sorted(set(words["tr"])))}
-    for part in PARTS[1:]:
-        unknown = sorted(set(words[part]) - set(number_of))
-        if unknown:
-            raise UserError(
-                f"{path}: the label {unknown[0]!r} of the part {part} is none of the part tr. Remedy: correct the file."
-            )
-    labels = {part: torch.tensor([number_of[label] for label in found]) for part, found in words.items()}
-    return Task(name, sentences, labels, len(number_of))
-
-
-# -- vectors -----------------------------------------------------------------------------------------------------------
+        if not rows[part]:
+            raise UserError("probe.empty_split", field=str(paths[name]), split=part)
+        if unknown := sorted({label for label, _ in rows[part]} - set(number_of)):
+            raise UserError("probe.unknown_label", field=str(paths[name]), value=unknown[0], split=part)
+    labels = {part: torch.tensor([number_of[label] for label, _ in rows[part]]) for part in PARTS}
+    return Task(name, {part: [sentence for _, sentence in rows[part]] for part in PARTS}, labels, len(number_of))
 
 
 def vectors_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """
-    The sentence vectors of an encoder's output, `(batch_size, dim)`, each a mean over tokens: `final`, of what the
-    decoder reads; `recurrent` and `attention`, of the top recurrent and the top attention layer of a hybrid (HO and HS
-    of Hao et al., 2019); `recurrence`, of a recurrence encoder (H_r; `final` is H_e); and `global`, of a model that has
-    one vector per sentence.
+    Yield names and sentence vectors `(batch_size, dim)` of an encoder's output, all but the last means over tokens:
+    `final`, of the states that the decoder reads; `recurrent` and `attention`, of the top recurrent and the top
+    attention layer of a hybrid (HO and HS of Hao et al., 2019); `recurrence`, of a recurrence encoder (H_r; `final` is
+    H_e); and `global`, of a model with one vector per sentence.
 
     Args:
-        attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`): 1 for tokens that count.
+        attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`): 1 for tokens to include.
     """
     yield FINAL, masked_mean(output.last_hidden_state, attention_mask)
     for name in (RECURRENT, ATTENTION):
@@ -155,7 +122,7 @@ def vectors_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str,
         if memory.states.dim() == 2:
             yield name, memory.states
         else:
-            # Steps of another number than words are all real; an RNN's have the words' mask.
+            # The states of an RNN have the mask of the words; steps of another number have their own or none.
             is_of_words = memory.states.shape[1] == attention_mask.shape[1] and memory.token_mask is not None
             yield name, masked_mean(memory.states, attention_mask if is_of_words else memory.token_mask)
 
@@ -164,17 +131,17 @@ def sentence_vectors(
     translator: Translator, sentences: Sequence[str], max_tokens: int = 4096
 ) -> dict[str, torch.Tensor]:
     """
-    All vectors that a model's encoder gives for sentences, `(len(sentences), dim)`, float32, on the CPU. The mean runs
-    over the tokens of the text: neither padding nor the end token count.
+    Return all vectors of a model's encoder for sentences, `(len(sentences), dim)`, float32, on the CPU. Means do not
+    include padding and the end token.
 
     Raises:
-        ValueError: A sentence has no token, or more than the model has positions for.
+        ValueError: A sentence has no known token, or more than the model has positions.
     """
     control = torch.tensor(sorted(control_ids(translator.tokenizer) | translator.end_ids()))
     sources = [translator.encode_source(sentence) for sentence in sentences]
     for number, source in enumerate(sources, start=1):
         if translator.is_empty(source):
-            raise UserError(f"Sentence {number} has no token that the model knows. Remedy: leave it out.")
+            raise UserError("probe.no_words", field=f"Sentence {number}", side="sentence")
         translator.check_lengths(len(source), 0, f"Sentence {number}")
 
     def read(output: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -184,7 +151,7 @@ def sentence_vectors(
 
 
 def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
-    """Return what vectors depend on: the encoder's weights, the model's configuration, the tokens."""
+    """Return a checksum of all that vectors depend on: the encoder's weights, the configuration, the tokens."""
     model = translator.inspected_model()
     digest = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
     for name, tensor in model.get_encoder().state_dict().items():
@@ -198,7 +165,7 @@ def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
 def cached_vectors(
     translator: Translator, sentences: Sequence[str], cache: str | Path | None = None
 ) -> dict[str, torch.Tensor]:
-    """As [`sentence_vectors`]; with a folder `cache` they are kept there, and taken from there the next time."""
+    """As [`sentence_vectors`]; with a folder `cache` they are stored there, and loaded from there the next time."""
     if cache is None:
         return sentence_vectors(translator, sentences)
     from safetensors import SafetensorError
@@ -209,14 +176,11 @@ def cached_vectors(
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
-            logger.info(f"{path} is damaged ({error}) and made anew.")
-    found = sentence_vectors(translator, sentences)
+            logger.info(f"{path} is damaged ({error}) and will be computed again.")
+    by_name = sentence_vectors(translator, sentences)
     with open_output(path, binary=True) as file:
-        file.write(save({name: vectors.contiguous() for name, vectors in found.items()}))
-    return found
-
-
-# -- classifiers -------------------------------------------------------------------------------------------------------
+        file.write(save({name: vectors.contiguous() for name, vectors in by_name.items()}))
+    return by_name
 
 
 class Classifier(nn.Module):
@@ -225,11 +189,11 @@ class Classifier(nn.Module):
 
     Args:
         setting ([`Setting`]): Its hidden layer.
-        dim (`int`): Of the vectors.
-        classes (`int`): Of the labels.
-        gated (`bool`, *optional*, defaults to `False`): Whether vectors are pairs `[a; b]` of that size each, which a
-            gate combines first: `g = sigmoid(W [a; b] + c)`, `x = g a + (1 - g) b` (Hao et al., 2019, "Modeling
-            Recurrence for Transformer").
+        dim (`int`): Size of the vectors.
+        classes (`int`): Number of labels.
+        gated (`bool`, *optional*, defaults to `False`): Whether inputs are pairs `[a; b]` of vectors, which a gate
+            combines first: `g = sigmoid(W [a; b] + c)`, `x = g a + (1 - g) b` (Hao et al., 2019, "Modeling Recurrence
+            for Transformer").
     """
 
     def __init__(self, setting: Setting, dim: int, classes: int, gated: bool = False):
@@ -242,7 +206,7 @@ class Classifier(nn.Module):
             self.layers = nn.Sequential(nn.Linear(dim, classes))
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Logits `(batch_size, classes)` of vectors `(batch_size, dim)`, or `(batch_size, 2 * dim)` of pairs."""
+        """Return logits `(batch_size, classes)` of vectors `(batch_size, dim)`, or of pairs `(batch_size, 2 * dim)`."""
         if self.gate is not None:
             gate = torch.sigmoid(self.gate(vectors))
             first, second = vectors.chunk(2, dim=-1)
@@ -251,7 +215,7 @@ class Classifier(nn.Module):
 
 
 def settings_of(options: ClassifierOptions, task: str) -> list[Setting]:
-    """All settings that are tried for a task."""
+    """Return all settings to try for a task."""
     if options.classifier == "logistic" or task == WITHOUT_HIDDEN_LAYER:
         return [Setting(0, 0.0, l2) for l2 in options.l2]
     return [Setting(hidden, dropout, 0.0) for hidden in options.hidden for dropout in options.dropout]
@@ -267,18 +231,18 @@ def train_classifier(
     device: torch.device | str = "cpu",
 ) -> tuple[float, float, int]:
     """
-    Trains a classifier until its validation accuracy no longer rises.
+    Train a classifier until its validation accuracy no longer rises.
 
     Args:
-        vectors, labels (`dict`): By part; the vectors `(sentences, dim)`, pairs `(sentences, 2 * dim)` where `gated`.
+        vectors, labels (`dict`): By split; the vectors `(sentences, dim)`, pairs `(sentences, 2 * dim)` if `gated`.
 
     Returns:
-        Its best validation accuracy, the test accuracy of the same weights, and after how many passes that was.
+        Its best validation accuracy, the test accuracy of the same weights, and the number of passes until then.
     """
-    # Vectors of any scale are learnt from alike.
+    # Standardized, so that the scale of vectors has no effect.
     mean, deviation = vectors["tr"].mean(dim=0), vectors["tr"].std(dim=0, unbiased=False).clamp(min=1e-6)
-    inputs = {part: ((each - mean) / deviation).to(device) for part, each in vectors.items()}
-    wanted = {part: each.to(device) for part, each in labels.items()}
+    inputs = {part: ((values - mean) / deviation).to(device) for part, values in vectors.items()}
+    targets = {part: values.to(device) for part, values in labels.items()}
     order = torch.Generator().manual_seed(options.seed)
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
@@ -288,21 +252,21 @@ def train_classifier(
         @torch.no_grad()
         def accuracy(part: str) -> float:
             classifier.eval()
-            found = torch.cat([classifier(each).argmax(dim=-1) for each in inputs[part].split(4096)])
+            predictions = torch.cat([classifier(batch).argmax(dim=-1) for batch in inputs[part].split(4096)])
             classifier.train()
-            return (found == wanted[part]).float().mean().item()
+            return (predictions == targets[part]).float().mean().item()
 
         best, tested, passes, epoch, waited = -1.0, 0.0, 0, 0, 0
         while epoch < options.epochs and waited < options.patience:
             for _ in range(min(options.every, options.epochs - epoch)):
-                for chosen in torch.randperm(len(wanted["tr"]), generator=order).split(options.batch_size):
+                for batch in torch.randperm(len(targets["tr"]), generator=order).split(options.batch_size):
                     optimizer.zero_grad()
-                    nn.functional.cross_entropy(classifier(inputs["tr"][chosen]), wanted["tr"][chosen]).backward()
+                    nn.functional.cross_entropy(classifier(inputs["tr"][batch]), targets["tr"][batch]).backward()
                     optimizer.step()
                 epoch += 1
             waited += 1
-            if (reached := accuracy("va")) > best:
-                best, tested, passes, waited = reached, accuracy("te"), epoch, 0
+            if (validation := accuracy("va")) > best:
+                best, tested, passes, waited = validation, accuracy("te"), epoch, 0
     return best, tested, passes
 
 
@@ -315,22 +279,22 @@ def probe(
     report: Callable[[str], None] = logger.info,
 ) -> list[ProbeResult]:
     """
-    Accuracies of classifiers that read one vector of a sentence, for each task and each vector of the model.
+    Train classifiers of sentence vectors, for each task and each vector of the model.
 
     Args:
-        translator ([`Translator`]): Of any model; its weights stay as they are.
+        translator ([`Translator`]): Holds any model; its weights do not change.
         tasks (sequence of [`Task`]): See [`read_task`].
-        vectors (sequence of `str`, *optional*): Which, as [`vectors_of`] names them, or `gated`: final and recurrence
-            combined by a gate. `None`: all that the model has.
+        vectors (sequence of `str`, *optional*): Names of vectors, as in [`vectors_of`], or `gated`: final and
+            recurrence combined by a gate. `None`: all vectors of the model.
         options ([`ClassifierOptions`], *optional*): How to train.
-        cache (`str` or `Path`, *optional*): A folder where the model's vectors are kept.
+        cache (`str` or `Path`, *optional*): Folder in which the model's vectors are stored.
         report (`Callable`, *optional*): Called with the name of each task when it starts.
 
     Returns:
-        For each task what naming the most frequent label reaches, and a result for each vector.
+        For each task the result of the most frequent label, then one for each vector.
 
     Raises:
-        ValueError: The model has no such vector, a sentence cannot be encoded, or `cache` holds a model.
+        ValueError: The model has no such vector, a sentence cannot be encoded, or `cache` contains a model.
     """
     if cache is not None:
         refuse_model_folder(Path(cache))
@@ -338,30 +302,28 @@ def probe(
     results = []
     for number, task in enumerate(tasks, start=1):
         report(f"{task.name} ({number} of {len(tasks)})")
-        every = [sentence for part in PARTS for sentence in task.sentences[part]]
+        sentences = [sentence for part in PARTS for sentence in task.sentences[part]]
         try:
-            found = cached_vectors(translator, every, cache)
+            by_name = cached_vectors(translator, sentences, cache)
         except UserError as error:
-            raise UserError(f"{task.name}: {error}") from error
-        if RECURRENCE in found and found[RECURRENCE].shape == found[FINAL].shape:
-            found[GATED] = torch.cat([found[FINAL], found[RECURRENCE]], dim=-1)
-        for name in vectors or []:
-            if name not in found:
-                raise UserError(f"The model gives no vector {name!r}. Remedy: choose of {', '.join(found)}.")
+            raise error.inside(task.name) from error
+        if RECURRENCE in by_name and by_name[RECURRENCE].shape == by_name[FINAL].shape:
+            by_name[GATED] = torch.cat([by_name[FINAL], by_name[RECURRENCE]], dim=-1)
+        for name in vectors or ():
+            if name not in by_name:
+                raise UserError("probe.no_vector", value=name, names=", ".join(by_name))
         results.append(majority_of(task))
-        sizes = [len(task.sentences[part]) for part in PARTS]
-        settings = settings_of(options, task.name)
-        for name in vectors or found:
-            parts = dict(zip(PARTS, found[name].split(sizes), strict=True))
+        for name in vectors or by_name:
+            sizes = [len(task.sentences[part]) for part in PARTS]
+            parts = dict(zip(PARTS, by_name[name].split(sizes), strict=True))
             device = translator.model.device
             trained = [
-                train_classifier(parts, task.labels, task.classes, setting, options, name == GATED, device)
-                for setting in settings
+                (setting, *train_classifier(parts, task.labels, task.classes, setting, options, name == GATED, device))
+                for setting in settings_of(options, task.name)
             ]
-            # The best in validation; the first of equally good ones.
-            chosen = max(range(len(settings)), key=lambda place: trained[place][0])
-            setting, (validation, accuracy, epochs) = settings[chosen], trained[chosen]
-            dim = found[FINAL if name == GATED else name].shape[1]
+            # The best validation accuracy, and the first setting that has it.
+            setting, validation, accuracy, epochs = max(trained, key=lambda result: result[1])
+            dim = by_name[FINAL if name == GATED else name].shape[1]
             results.append(ProbeResult(task.name, name, dim, accuracy, validation, asdict(setting), epochs))
     return results
 
@@ -374,16 +336,16 @@ def majority_of(task: Task) -> ProbeResult:
 
 
 def table_of(results: Sequence[ProbeResult]) -> list[list[str]]:
-    """Test accuracies in percent: a row for each task and the means of each kind of tasks, below the vectors' names."""
-    columns = list(dict.fromkeys(each.vector for each in results))
-    tasks = list(dict.fromkeys(each.task for each in results))
-    accuracy = {(each.task, each.vector): 100 * each.accuracy for each in results}
+    """Return test accuracies in percent: rows for tasks and means over kinds of tasks, columns for vectors."""
+    columns = list(dict.fromkeys(result.vector for result in results))
+    tasks = list(dict.fromkeys(result.task for result in results))
+    accuracy = {(result.task, result.vector): 100 * result.accuracy for result in results}
     rows = [["task", "kind", *columns]]
     for task in tasks:
-        rows.append([TASKS[task][0], TASKS[task][1], *(f"{accuracy[task, column]:.2f}" for column in columns)])
+        rows.append([*TASKS[task], *(f"{accuracy[task, column]:.2f}" for column in columns)])
     for kind in KINDS:
-        of_kind = [task for task in tasks if TASKS[task][1] == kind]
-        if of_kind:
-            means = [sum(accuracy[task, column] for task in of_kind) / len(of_kind) for column in columns]
-            rows.append([f"mean of {len(of_kind)}", kind, *(f"{mean:.2f}" for mean in means)])
+        members = [task for task in tasks if TASKS[task][1] == kind]
+        if members:
+            means = [sum(accuracy[task, column] for task in members) / len(members) for column in columns]
+            rows.append([f"mean of {len(members)}", kind, *(f"{mean:.2f}" for mean in means)])
     return rows

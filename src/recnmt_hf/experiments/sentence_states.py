@@ -7,23 +7,20 @@ from typing import Any
 
 import torch
 
+from ..errors import UserError
 from ..inference.batching import batches_by_tokens
 from ..inference.translator import Translator
-from ..models.user_errors import UserError
 
 
 def states_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """
-    Names and vectors `(batch_size, dim)` of an encoder's output: `last`, the state of the last real position;
-    `average`, the mean of all real ones; a vector per source under its memory's name (`global`); of a second memory of
-    states likewise `recurrence last` and `recurrence average`.
+    Yield names and vectors `(batch_size, dim)` of an encoder's output: `last`, the state of the last token; `average`,
+    the mean over tokens; a memory of one vector per source under its name (`global`); and of another memory of states
+    `recurrence last` and `recurrence average`.
     """
-    memories = output.memories() if hasattr(output, "memories") else None
-    found = {"encoder": (output.last_hidden_state, attention_mask)}
-    for name, memory in {} if memories is None else memories.items():
-        if name != "encoder":
-            found[name] = (memory.states, memory.token_mask)
-    for name, (states, mask) in found.items():
+    memories = output.memories() if hasattr(output, "memories") else {}
+    others = {name: (memory.states, memory.token_mask) for name, memory in memories.items() if name != "encoder"}
+    for name, (states, mask) in {"encoder": (output.last_hidden_state, attention_mask), **others}.items():
         if states.dim() == 2:
             yield name, states
             continue
@@ -39,8 +36,8 @@ def sentence_states(
     translator: Translator, sources: Sequence[Sequence[int]], max_tokens: int = 4096
 ) -> dict[str, torch.Tensor]:
     """
-    The vectors of [`states_of`] for sentences, each of shape `(len(sources), dim)`, float32, on the CPU; arguments and
-    errors as of [`vectors_by_name`].
+    Return the vectors of [`states_of`] for sentences, each of shape `(len(sources), dim)`, float32, on the CPU.
+    Arguments and errors are those of [`vectors_by_name`].
     """
     return vectors_by_name(translator, sources, lambda output, _, mask: states_of(output, mask), max_tokens)
 
@@ -52,19 +49,12 @@ def vectors_by_name(
     max_tokens: int,
 ) -> dict[str, torch.Tensor]:
     """
-    Vectors that a model's encoder gives for sentences, each of shape `(len(sources), dim)`, float32, on the CPU.
-
-    Args:
-        translator ([`Translator`]): Its model stays as it is, without dropout.
-        sources (sequence of sequences of `int`): Token ids.
-        read (`Callable`): Names and vectors `(batch_size, dim)` of the encoder's output, token ids and their mask.
-        max_tokens (`int`): Of a batch, padding included.
-
-    Raises:
-        ValueError: There is no sentence.
+    Return vectors of a model's encoder for sentences (token ids), each of shape `(len(sources), dim)`, float32, on the
+    CPU. `read` yields names and vectors `(batch_size, dim)` from the encoder's output, token ids and mask. `max_tokens`
+    limits a batch, including padding.
     """
     if not sources:
-        raise UserError("There is no sentence. Remedy: give at least one.")
+        raise UserError("probe.no_sentences")
     by_name: dict[str, torch.Tensor] = {}
     for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
         encoded = translator.backend.encode([sources[i] for i in batch])

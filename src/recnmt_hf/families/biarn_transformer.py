@@ -21,6 +21,7 @@ FAMILY = Family(
         PaperFigure("WMT17 newstest2017", ("zh", "en"), "base", "BLEU", "24.13", "24.70 (p < .01)"),
         PaperFigure("WMT17 newstest2017", ("zh", "en"), "big", "BLEU", "24.56", "25.10 (p < .01)"),
     ),
+    small={"fusion_type": "gated_sum", "fusion_layers": "all", "recurrence_steps": 3},
     subject=Subject(
         "attention", "attention of the recurrence encoder's steps", "recurrence.inspect_attention", ("layer", "head")
     ),

@@ -68,7 +68,8 @@ class Family:
         figures (`tuple[PaperFigure, ...]`): The paper's results.
         further_classes (`dict[str, str]`): Further classes: suffix of the name, and Auto class to register with.
         subject ([`Subject`], *optional*): What `recnmt inspect` shows.
-        small (`dict`): Configuration fields, beside the usual sizes, of a small model for tests.
+        small (`dict`): Configuration fields of the model in tests of all families, beside the small sizes. It should
+            have what is special to the family: recurrent states, further memories, masks.
     """
 
     model_type: str

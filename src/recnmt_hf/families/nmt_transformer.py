@@ -20,4 +20,5 @@ FAMILY = Family(
         PaperFigure("WMT14 newstest2014", ("en", "de"), "base", "BLEU (multi-bleu)", "", "27.3"),
         PaperFigure("WMT14 newstest2014", ("en", "de"), "big", "BLEU (multi-bleu)", "", "28.4"),
     ),
+    small={"self_attention_type": "directional"},
 )

@@ -20,6 +20,7 @@ FAMILY = Family(
         PaperFigure("WMT14 newstest2014", ("en", "de"), "big", "BLEU", "28.58", "29.30 (p < .01)"),
     ),
     further_classes={"ForSequencePairClassification": "AutoModelForSequenceClassification"},
+    small={"encoder_layer_types": ["onlstm", "attention"], "encoder_layers": 2, "encoder_shortcut": True},
     subject=Subject(
         "tree", "binary tree given by the master gates", "syntactic_distance.inspect_tree", ("layer", "direction")
     ),

@@ -22,6 +22,7 @@ FAMILY = Family(
             "NIST02 / 03 / 04", ("zh", "en"), "base", "BLEU, MPRHead", "46.62 / 45.90 / 45.95", "47.69 / 47.27 / 47.31"
         ),
     ),
+    small={"rpe_type": "mprhead", "rpe_cell": "lstm"},
     subject=Subject(
         "positions",
         "similarity of recurrent positional embeddings by distance",

@@ -15,11 +15,12 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
+from .._loading_errors import shorten
+from .._plain_card import CARD, usage
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
+from ..errors import UserError
 from ..families import FAMILIES, PaperFigure
-from ..models.seq2seq_loading import CARD, usage
-from ..models.user_errors import UserError
 from ..training.evidence import Evidence, TestScore
 from ..training.metrics import VALIDATION_METRICS
 from .checked_copy import model_folder, write_checked_copy
@@ -30,11 +31,8 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 # Rows in the table of a learning curve.
 MAX_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-# task -> words of the template
-WORDS = {
-    "translation": {"item": "sentence", "activity": "translating"},
-    "summarization": {"item": "text", "activity": "saying"},
-}
+# task -> name of one example in the template
+ITEMS = {"translation": "sentence", "summarization": "text"}
 # Runs before the code of a card, which must work where recnmt_hf is not installed.
 WITHOUT_PACKAGE = """
 import sys
@@ -53,21 +51,21 @@ ENVIRONMENT = re.compile(
 TIME_LIMIT = 600
 
 
-def card_of(
+def write_card(
     folder: str | Path,
-    name: str,
+    name: str | None = None,
     license: str | None = None,
     sentence: str | None = None,
     notes: str | None = None,
     template: str | Path | None = None,
-) -> ModelCard:
+) -> Path:
     """
-    Return the card of a trained model. The model is checked and copied first, and the code of the card is run on the
-    copy; the card shows its output.
+    Write the card of a trained model into its folder, replacing an earlier one, and return its path. The model is
+    checked and copied first, and the code of the card is run on the copy; the card shows its output.
 
     Args:
         folder (`str` or `Path`): Folder of a run or a model. Its `evidence.json` is used if it exists.
-        name (`str`): Model id or folder in the code of the card.
+        name (`str`, *optional*): Model id or folder in the code of the card; by default the model's folder.
         license (`str`, *optional*): Licence identifier of the Hub, e.g. `"apache-2.0"`.
         sentence (`str`, *optional*): Sentence that the code translates; by default an example of the run.
         notes (`str`, *optional*): Markdown that follows the scores.
@@ -75,12 +73,20 @@ def card_of(
             (the metadata as YAML), `evidence`, and the values of [`template_values`].
 
     Raises:
-        UserError: The folder has no model, or one that cannot translate; the code of the card or the template fails.
+        UserError: The folder has no model, or one that cannot translate; the code of the card or the template fails;
+            `README.md` is a symbolic link, which may lead to any file of this machine.
     """
     folder = model_folder(folder)
+    path = folder / CARD
+    if path.is_symlink():
+        raise UserError("card.link", field=str(path))
     with tempfile.TemporaryDirectory() as copy:
         write_checked_copy(folder, Path(copy))
-        return card_of_copy(Path(copy), Evidence.load(folder), name, license, sentence, notes, template)
+        evidence = Evidence.load(folder)
+        card = card_of_copy(Path(copy), evidence, name or str(folder), license, sentence, notes, template)
+    with open_output(path) as file:
+        file.write(card.content)
+    return path
 
 
 def card_of_copy(
@@ -96,14 +102,13 @@ def card_of_copy(
     config = AutoConfig.from_pretrained(copy, trust_remote_code=False)
     is_joint = not (copy / TARGET_TOKENIZER).is_dir()
     sentence = sentence or evidence.example or "..."
-    printed = run_isolated(usage(str(copy.resolve()), is_joint, sentence))
     title = name.rpartition("/")[2] or name
     values = {
         "title": title,
         "name": name,
         "source": SOURCE,
         "code": usage(name, is_joint, sentence),
-        "printed": printed,
+        "printed": run_isolated(usage(str(copy.resolve()), is_joint, sentence)),
         "quoted_sentence": "'" + sentence.replace("'", "'\\''") + "'",
         "notes": (notes or "").strip(),
         **template_values(config, evidence),
@@ -119,45 +124,16 @@ def fill_template(data: ModelCardData, values: Mapping[str, Any], template: Path
         return ModelCard.from_template(data, template_str=template.read_text(encoding="utf-8"), **values)
     except (OSError, TemplateError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(
-            f"The card template {template} failed ({reason}). Remedy: correct it; {TEMPLATE} is the default template."
-        ) from error
-
-
-def write_card(folder: str | Path, name: str | None = None, **options: Any) -> Path:
-    """
-    Write [`card_of`] into a model's folder, replacing an earlier card.
-
-    Args:
-        folder (`str` or `Path`): A run's folder, or that of a model.
-        name (`str`, *optional*): As for [`card_of`]; by default the model's folder.
-        **options: Those of [`card_of`].
-
-    Returns:
-        The card's path.
-
-    Raises:
-        UserError: As for [`card_of`], or `README.md` is a symbolic link, which may lead to any file of this machine.
-    """
-    folder = model_folder(folder)
-    path = folder / CARD
-    if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link, and its target is not overwritten. Remedy: delete the link.")
-    card = card_of(folder, name or str(folder), **options)
-    with open_output(path) as file:
-        file.write(card.content)
-    return path
+        raise UserError("card.template", field=str(template), reason=reason, default=TEMPLATE) from error
 
 
 def run_isolated(code: str) -> str:
     """
-    Run Python code in a separate process and return its output. The process is offline and gets an empty HF_HOME and
-    few environment variables, so it has no access tokens at hand. It is not a sandbox for hostile code.
-
-    Raises:
-        UserError: It fails, or takes longer than [`TIME_LIMIT`].
+    Run Python code in a separate process and return its output; `UserError` if it fails or takes longer than
+    [`TIME_LIMIT`]. The process is offline and gets an empty HF_HOME and few environment variables, so it has no access
+    tokens at hand. It is not a sandbox for hostile code.
     """
-    kept = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
+    variables = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
         try:
             result = subprocess.run(
@@ -165,22 +141,15 @@ def run_isolated(code: str) -> str:
                 input=WITHOUT_PACKAGE + code,
                 capture_output=True,
                 encoding="utf-8",
-                env={**kept, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
+                env={**variables, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
                 cwd=home,
                 timeout=TIME_LIMIT,
             )
         except subprocess.TimeoutExpired as error:
-            raise failed_usage(f"it takes longer than {TIME_LIMIT} seconds") from error
+            raise UserError("card.code", reason=f"it takes longer than {TIME_LIMIT} seconds") from error
     if result.returncode != 0:
-        raise failed_usage(result.stderr.strip().rpartition("\n")[2])
+        raise UserError("card.code", reason=shorten(result.stderr.strip().rpartition("\n")[2]))
     return result.stdout.strip()
-
-
-def failed_usage(reason: str) -> UserError:
-    return UserError(
-        f"The code of the card fails ({reason[:300].rstrip('.')}). Remedy: check that the folder has a complete model "
-        "with its tokenizers, as written by training or save_pretrained."
-    )
 
 
 def task_of(evidence: Evidence) -> str:
@@ -190,11 +159,9 @@ def task_of(evidence: Evidence) -> str:
     return "summarization" if shortens else "translation"
 
 
-def language_name(code: str) -> str:
-    """Return `"German"` for `"de"` or `"de-AT"`, and an unknown code unchanged."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # slow to load
-
-    return LANGUAGES.get(code.replace("_", "-").partition("-")[0].lower(), "").title() or code
+def main_code(language: str) -> str:
+    """Return `"de"` for `"de-AT"` or `"de_AT"`."""
+    return re.split("[-_]", language)[0]
 
 
 def describe_decoding(test: TestScore) -> str:
@@ -209,6 +176,8 @@ def describe_decoding(test: TestScore) -> str:
 
 def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
     """Return the values of the template that follow from configuration and evidence."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # slow to load
+
     tests, training, tokenizer = evidence.tests, evidence.training, evidence.tokenizer
     task, family = task_of(evidence), FAMILIES.get(config.model_type)
     symbols = {tokenizer["source_symbols"], tokenizer["target_symbols"]} if tokenizer else set()
@@ -218,16 +187,16 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
     return {
         "evidence": evidence,
         "family": family.prefix if family else config.model_type,
-        "languages": [language_name(code) for code in evidence.languages],
+        "languages": [LANGUAGES.get(main_code(code).lower(), "").title() or code for code in evidence.languages],
         "task": task,
-        **WORDS[task],
+        "item": ITEMS[task],
         "score_table": score_table(tests) if tests else "",
         "signatures": list(dict.fromkeys(test.signature for test in tests)),
         "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),
         "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
         "paper": family.paper if family else "",
         "citation": family.citation.strip() if family else "",
-        "paper_table": paper_table(family.figures, evidence) if family else "",
+        "paper_table": paper_table(family.figures, evidence) if family and family.figures else "",
         "symbols": [f"{count:,}" for count in sorted(symbols)],
         "duration": duration(training.get("seconds") or 0),
         "processes": f"{processes} times " if processes > 1 else "",
@@ -277,16 +246,13 @@ def curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
     evaluated = [row for row in curve if "eval_loss" in row]
     if not evaluated:
         return ""
-    logged = {name for row in evaluated for name in row}
-    names = [f"eval_{name}" for name in VALIDATION_METRICS if f"eval_{name}" in logged]
-    count = min(MAX_ROWS, len(evaluated))
-    chosen = sorted({round(k * (len(evaluated) - 1) / max(count - 1, 1)) for k in range(count)} | {len(evaluated) - 1})
-    heads = ["step", *(f"validation {METRIC_NAMES.get(n[5:], n[5:])}" for n in names)]
-    rows = [
-        [f"{evaluated[k]['step']:,}", *(number(evaluated[k].get(n), 3 if n == "eval_loss" else 2) for n in names)]
-        for k in chosen
-    ]
-    return markdown_table([heads, *rows])
+    names = [name for name in VALIDATION_METRICS if any(f"eval_{name}" in row for row in evaluated)]
+    last, count = len(evaluated) - 1, min(MAX_ROWS, len(evaluated))
+    rows = [["step", *(f"validation {METRIC_NAMES.get(name, name)}" for name in names)]]
+    for row in (evaluated[round(k * last / max(count - 1, 1))] for k in range(count)):
+        values = (number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in names)
+        rows.append([f"{row['step']:,}", *values])
+    return markdown_table(rows)
 
 
 def card_data(config: Any, evidence: Evidence, title: str, license: str | None) -> ModelCardData:
@@ -298,7 +264,7 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
         EvalResult(
             task_type=task,
             task_name=task.capitalize(),
-            dataset_type=dataset_of(test.dataset) or test.name,
+            dataset_type=next(iter(hub_datasets(test.dataset)), test.name),
             dataset_name=test.name,
             dataset_args={"sentences": test.sentences, "reference_sha256": test.reference_sha256},
             metric_type="rouge" if kind.startswith("rouge") else kind,
@@ -309,9 +275,8 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
         for test in evidence.tests
         for kind, value in test.scores.items()
     ]
-    languages = [each.partition("-")[0].partition("_")[0] for each in evidence.languages]
     return ModelCardData(
-        language=list(dict.fromkeys(languages)) or None,
+        language=list(dict.fromkeys(map(main_code, evidence.languages))) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task,
@@ -325,16 +290,14 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
 
 
 def hub_datasets(corpora: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the ids of the data sets of the Hub among the corpora."""
     corpora = [corpora] if isinstance(corpora, Mapping) else corpora
-    names = [str(each["dataset"]) for each in corpora if each.get("dataset")]
+    names = [str(corpus["dataset"]) for corpus in corpora if corpus.get("dataset")]
     return list(dict.fromkeys(name for name in names if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)))
 
 
-def dataset_of(corpora: Iterable[Mapping[str, Any]]) -> str | None:
-    return next(iter(hub_datasets(corpora)), None)
-
-
 def number(value: float | None, digits: int = 2) -> str:
+    """Format a number; `None` gives empty text."""
     return "" if value is None else f"{value:.{digits}f}"
 
 

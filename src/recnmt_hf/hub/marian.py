@@ -1,4 +1,4 @@
-"""MarianMT checkpoints taken over as models of the zoo, and given back."""
+"""Conversion of MarianMT checkpoints to base Transformers and back."""
 
 from __future__ import annotations
 
@@ -13,70 +13,41 @@ from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
 from ..data.tokenization import without_origin
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
-from ..inference.loading import load_model, no_model, quiet_loading, without_reports
+from ..errors import UserError
+from ..inference.loading import no_model, quiet_loading, without_reports
 from ..inference.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
-from ..models.user_errors import UserError
 from ..training.evidence import Evidence, about_model
+from .checked_copy import load_checked
 
 
 # Fields that both configurations have under the same name.
 SHARED_FIELDS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "activation_function",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "scale_embedding",
-    "max_position_embeddings",
-    "share_encoder_decoder_embeddings",
-    "tie_word_embeddings",
-    "use_cache",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
+    *("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers"),
+    *("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"),
+    *("activation_function", "dropout", "attention_dropout", "activation_dropout", "scale_embedding"),
+    *("max_position_embeddings", "share_encoder_decoder_embeddings", "tie_word_embeddings", "use_cache"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
 )
-# MarianMT's sinusoids are computed, not learned: the zoo makes the same ones itself.
+# MarianMT saves its sinusoids; our models compute them.
 COMPUTED = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
-
-
-def config_from_marian(config: MarianConfig) -> NMTTransformerConfig:
-    """The configuration of the same network."""
-    fields = {name: getattr(config, name) for name in SHARED_FIELDS}
-    return NMTTransformerConfig(
-        **fields,
-        normalize_before=False,
-        position_embedding_type="marian",
-        final_logits_bias=True,
-        init_std=config.init_std,
-    )
 
 
 def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMTTransformerForConditionalGeneration:
     """
-    An `NMTTransformerForConditionalGeneration` that computes what a MarianMT model computes.
+    Convert a MarianMT model into an equivalent `NMTTransformerForConditionalGeneration`.
 
     Args:
         model_or_path (`MarianMTModel`, `str` or `Path`): The model, its folder, or its id on the Hub.
         **kwargs: Passed on to `MarianMTModel.from_pretrained`.
 
     Returns:
-        The model in evaluation mode, with the data type, weights and generation settings of the original. Its tokenizer
-        is the original's; [`import_marian`] writes both into one folder.
+        The model in evaluation mode, with the data type, weights and generation settings of the original. It uses the
+        tokenizer of the original; [`import_marian`] saves both in one folder.
 
     Raises:
-        ValueError: The files lack a parameter or hold a foreign one, a parameter has no place in the model, or stays
-            without a value.
+        UserError: Parameters are missing or unknown.
     """
     if isinstance(model_or_path, MarianMTModel):
         marian = model_or_path
@@ -85,23 +56,24 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
         if looks_local(path):
             check_folder(Path(path))
         settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        settings |= {"use_safetensors": True}
-        with explained_loading(model_or_path), without_reports():
-            loaded: Any = MarianMTModel.from_pretrained(str(model_or_path), **settings, **kwargs)
+        with explained_loading(path), without_reports():
+            loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
             marian, info = loaded
         check_loading(marian, info)
-    config = config_from_marian(marian.config)
+    config = NMTTransformerConfig(
+        **{name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")},
+        normalize_before=False,
+        position_embedding_type="marian",
+        final_logits_bias=True,
+    )
     model = NMTTransformerForConditionalGeneration(config)
     model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
     own = model.state_dict()
-    foreign = sorted(set(source) - set(own))
-    empty = sorted(set(own) - set(source))
-    if foreign or empty:
-        raise UserError(
-            f"This MarianMT model does not fit: {', '.join(foreign) or 'nothing'} has no place, "
-            f"{', '.join(empty) or 'nothing'} stays empty. Remedy: use a model of the plain MarianMT architecture."
-        )
+    unknown, missing = sorted(set(source) - set(own)), sorted(set(own) - set(source))
+    if unknown or missing:
+        names = {"unknown": ", ".join(unknown) or "none", "missing": ", ".join(missing) or "none"}
+        raise UserError("marian.parameters", **names)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(source[name])
@@ -111,37 +83,26 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
 
 
 def check_folder(folder: Path) -> None:
-    """
-    Raises `UserError` for a folder without a model, of another architecture, or whose weights are pickled: reading
-    those may run code.
-    """
+    """Raise `UserError` for a folder without a model, or with pickled weights, which may contain code."""
     if not (folder / "config.json").is_file():
         raise no_model(str(folder))
     if not any(folder.glob("*.safetensors")) and (pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])):
-        raise UserError(
-            f"{folder} has its weights in {pickled[0].name} alone, which is pickled: reading it may run code. Remedy: "
-            "where you trust it, load it with MarianMTModel.from_pretrained and save it again, which writes "
-            "safetensors; Helsinki-NLP's models on the Hub have them, give the model id."
-        )
+        raise UserError("weights.pickled", field=str(pickled[0]))
 
 
 def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     """
-    Writes a MarianMT checkpoint as a model of the zoo: the base Transformer, its tokenizers, its generation settings.
-    Any variant of the zoo starts from it (`model.init_from`).
+    Convert a MarianMT checkpoint into a base Transformer with tokenizers and generation settings. All variants can be
+    initialised from it (`model.init_from`).
 
     Args:
-        source (`str` or `Path`): A folder as MarianMTModel and MarianTokenizer write it or OPUS-MT publishes it, or a
-            model id of the Hub.
-        output (`str` or `Path`): A new folder.
+        source (`str` or `Path`): Folder of a MarianMTModel and a MarianTokenizer, or a model id of the Hub.
+        output (`str` or `Path`): A new folder, which is returned.
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
-    Returns:
-        The folder.
-
     Raises:
-        ValueError: It is no MarianMT model, its files are damaged, or packages of the extra `marian` are missing.
-        FileExistsError: The output is there and not empty.
+        UserError: It is not a MarianMT model, its files are damaged, or packages of the extra `marian` are missing.
+        FileExistsError: The output exists and is not empty.
     """
     quiet_loading()
     model = from_marian(source, **kwargs)
@@ -154,59 +115,45 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         languages = [getattr(tokenizer, name, None) for name in ("source_lang", "target_lang")]
         Evidence(
             model=about_model(model.config, model.num_parameters()),
-            languages=[str(each) for each in languages if each] if all(languages) else [],
+            languages=[str(language) for language in languages] if all(languages) else [],
             base_model=None if looks_local(str(source)) else str(source),
         ).save(working)
     return Path(output)
 
 
 def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """
-    Load the tokenizer of a MarianMT checkpoint.
-
-    Raises:
-        UserError: sentencepiece, sacremoses or a file of the tokenizer is missing.
-    """
+    """Load the tokenizer of a MarianMT checkpoint; `UserError` if a package or file is missing."""
     with packages_of_extra("marian", "MarianMT's tokenizer"):
         import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
         import sentencepiece  # noqa: F401
     with explained_loading(source, "tokenizer of"):
-        settings = {"trust_remote_code": False, **kwargs}
-        return without_origin(AutoTokenizer.from_pretrained(str(source), **settings))
+        return without_origin(AutoTokenizer.from_pretrained(str(source), **{"trust_remote_code": False, **kwargs}))
 
 
 def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenizerPair:
-    """
-    Writes a MarianMT tokenizer so that it loads for any model: as it is where both sides share a vocabulary, else as
-    one for each side.
-    """
+    """Save a MarianMT tokenizer, as two tokenizers if the sides have separate vocabularies."""
     tokenizer.save_pretrained(str(folder))
     if not getattr(tokenizer, "separate_vocabs", False):
         return TokenizerPair(tokenizer)
     kind: Any = type(tokenizer)
     controls = {name: str(getattr(tokenizer, name)) for name in ("unk_token", "eos_token", "pad_token")}
-    files = {"source": ("source.spm", "vocab.json"), "target": ("target.spm", "target_vocab.json")}
-    made = {
-        side: kind(
-            *[str(folder / pieces)] * 2, str(folder / symbols), model_max_length=tokenizer.model_max_length, **controls
-        )
-        for side, (pieces, symbols) in files.items()
-    }
-    for side, place in (("target", folder / TARGET_TOKENIZER), ("source", folder)):
-        made[side].save_pretrained(str(place))
+    settings = {"model_max_length": tokenizer.model_max_length, **controls}
+    source, target = (
+        kind(*[str(folder / pieces)] * 2, str(folder / symbols), **settings)
+        for pieces, symbols in (("source.spm", "vocab.json"), ("target.spm", "target_vocab.json"))
+    )
+    target.save_pretrained(str(folder / TARGET_TOKENIZER))
+    source.save_pretrained(str(folder))
     (folder / "target_vocab.json").unlink()
     return TokenizerPair.load(folder)
 
 
-# -- back ------------------------------------------------------------------------------------------------------------
-
-
 def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
     """
-    A MarianMT model that computes what a model of the zoo computes.
+    Convert a base Transformer into an equivalent MarianMT model.
 
-    Sinusoids in the paper's order (sine, cosine, sine, ...) become MarianMT's (all sines, then all cosines) by one
-    order of channels for all that is added to or read from them: embeddings, norms, inputs and outputs of each layer.
+    The paper's sinusoids alternate sine and cosine, MarianMT's have all sines first. Therefore the channels of
+    embeddings, norms, and the inputs and outputs of all layers are reordered.
 
     Args:
         model (`NMTTransformerForConditionalGeneration`): With post-norm, plain self-attention and sinusoids.
@@ -215,7 +162,7 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
         The model in evaluation mode, with data type and generation settings.
 
     Raises:
-        UserError: MarianMT has no such model; the message names the field.
+        UserError: MarianMT does not support the model.
     """
     config = model.config
     check_expressible(config)
@@ -228,8 +175,7 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
     own = marian.state_dict()
     source.setdefault("final_logits_bias", torch.zeros_like(own["final_logits_bias"]))
     missing = set(own) - set(source) - COMPUTED
-    if missing or set(source) - set(own):
-        raise AssertionError(f"parameters differ: {sorted(missing)}, {sorted(set(source) - set(own))}")
+    assert not missing and set(source) <= set(own), f"parameters differ: {sorted(missing)}, {sorted(source)}"
     marian.load_state_dict(source, strict=False)
     marian.generation_config = model.generation_config
     marian.to(model.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
@@ -237,12 +183,9 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
 
 
 def check_expressible(config: Any) -> None:
-    """Raises `UserError` for a model that MarianMT's architecture does not have."""
+    """Raise `UserError` for a model that MarianMT does not support."""
     if config.model_type != NMTTransformerConfig.model_type:
-        raise UserError(
-            f"MarianMT has no {config.model_type}. Remedy: export a base Transformer "
-            f"({NMTTransformerConfig.model_type})."
-        )
+        raise UserError("export.family", engine="MarianMT", family=config.model_type)
     needed: dict[str, tuple[Any, ...]] = {
         "normalize_before": (False,),
         "self_attention_type": ("absolute",),
@@ -253,14 +196,11 @@ def check_expressible(config: Any) -> None:
     }
     for name, allowed in needed.items():
         if getattr(config, name) not in allowed:
-            raise UserError(
-                f"MarianMT has no model with {name}={getattr(config, name)!r}, only {' or '.join(map(repr, allowed))}. "
-                "Remedy: train one with that."
-            )
+            raise UserError("export.config", engine="MarianMT", field=name, value=getattr(config, name))
 
 
 def reordered(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """A parameter with the channels of what layers read and write in another order."""
+    """Reorder the channels of a parameter that layers read or write."""
     module, _, kind = name.rpartition(".")
     last = module.rpartition(".")[2]
     if last in ("out_proj", "fc2") or last.endswith("layer_norm"):  # writes the channels
@@ -272,22 +212,18 @@ def reordered(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Ten
 
 def export_marian(source: str | Path, output: str | Path) -> Path:
     """
-    Writes a base Transformer of the zoo, with its tokenizer, as a MarianMT checkpoint of transformers.
+    Save a base Transformer and its tokenizers as a MarianMT checkpoint.
 
     Args:
         source (`str` or `Path`): Folder or model id.
-        output (`str` or `Path`): A new folder.
-
-    Returns:
-        The folder.
+        output (`str` or `Path`): A new folder, which is returned.
 
     Raises:
-        ValueError: MarianMT has no such model; the files are damaged.
-        FileExistsError: The output is there and not empty.
+        UserError: MarianMT does not support the model, or the files are damaged.
+        FileExistsError: The output exists and is not empty.
     """
-    model: Any = load_model(source, "cpu")
+    model, tokenizers = load_checked(source)
     check_expressible(model.config)
-    tokenizers = TokenizerPair.load(source)
     with open_output_folder(output, must_be_new=True) as working:
         to_marian(model).save_pretrained(working)
         tokenizers.save(working)

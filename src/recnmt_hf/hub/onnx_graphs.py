@@ -1,10 +1,9 @@
-"""Models of every family as graphs of ONNX: the encoder, the decoder, and the decoder's next word."""
+"""Export of models to ONNX: graphs of the encoder, the decoder, and a step of the decoder."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,11 @@ import torch
 from torch import nn
 from transformers import EncoderDecoderCache
 
+from .._extras import packages_of_extra
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
-from ..inference.backends.export_settings import ENGINE_SETTINGS
+from ..errors import UserError
 from ..inference.backends.onnx_model import (
     DECODER,
     ENCODER,
@@ -34,49 +34,48 @@ from ..inference.backends.onnx_model import (
 from ..inference.loading import load_model
 from ..inference.model_checks import check_weights
 from ..models.source_memory import self_attention_cache
-from ..models.user_errors import UserError
-from ..training.evidence import Evidence
+from .engines import write_settings
 
 
-# All graphs read their weights from one file, each once.
+# One file with the weights of all graphs.
 WEIGHTS = "weights.onnx_data"
-SMALLEST_SHARED = 1024  # bytes; smaller ones stand in the graphs
-PAGE = 4096  # where weights begin in the file, so that it can be mapped
-# Differences of logits that are rounding: this share of the largest one, or as many times what float32 has of its own.
+SMALLEST_SHARED = 1024  # bytes; smaller weights are stored in the graphs
+PAGE = 4096  # alignment of weights in the file, for memory mapping
+# Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error.
 TOLERANCE = 1e-3
 ROUNDING = 10
 
 
 def export_onnx(source: str | Path, output: str | Path) -> Path:
     """
-    Writes a model of any family as three graphs of ONNX in float32, with its tokenizers;
-    `Translator.from_pretrained` and `recnmt translate` take the folder as they take a model's.
+    Export a model of any family to ONNX in float32, with its tokenizers. `Translator.from_pretrained` and
+    `recnmt translate` load the folder like that of a model.
 
-    `encoder_model.onnx` makes of `input_ids` and `attention_mask` what the decoder reads; `decoder_model.onnx` makes of
-    that and any number of `decoder_input_ids` their logits and the cache (`present.*`); `decoder_with_past_model.onnx`
-    makes of one further word and the cache (`past.*`) the next logits and what of the cache has changed. Batch sizes
-    and lengths are free. Weights stand once, in `weights.onnx_data`.
+    | graph | inputs | outputs |
+    |---|---|---|
+    | `encoder_model.onnx` | `input_ids`, `attention_mask` | states and memories for the decoder |
+    | `decoder_model.onnx` | these, any number of `decoder_input_ids` | logits, cache (`present.*`) |
+    | `decoder_with_past_model.onnx` | these, one word, cache (`past.*`) | logits, changed parts of the cache |
+
+    Batch sizes and lengths are free. The graphs share the weights in `weights.onnx_data`. They are run on sentences
+    that were not used for the export, and must give the model's logits.
 
     Args:
         source (`str` or `Path`): Folder or model id.
         output (`str` or `Path`): A new folder.
 
     Returns:
-        The folder. The graphs in it have been run on other sentences than they were made with, and gave the model's
-        logits.
+        The folder.
 
     Raises:
-        ValueError: A package is missing, the exporter cannot follow the model, or the files are damaged.
-        FileExistsError: The output is there and not empty.
+        UserError: A package is missing, the exporter fails, or the files are damaged.
+        FileExistsError: The output exists and is not empty.
     """
     load_onnx_packages()
     model: Any = load_model(source, "cpu")
     check_weights(model)
     if not hasattr(model, "init_from_baseline"):
-        raise UserError(
-            f"{source} is no model of this zoo but a {model.config.model_type}. Remedy: import it (recnmt "
-            "import-marian), or export it with Optimum."
-        )
+        raise UserError("export.foreign", field=str(source), family=model.config.model_type)
     tokenizers = TokenizerPair.load(source)
     tokenizers.check(model)
     model = model.float()
@@ -86,42 +85,31 @@ def export_onnx(source: str | Path, output: str | Path) -> Path:
         save_graphs(programs, Path(working))
         del programs
         tokenizers.save(working)
-        about = {"config": model.config.to_dict(), "generation_config": model.generation_config.to_dict()}
-        about |= {"format": "onnx", "quantization": "float32"}
-        (working / ENGINE_SETTINGS).write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_settings(model, source, working, format="onnx", quantization="float32")
         check_same(model, OnnxModel(working, "cpu"))
-        evidence = Evidence.load(source) if Path(source).is_dir() else Evidence()
-        evidence.tests = []  # they are of the model as torch runs it
-        evidence.save(working)
     return Path(output)
 
 
 def load_onnx_packages() -> None:
-    """Raises `UserError` where a package that makes graphs is missing or too old."""
+    """Raise `UserError` if a package that the export needs is missing or too old."""
     load_onnx_runtime()
-    try:
+    with packages_of_extra("onnx", "Export to ONNX"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f'Exporting to ONNX needs more packages ({error}). Remedy: pip install "recnmt-hf[onnx]".'
-        ) from None
     if not hasattr(torch.compiler, "is_exporting"):
-        raise UserError(
-            f"torch {torch.__version__} unrolls recurrences in exported graphs. Remedy: a newer one, as 2.13 is."
-        )
+        raise UserError("export.torch", value=torch.__version__)
 
 
-# -- what the graphs compute -------------------------------------------------------------------------------------------
+# -- modules of the graphs ---------------------------------------------------------------------------------------------
 
 
 class EncoderGraph(nn.Module):
-    """From a source to what the decoder reads of it."""
+    """Computes states and memories of a source."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.encoder = model.get_encoder()
-        memories = {each.name for each in fields(self.encoder.output_class) if "memory" in each.metadata}
+        memories = {field.name for field in fields(self.encoder.output_class) if "memory" in field.metadata}
         self.read = {"last_hidden_state", *memories}
         self.names: list[str] = []
 
@@ -132,7 +120,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """From what the encoder gave and words to logits and a cache."""
+    """Computes logits and cache of several words."""
 
     def __init__(self, model: Any, encoder_names: Sequence[str]):
         super().__init__()
@@ -143,7 +131,7 @@ class DecoderGraph(nn.Module):
         self, decoder_input_ids: torch.Tensor, attention_mask: torch.Tensor, *encoded: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         if any(tensor.shape[0] != decoder_input_ids.shape[0] for tensor in (attention_mask, *encoded)):
-            raise ValueError("There are other sources than rows of words.")  # which tells the exporter, too
+            raise ValueError("Sources and words have different batch sizes.")  # the exporter uses this
         outputs = self.model(
             decoder_input_ids=decoder_input_ids,
             attention_mask=attention_mask,
@@ -153,27 +141,27 @@ class DecoderGraph(nn.Module):
             use_cache=True,
             return_dict=True,
         )
-        found = flattened(outputs.past_key_values)
-        self.names = ["logits", *(f"present.{name}" for name in found)]
-        return outputs.logits, *found.values()
+        tensors = flatten_cache(outputs.past_key_values)
+        self.names = ["logits", *(f"present.{name}" for name in tensors)]
+        return outputs.logits, *tensors.values()
 
 
 class StepGraph(nn.Module):
-    """From one word and a cache to the next logits and what of the cache has changed."""
+    """Computes the next logits and the changed parts of the cache from one word and a cache."""
 
     def __init__(self, model: Any, encoder_names: Sequence[str], cache_names: Sequence[str]):
         super().__init__()
         self.model, self.encoder_names, self.cache_names = model, list(encoder_names), list(cache_names)
         self.names: list[str] = []
 
-    def forward(self, decoder_input_ids: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        encoded, kept = given[: len(self.encoder_names)], given[len(self.encoder_names) :]
+    def forward(self, decoder_input_ids: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        encoded, cached = tensors[: len(self.encoder_names)], tensors[len(self.encoder_names) :]
         rows = decoder_input_ids.shape[0]
-        if any(tensor.shape[0] != rows for tensor in given):  # which tells the exporter, too
-            raise ValueError("The cache has other rows than there are words.")
+        if any(tensor.shape[0] != rows for tensor in tensors):  # the exporter uses this
+            raise ValueError("Cache and words have different batch sizes.")
         cache = self.model.model.decoder.prepare_cache(None, True)
-        fill(cache, dict(zip(self.cache_names, kept, strict=True)), rows)
-        # The cache has everything that depends on the source: the encoder's output is required but not read.
+        fill_cache(cache, dict(zip(self.cache_names, cached, strict=True)), rows)
+        # The cache contains everything that depends on the source: the encoder's output is required but not read.
         outputs = self.model(
             decoder_input_ids=decoder_input_ids,
             encoder_outputs=self.model.get_encoder().output_class(
@@ -183,41 +171,42 @@ class StepGraph(nn.Module):
             use_cache=True,
             return_dict=True,
         )
-        found = flattened(outputs.past_key_values)
-        changed = [name for name in found if name.startswith(OF_WORDS)]
+        changed = {
+            name: tensor for name, tensor in flatten_cache(outputs.past_key_values).items() if name.startswith(OF_WORDS)
+        }
         self.names = ["logits", *(f"present.{name}" for name in changed)]
-        return outputs.logits, *(found[name] for name in changed)
+        return outputs.logits, *changed.values()
 
 
-def flattened(cache: EncoderDecoderCache) -> dict[str, torch.Tensor]:
-    """The tensors of a cache by name."""
-    found: dict[str, torch.Tensor] = {}
+def flatten_cache(cache: EncoderDecoderCache) -> dict[str, torch.Tensor]:
+    """Return the tensors of a cache by name; [`fill_cache`] reverses this."""
+    tensors: dict[str, torch.Tensor] = {}
     layers: Any = self_attention_cache(cache).layers
     for number, layer in enumerate(layers):
         if layer.keys is not None and layer.keys.numel():
-            found |= {f"{OF_WORDS}{number}.keys": layer.keys, f"{OF_WORDS}{number}.values": layer.values}
+            tensors |= {f"{OF_WORDS}{number}.keys": layer.keys, f"{OF_WORDS}{number}.values": layer.values}
         for name, state in getattr(layer, "states", {}).items():
-            found[f"{OF_WORDS}{number}.states.{name}"] = state
+            tensors[f"{OF_WORDS}{number}.states.{name}"] = state
     sources: Any = cache.cross_attention_cache.layers
     for number, layer in enumerate(sources):
         for name, (keys, values) in layer.memories.items():
-            found |= {f"{OF_SOURCE}{number}.{name}.keys": keys, f"{OF_SOURCE}{number}.{name}.values": values}
+            tensors |= {f"{OF_SOURCE}{number}.{name}.keys": keys, f"{OF_SOURCE}{number}.{name}.values": values}
         for kind in ("masks", "vectors"):
             for name, tensor in getattr(layer, kind).items():
                 if tensor is not None:
-                    found[f"{OF_SOURCE}{number}.{kind}.{name}"] = tensor
-    return found
+                    tensors[f"{OF_SOURCE}{number}.{kind}.{name}"] = tensor
+    return tensors
 
 
-def fill(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], rows: int) -> None:
-    """Puts the tensors of [`flattened`] into an empty cache, as they are after the first word at least."""
+def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], rows: int) -> None:
+    """Put the tensors of [`flatten_cache`] into an empty cache."""
     layers: Any = self_attention_cache(cache).layers
     sources: Any = cache.cross_attention_cache.layers
-    found: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+    by_layer: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         side, place, part = name.split(".", 2)
-        found.setdefault((side, int(place)), {})[part] = tensor
-    for (side, number), parts in found.items():
+        by_layer.setdefault((side, int(place)), {})[part] = tensor
+    for (side, number), parts in by_layer.items():
         if f"{side}." == OF_WORDS:
             layer = layers[number]
             first = next(iter(parts.values()))
@@ -235,17 +224,17 @@ def fill(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], rows: int
             cache.is_updated[number] = True
         for kind in ("masks", "vectors"):
             start = f"{kind}."
-            held = {name.removeprefix(start): part for name, part in parts.items() if name.startswith(start)}
-            getattr(layer, kind).update(held)
+            named = {name.removeprefix(start): part for name, part in parts.items() if name.startswith(start)}
+            getattr(layer, kind).update(named)
 
 
-# -- making them -------------------------------------------------------------------------------------------------------
+# -- export ------------------------------------------------------------------------------------------------------------
 
 
 def graphs_of(model: Any) -> dict[str, Any]:
     """
-    The programs of torch's exporter, by their file's name. The model's attention becomes the plain one: what the
-    exporter makes of the kernels is wrong where a word sees no other.
+    Export the graphs; return them by file name. The model is switched to eager attention, because exported attention
+    kernels are wrong for a word that attends to no other.
     """
     model.set_attn_implementation("eager")
     config = model.config
@@ -254,12 +243,12 @@ def graphs_of(model: Any) -> dict[str, Any]:
         torch.export.Dim(name, max=most if side in config.sides_with_positions else None)
         for name, side in (("source_length", "source"), ("target_length", "target"), ("words_read", "target"))
     )
-    # Any tokens will do; several sentences, and of several lengths, since numbers of 1 would count as fixed.
-    seen, length = lengths_of_its_own(config)
+    # Several sentences of different lengths, because the exporter treats sizes of 1 as fixed.
+    words_length, length = unused_lengths(config)
     input_ids = torch.arange(3 * length).view(3, length) % min(config.vocab_size, config.decoder_vocab_size)
     attention_mask = torch.ones_like(input_ids)
-    attention_mask[1, seen:] = 0
-    target = input_ids[:, :seen].contiguous()
+    attention_mask[1, words_length:] = 0
+    target = input_ids[:, :words_length].contiguous()
     of_source = {0: batch, 1: source}
 
     encoder = EncoderGraph(model)
@@ -270,25 +259,25 @@ def graphs_of(model: Any) -> dict[str, Any]:
     decoder = DecoderGraph(model, encoder.names)
     shapes = tuple(free_axes(tensor, {length: source}, batch) for tensor in encoded)
     names = ["decoder_input_ids", "attention_mask", *encoder.names]
-    given = (target, attention_mask, *encoded)
-    _, *kept = decoder(*given)
-    programs[DECODER] = export(decoder, given, names, ({0: batch, 1: words}, of_source, shapes))
+    inputs = (target, attention_mask, *encoded)
+    _, *cached = decoder(*inputs)
+    programs[DECODER] = export(decoder, inputs, names, ({0: batch, 1: words}, of_source, shapes))
 
     cache_names = [name.removeprefix("present.") for name in decoder.names[1:]]
     step = StepGraph(model, encoder.names, cache_names)
     axes = [
-        free_axes(tensor, {seen: read} if name.startswith(OF_WORDS) else {length: source}, batch)
-        for name, tensor in zip(cache_names, kept, strict=True)
+        free_axes(tensor, {words_length: read} if name.startswith(OF_WORDS) else {length: source}, batch)
+        for name, tensor in zip(cache_names, cached, strict=True)
     ]
-    given = (target[:, :1], *encoded, *kept)
-    step(*given)  # which finds its outputs' names
+    inputs = (target[:, :1], *encoded, *cached)
+    step(*inputs)  # sets the names of its outputs
     names = ["decoder_input_ids", *encoder.names, *(f"past.{name}" for name in cache_names)]
-    programs[STEP] = export(step, given, names, ({0: batch}, (*shapes, *axes)))
+    programs[STEP] = export(step, inputs, names, ({0: batch}, (*shapes, *axes)))
     return programs
 
 
-def lengths_of_its_own(config: Any) -> tuple[int, int]:
-    """Two lengths of sentences that no axis of the model's tensors has for another reason."""
+def unused_lengths(config: Any) -> tuple[int, int]:
+    """Return two lengths that differ from all sizes of the model, so that axes of lengths can be identified by size."""
     taken = {value for value in config.to_dict().values() if isinstance(value, int)}
     taken |= {config.d_model // value for value in taken if value}  # widths of heads
     short, long = [length for length in (5, 7, 11, 13, 17, 19, 23) if length not in taken][:2]
@@ -296,27 +285,24 @@ def lengths_of_its_own(config: Any) -> tuple[int, int]:
 
 
 def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict[int, Any]:
-    """The axes of a tensor that are free: the first, and those of the lengths given, which nothing else has here."""
+    """Return the dynamic axes of a tensor: the first, and those whose size is one of the lengths."""
     return {0: batch, **{axis: lengths[size] for axis, size in enumerate(tensor.shape) if axis and size in lengths}}
 
 
 def export(
-    graph: EncoderGraph | DecoderGraph | StepGraph, given: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
+    graph: EncoderGraph | DecoderGraph | StepGraph, inputs: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
 ) -> Any:
-    """A graph as a program of ONNX, without inputs that it does not read."""
+    """Export a graph, without inputs that it does not read."""
     try:
         with quiet_exporter():
             program: Any = torch.onnx.export(
-                graph.eval(), given, input_names=list(names), dynamic_shapes=axes, dynamo=True, verbose=False
+                graph.eval(), inputs, input_names=list(names), dynamic_shapes=axes, dynamo=True, verbose=False
             )
-    except Exception as error:  # whatever the exporter meets
+    except Exception as error:  # the exporter raises errors of many kinds
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise UserError(
-            f"torch's exporter cannot follow this model's {type(graph).__name__} ({shorten(str(cause))}). Remedy: "
-            "another release of torch and onnxscript, or run the model with `recnmt translate` (--quantization int8)."
-        ) from error
+        raise UserError("export.onnx", field=type(graph).__name__, reason=shorten(str(cause))) from error
     inner = program.model.graph
     for value in [value for value in inner.inputs if not value.uses()]:
         inner.inputs.remove(value)
@@ -327,7 +313,7 @@ def export(
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Without the exporter's words on packages that are not there and names that change."""
+    """Silence warnings of the exporter about optional packages and renamed functions."""
     loggers = [logging.getLogger(f"torch.onnx._internal.exporter.{name}") for name in ("_registration", "_schemas")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -342,8 +328,8 @@ def quiet_exporter() -> Iterator[None]:
 
 
 def save_graphs(programs: dict[str, Any], folder: Path) -> None:
-    """The graphs, and one file with the weights of all of them, each once."""
-    import onnx_ir  # of onnxscript
+    """Save the graphs, and one file with the weights of all of them, without duplicates."""
+    import onnx_ir  # part of onnxscript
 
     places: dict[tuple[Any, ...], tuple[int, int]] = {}
     with open(folder / WEIGHTS, "wb") as file:
@@ -359,24 +345,16 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                     places[key] = (file.tell(), len(raw))
                     file.write(raw)
                 offset, length = places[key]
-                value.const_value = onnx_ir.ExternalTensor(
-                    WEIGHTS,
-                    offset,
-                    length,
-                    tensor.dtype,
-                    shape=tensor.shape,
-                    name=value.name,
-                    base_dir=str(folder),
-                )
+                about = {"shape": tensor.shape, "name": value.name, "base_dir": str(folder)}
+                value.const_value = onnx_ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, **about)
     for name in GRAPHS:
         forget_origins(programs[name].model)
         onnx_ir.save(programs[name].model, folder / name)
 
 
 def forget_origins(model: Any) -> None:
-    """Removes what the exporter notes of where in the code each node comes from, paths of this machine among it."""
-    graphs = [model.graph, *(function for function in model.functions.values())]
-    for graph in graphs:
+    """Remove the exporter's notes on the origin of each node in the code, which contain paths of this machine."""
+    for graph in (model.graph, *model.functions.values()):
         graph.metadata_props.clear()
         for node in graph.all_nodes():
             node.metadata_props.clear()
@@ -389,8 +367,8 @@ def forget_origins(model: Any) -> None:
 @torch.no_grad()
 def check_same(model: Any, graphs: OnnxModel) -> None:
     """
-    Raises `UserError` where the graphs give other logits than the model, for other sentences than they saw: by more
-    than rounding, which is measured on the model itself where it is large.
+    Raise `UserError` if the logits of the graphs differ from the model's by more than rounding, for sentences that were
+    not used for the export. Large rounding errors are measured on the model itself.
     """
     rows = min(model.config.vocab_size, model.config.decoder_vocab_size)
     for batch, source, words in ((4, 9, 4), (1, 1, 1), (2, 3, 2)):
@@ -398,18 +376,15 @@ def check_same(model: Any, graphs: OnnxModel) -> None:
         attention_mask = torch.ones_like(input_ids)
         attention_mask[0, max(source // 2, 1) :] = 0
         target = (torch.arange(batch * (words + 3)) * 7).view(batch, -1) % rows
-        given = {"input_ids": input_ids, "attention_mask": attention_mask}
-        first = graphs(**given, decoder_input_ids=target[:, :words], use_cache=True)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        first = graphs(**inputs, decoder_input_ids=target[:, :words], use_cache=True)
         rest = graphs(decoder_input_ids=target[:, words:], past_key_values=first.past_key_values)
-        found = torch.cat([first.logits, rest.logits], 1)
-        given["decoder_input_ids"] = target
-        expected = model(**given, use_cache=False).logits
-        distance, allowed = float((found - expected).abs().max()), TOLERANCE * max(1.0, float(expected.abs().max()))
+        logits = torch.cat([first.logits, rest.logits], 1)
+        inputs["decoder_input_ids"] = target
+        expected = model(**inputs, use_cache=False).logits
+        distance, allowed = float((logits - expected).abs().max()), TOLERANCE * max(1.0, float(expected.abs().max()))
         if not distance <= allowed:
-            exact = copy.deepcopy(model).double()(**given, use_cache=False).logits
+            exact = copy.deepcopy(model).double()(**inputs, use_cache=False).logits
             allowed = max(allowed, ROUNDING * float((exact - expected).abs().max()))
         if not distance <= allowed:
-            raise UserError(
-                f"The graphs give other logits than the model (by {distance:.2g}), so they were not written. Remedy: "
-                "another release of torch, onnxscript and onnxruntime; this one makes wrong graphs of the model."
-            )
+            raise UserError("export.logits", distance=f"{distance:.2g}")

@@ -25,9 +25,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from .._loading_errors import shorten
+from .._plain_card import CARD
 from ..data.files import open_output_folder
-from ..models.seq2seq_loading import CARD
-from ..models.user_errors import MissingFileError, UserError
+from ..errors import MissingFileError, UserError
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
 from ..training.output_folder import RECIPE
 from ..training.processes import logger
@@ -60,6 +60,21 @@ ALLOWED = (
 )
 # Files of an earlier upload that are deleted if the folder no longer has them.
 REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*")
+# Remedies by the status of the Hub's answer.
+REMEDIES: dict[int | None, str] = {
+    401: "log in with a valid token (`hf auth login`), or set HF_TOKEN",
+    403: "use a token with write access to this repository",
+    409: "choose another name, branch or tag, because it is taken",
+}
+CODES: dict[type[Exception], str] = {
+    HFValidationError: "hub.name",
+    OfflineModeIsEnabled: "hub.offline",
+    LocalTokenNotFoundError: "hub.no_token",
+    RepositoryNotFoundError: "hub.not_found",
+    RevisionNotFoundError: "hub.not_found",
+    GatedRepoError: "hub.not_found",
+}
+HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 # Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
@@ -67,39 +82,24 @@ ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))",
 
 @dataclass(frozen=True)
 class Destination:
-    """
-    Target of an upload.
+    """Target of an upload."""
 
-    Attributes:
-        name (`str`): `user/name`, or `name` for a repository of the user.
-        private (`bool`, *optional*): Visibility of a new repository; by default that of the owner's settings.
-        branch (`str`, *optional*): Created if it does not exist; by default `main`.
-        pull_request (`bool`): Open a pull request instead of committing.
-        message (`str`, *optional*): Commit message.
-        tag (`str`, *optional*): Tag for the commit.
-        collection (`str`, *optional*): Slug of a collection to add the model to.
-        token (`str`, *optional*): Access token; by default the stored one.
-    """
-
-    name: str
-    private: bool | None = None
-    branch: str | None = None
-    pull_request: bool = False
+    name: str  # `user/name`, or `name` for a repository of the user
+    private: bool | None = None  # visibility of a new repository; by default that of the owner's settings
+    branch: str | None = None  # created if it does not exist; by default `main`
+    pull_request: bool = False  # instead of a commit
     message: str | None = None
     tag: str | None = None
-    collection: str | None = None
-    token: str | None = field(default=None, repr=False)
+    collection: str | None = None  # slug of a collection to add the model to
+    token: str | None = field(default=None, repr=False)  # access token; by default the stored one
 
 
 def prepare_repository(
     source: str | Path,
     output: str | Path,
     name: str,
-    license: str | None = None,
-    sentence: str | None = None,
-    notes: str | None = None,
     shard: str = SHARD,
-    template: str | Path | None = None,
+    **card: Any,
 ) -> Path:
     """
     Write the contents of a repository into a folder: weights, configuration, code, tokenizers, card, recipe, evidence,
@@ -107,13 +107,10 @@ def prepare_repository(
 
     Args:
         source (`str` or `Path`): Folder of a model or a run.
-        output (`str` or `Path`): A new folder.
+        output (`str` or `Path`): A new folder, which is returned.
         name (`str`): Name of the repository.
-        license, sentence, notes, template: As for [`~recnmt_hf.hub.card.card_of`].
         shard (`str`, *optional*): Largest file of weights.
-
-    Returns:
-        The folder.
+        **card: `license`, `sentence`, `notes` and `template` as for [`~recnmt_hf.hub.card.write_card`].
 
     Raises:
         UserError: The model is incomplete or does not match its tokenizers; the code of the card fails; a text contains
@@ -125,8 +122,7 @@ def prepare_repository(
     evidence = Evidence.load(folder)
     with open_output_folder(output, must_be_new=True) as working:
         write_checked_copy(folder, working, lambda model: set_generation(model, evidence), shard)
-        card = card_of_copy(working, evidence, name, license, sentence, notes, template)
-        (working / CARD).write_text(card.content, encoding="utf-8")
+        (working / CARD).write_text(card_of_copy(working, evidence, name, **card).content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
         for test in evidence.tests:
@@ -153,28 +149,22 @@ def set_generation(model: Any, evidence: Evidence) -> None:
 
 
 def copy_translations(folder: Path, working: Path, name: str) -> None:
-    """Copy one file of translations, which must lie in the folder for them."""
+    """Copy a file of translations, which must be in the folder for them."""
     if Path(name).parent != Path(TRANSLATIONS) or not (folder / name).is_file():
-        raise MissingFileError(
-            f"{folder / name}, which {EVIDENCE} names, is no file of the folder {TRANSLATIONS}. Remedy: test the model "
-            "again."
-        )
+        raise MissingFileError("publish.translations", field=str(folder / name))
     (working / TRANSLATIONS).mkdir(exist_ok=True)
     shutil.copyfile(folder / name, working / name)
 
 
 def check_links(folder: Path) -> None:
     """
-    Refuse symbolic links, which may lead to any file of this machine. A snapshot in the Hub's cache consists of links
-    to the cache's blobs; these are allowed.
-
-    Raises:
-        UserError: A file or subfolder is a link to another place.
+    Raise `UserError` for a symbolic link, which may lead to any file of this machine. A snapshot in the Hub's cache
+    consists of links to the cache's blobs; these are allowed.
     """
     blobs = Path(os.path.realpath(folder)).parent.parent / "blobs"
     for path in (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern))):
         if path.is_symlink() and Path(os.path.realpath(path)).parent != blobs:
-            raise UserError(f"{path} is a symbolic link. Remedy: replace it with the file: only files are published.")
+            raise UserError("publish.link", field=str(path))
 
 
 def recipe_of(folder: Path, evidence: Evidence) -> str | None:
@@ -190,42 +180,33 @@ def recipe_of(folder: Path, evidence: Evidence) -> str | None:
                     return dump_yaml(public(recipe.to_dict()))
                 reason = f"{EVIDENCE} of the model does not record it"
             except UserError as error:
-                reason = f"it is no recipe: {shorten(str(error))}"
+                reason = f"it is not a valid recipe: {shorten(str(error))}"
             logger.warning(f"{place} is not published ({reason}).")
     return None
 
 
 def files_of(folder: Path) -> list[tuple[str, int]]:
     """Return names and sizes of the files of a prepared repository."""
-    found = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
-    return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in found]
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return [(path.relative_to(folder).as_posix(), path.lstat().st_size) for path in paths]
 
 
 def is_allowed(name: str) -> bool:
-    # fnmatch's star crosses slashes; what lies in a subfolder is allowed by patterns with one.
+    """Whether a repository may contain a file of this name."""
+    # A star of fnmatch matches slashes too, so their number is compared.
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
 
 
 def check_contents(folder: Path) -> None:
-    """
-    Check that every file of a folder may be published.
-
-    Raises:
-        UserError: A file is not allowed in a repository, is a link, or contains an access token.
-    """
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
+    """Raise `UserError` if a file is not allowed in a repository, is a link, or contains an access token."""
+    for name, _ in files_of(folder):
+        path = folder / name
         if path.is_symlink():
-            raise UserError(f"{name} is a link. Remedy: publish files.")
-        if path.is_dir():
-            continue
+            raise UserError("publish.link", field=name)
         if not is_allowed(name):
-            raise UserError(f"{name} has no place in a repository. Remedy: remove it.")
+            raise UserError("publish.file", field=name)
         if path.suffix != ".safetensors" and holds_token(path.read_bytes()):
-            raise UserError(
-                f"{name} holds what looks like an access token of the Hub. Remedy: remove it there, and revoke it at "
-                "huggingface.co/settings/tokens if anybody may have seen it."
-            )
+            raise UserError("publish.token", field=name)
 
 
 def holds_token(content: bytes) -> bool:
@@ -245,14 +226,8 @@ def holds_token(content: bytes) -> bool:
 
 def upload(folder: str | Path, to: Destination) -> str:
     """
-    Upload a prepared repository in one commit. Unchanged files are not sent again.
-
-    Args:
-        folder (`str` or `Path`): Output of [`prepare_repository`].
-        to ([`Destination`]): Target of the upload.
-
-    Returns:
-        The address of the commit or pull request.
+    Upload the output of [`prepare_repository`] in one commit, and return the address of the commit or pull request.
+    Unchanged files are not sent again.
 
     Raises:
         UserError: The folder contains a file that may not be published, or the Hub rejects the upload.
@@ -298,60 +273,35 @@ def check_card(api: HfApi, folder: Path) -> None:
         headers=build_hf_headers(token=api.token),
     )
     if answer.status_code == 400:
-        reason = "; ".join(each["message"] for each in answer.json().get("errors", []))
-        raise UserError(
-            f"The Hub does not take this card ({shorten(reason)}). Nothing was uploaded. Remedy: correct what it "
-            "names; of a licence it wants the identifier, such as apache-2.0, cc-by-4.0 or other."
-        )
+        reason = "; ".join(entry["message"] for entry in answer.json().get("errors", []))
+        raise UserError("hub.card", reason=shorten(reason))
     hf_raise_for_status(answer)
 
 
 @contextmanager
 def explained_upload(name: str) -> Iterator[None]:
-    """Turn errors of the Hub and of the connection into a [`UserError`]."""
+    """Turn errors of the Hub and of the connection into a [`UserError`]; others are bugs."""
     try:
         yield
     except UserError:
         raise
-    except HFValidationError as error:
-        raise UserError(f"{name!r} is no name of a repository ({shorten(str(error))}). Remedy: user/name.") from error
-    except OfflineModeIsEnabled as error:
-        raise UserError(
-            "HF_HUB_OFFLINE keeps this process off the Hub. Remedy: unset it, or write the folder alone (--dry-run)."
-        ) from error
-    except LocalTokenNotFoundError as error:
-        raise UserError("There is no access token of the Hub. Remedy: `hf auth login`, or set HF_TOKEN.") from error
-    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
-        raise UserError(
-            f"The Hub has no {name} that this token may write ({shorten(str(error))}). Remedy: correct the name, or "
-            "use a token with write access."
-        ) from error
-    except HfHubHTTPError as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        remedy = {
-            401: "`hf auth login` with a token that is valid, or set HF_TOKEN",
-            403: "use a token with write access to this repository",
-            409: "choose another name, branch or tag: this one is taken",
-        }.get(status or 0, "try again later; what was uploaded is not sent twice")
-        raise UserError(f"The Hub refuses {name} ({shorten(str(error))}). Remedy: {remedy}.") from error
-    except OSError as error:
-        raise connection_failed(name, error) from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "requests", "urllib3"):
+        details: dict[str, str] = {}
+        if code := next((code for kind, code in CODES.items() if isinstance(error, kind)), None):
+            pass
+        elif isinstance(error, HfHubHTTPError):
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            code, remedy = "hub.refused", "try again later; uploaded files are not sent again"
+            details = {"remedy": REMEDIES.get(status, remedy)}
+        elif isinstance(error, OSError) or type(error).__module__.split(".")[0] in HTTP_LIBRARIES:
+            code, details = "hub.connection", {"endpoint": os.environ.get("HF_ENDPOINT", "https://huggingface.co")}
+        else:
             raise
-        raise connection_failed(name, error) from error
-
-
-def connection_failed(name: str, error: Exception) -> UserError:
-    place = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    return UserError(
-        f"{place} cannot be reached to upload {name} ({shorten(str(error))}). Remedy: see to the connection and try "
-        "again; what was uploaded is not sent twice."
-    )
+        raise UserError(code, field=name, reason=shorten(str(error)), **details) from error
 
 
 def listing(files: Sequence[tuple[str, int]]) -> str:
     """Return the names and sizes line by line, and their sum."""
+    rows = [*files, (f"{len(files)} files", sum(size for _, size in files))]
     width = max(len(name) for name, _ in files)
-    lines = [f"{name:<{width}}  {size:>13,}" for name, size in files]
-    return "\n".join([*lines, f"{f'{len(files)} files':<{width}}  {sum(size for _, size in files):>13,}"])
+    return "\n".join(f"{name:<{width}}  {size:>13,}" for name, size in rows)

@@ -1,4 +1,4 @@
-"""Translating, scoring and aligning with a trained model."""
+"""Translation, scoring and alignment with a trained model."""
 
 from typing import TYPE_CHECKING
 
@@ -7,8 +7,8 @@ from .._lazy import lazy_names, names_for_type_checkers
 
 if TYPE_CHECKING:
     from ..data.tokenizer_checks import stamp_tokenizers
-    from .decoding import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty, length_penalty
-    from .options import DecodingOptions
+    from .decoding import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty
+    from .options import DecodingOptions, length_penalty
     from .results import Hypothesis, SentenceScore, Translation
     from .translator import Translator
     from .word_alignment import WordAlignment, align_pairs

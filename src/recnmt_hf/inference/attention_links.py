@@ -7,15 +7,15 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 def word_matrix(
     weights: np.ndarray,
     source: Sequence[int | None],
     target: Sequence[int | None],
-    source_words: int | None = None,
-    target_words: int | None = None,
+    source_words: int,
+    target_words: int,
 ) -> np.ndarray:
     """
     Compute attention between words from attention between tokens. The attention of a target word is the mean over its
@@ -24,20 +24,16 @@ def word_matrix(
     Args:
         weights (`numpy.ndarray` of shape `(target tokens, source tokens)`).
         source, target (sequence of `int`, *optional*): The word of each token; `None` for special tokens.
-        source_words, target_words (`int`, *optional*): Words of either side; `None`: up to the last one with a token.
+        source_words, target_words (`int`): Number of words of either side.
 
     Returns:
         `numpy.ndarray` of shape `(target_words, source_words + 1)`; special source tokens share the last column. Rows
         of words without a token (a tokenizer may drop characters) are zero.
     """
-    count = 1 + max((word for word in source if word is not None), default=-1)
-    count = count if source_words is None else source_words
-    columns = np.zeros((weights.shape[0], count + 1))
+    columns = np.zeros((weights.shape[0], source_words + 1))
     for place, word in enumerate(source):
-        columns[:, count if word is None else word] += weights[:, place]
-    length = 1 + max((word for word in target if word is not None), default=-1)
-    rows = np.zeros((length if target_words is None else target_words, count + 1))
-    tokens = np.zeros(len(rows))
+        columns[:, source_words if word is None else word] += weights[:, place]
+    rows, tokens = np.zeros((target_words, source_words + 1)), np.zeros(target_words)
     for place, word in enumerate(target):
         if word is not None:
             rows[word] += columns[place]
@@ -61,34 +57,23 @@ def choose_attention(
         ValueError: There is no such layer or head.
     """
     if layer == "mean":
-        chosen = torch.stack(list(attentions)).mean(dim=0)
+        weights = torch.stack(list(attentions)).mean(dim=0)
     else:
-        place = max(len(attentions) - 2, 0) if layer is None else layer
-        if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(attentions):
-            raise UserError(
-                f"There is no decoder layer {layer!r}; the model has layers 0 to {len(attentions) - 1}. Remedy: choose "
-                'one, or "mean".'
-            )
-        chosen = attentions[place]
-    if head is None:
-        return chosen.mean(dim=1)
-    if not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < chosen.shape[1]:
-        raise UserError(
-            f"There is no head {head!r}; the layer has heads 0 to {chosen.shape[1] - 1}. Remedy: choose one."
-        )
-    return chosen[:, head]
+        weights = attentions[check_index("layer", max(len(attentions) - 2, 0) if layer is None else layer, attentions)]
+    return weights.mean(dim=1) if head is None else weights[:, check_index("head", head, weights[0])]
+
+
+def check_index(name: str, index: int | str, values: Sequence[torch.Tensor] | torch.Tensor) -> int:
+    """Return an index if it is in range."""
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(values):
+        raise UserError("alignment.out_of_range", field=name, value=index, most=len(values) - 1)
+    return index
 
 
 def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
     """
-    Return for each row a link to the column of largest attention. There is none if that is the last column, the
-    source's end token, or if the row is zero.
-
-    Args:
-        matrix (`numpy.ndarray` of shape `(targets, sources + 1)`): As from [`word_matrix`].
-
-    Returns:
-        (source, target) positions from 0.
+    Return for each row of a [`word_matrix`] a link to the column of largest attention, as (source, target) positions
+    from 0. There is none to the last column, the source's end token, and none for a row of zeros.
     """
     end = matrix.shape[1] - 1
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]
@@ -102,22 +87,14 @@ def token_links(
     layer: int | str | None = None,
 ) -> list[list[tuple[int, int]]]:
     """
-    Return links between the tokens of a batch, each token as a word.
-
-    Args:
-        attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).
-        sources, targets (sequence of sequences of `int`): Token ids without padding.
-        controls (pair of collections of `int`): Ids of source and target that get no link, as end tokens.
-        layer (`int` or `"mean"`, *optional*): As in [`choose_attention`].
-
-    Returns:
-        For each sentence (source, target) positions from 0.
+    Return for each sentence of a batch the links between its tokens, as [`links_of_matrix`]. `attentions` and `layer`
+    are those of [`choose_attention`], `controls` the ids of source and target that get no link, as end tokens.
     """
     links = []
-    chosen = choose_attention(attentions, layer).float().cpu().numpy()
-    for row, source, target in zip(chosen, sources, targets, strict=True):
+    weights = choose_attention(attentions, layer).float().cpu().numpy()
+    for row, source, target in zip(weights, sources, targets, strict=True):
         source_words = [None if id in controls[0] else place for place, id in enumerate(source)]
         target_words = [None if id in controls[1] else place for place, id in enumerate(target)]
-        own = row[: len(target), : len(source)]
-        links.append(links_of_matrix(word_matrix(own, source_words, target_words)))
+        row = row[: len(target), : len(source)]
+        links.append(links_of_matrix(word_matrix(row, source_words, target_words, len(source), len(target))))
     return links

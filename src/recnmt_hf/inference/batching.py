@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
+
+
+T = TypeVar("T")
+# Token ids of several sentences, without padding.
+Tokens = Sequence[Sequence[int]]
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -17,17 +23,22 @@ def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         start += size
 
 
-def batches_of_pairs(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int
-) -> Iterator[list[int]]:
+def batches_of_pairs(sources: Tokens, targets: Tokens, max_tokens: int) -> Iterator[list[int]]:
     """Yield batches as in [`batches_by_tokens`]; the length of a pair is that of its longer side."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     return batches_by_tokens(lengths, max_tokens)
 
 
-def pad_rows(
-    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run_batches(run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targets: Tokens, max_tokens: int) -> list[T]:
+    """Return the result of `run` for each pair."""
+    results: dict[int, T] = {}
+    for batch in batches_of_pairs(sources, targets, max_tokens):
+        rows = run([sources[i] for i in batch], [targets[i] for i in batch])
+        results.update(zip(batch, rows, strict=True))
+    return [results[i] for i in range(len(sources))]
+
+
+def pad_rows(rows: Tokens, pad_id: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return right-padded token ids and their mask (1 = token), both `(len(rows), longest row)`."""
     width = max(max(map(len, rows)), 1)
     ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])

@@ -8,13 +8,6 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from .._values import MOST_LENGTH_PENALTY, Range, check_value, shown
-from ..models.user_errors import UserError
-
-
-LENGTH_PENALTY_TYPES = ("vaswani", "hf")
-ALPHA = Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)
-
 
 class VaswaniLengthPenalty(float):
     """
@@ -36,26 +29,6 @@ class VaswaniLengthPenalty(float):
 
     def __rpow__(self, length: float, modulo: None = None) -> float:
         return ((5.0 + length) / 6.0) ** float(self)
-
-
-def length_penalty(kind: str, alpha: float) -> float:
-    """
-    Return the value of `length_penalty` for `generate`.
-
-    Args:
-        kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
-        alpha (`float`): Exponent, from -100 to 100; 0 disables the penalty.
-
-    Raises:
-        ValueError: The kind does not exist, or alpha is out of range.
-    """
-    if kind not in LENGTH_PENALTY_TYPES:
-        raise UserError(
-            f"length_penalty_type: there is no length penalty {shown(kind)}. Remedy: choose one of "
-            f"{', '.join(LENGTH_PENALTY_TYPES)}."
-        )
-    check_value("length_penalty", alpha, float, ALPHA, 0.6)
-    return VaswaniLengthPenalty(alpha) if kind == "vaswani" else float(alpha)
 
 
 class MaxLengthPerSentence(StoppingCriteria):
@@ -105,8 +78,8 @@ class PrefixPerSentence(LogitsProcessor):
         rows = scores.shape[0] // self.prefixes.shape[0]
         forced = self.prefixes[:, step].to(scores.device).repeat_interleave(rows)[:, None]
         tokens = forced.clamp(min=0)
-        kept = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
-        return cast("torch.FloatTensor", torch.where(forced < 0, scores, kept))
+        masked = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
+        return cast("torch.FloatTensor", torch.where(forced < 0, scores, masked))
 
     def keep_sentences(self, sentences: torch.Tensor) -> None:
         """Keep the sentences at these indices of the batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
@@ -22,13 +22,13 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     try:
         resolved = torch.device(device)
         if resolved.type == "meta":
-            raise RuntimeError("it holds no numbers")
+            raise RuntimeError("it stores no values")
         torch.empty(1, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        reason = "no such kind is known" if reason.startswith("Expected one of") else reason
-        available = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        reason = "unknown type" if reason.startswith("Expected one of") else reason
+        available = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
         raise UserError(
-            f"The device {str(device)!r} cannot be used ({reason}). Remedy: this machine has {', '.join(available)}."
+            "device.unavailable", field="device", value=str(device), reason=reason, available=available
         ) from error
     return resolved

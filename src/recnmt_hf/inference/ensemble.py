@@ -12,7 +12,7 @@ from .translator import Translator
 
 class EnsembleTranslator:
     """
-    Builds a [`Translator`] that averages the log-probabilities of several models. Kept for compatibility.
+    Builds a [`Translator`] that averages the log-probabilities of several models. Provided for compatibility.
 
     Args:
         members (sequence of [`Translator`]): At least two.
@@ -27,11 +27,5 @@ class EnsembleTranslator:
 
     @classmethod
     def from_pretrained(cls, path: Any, *args: Any, **kwargs: Any) -> Translator:
-        """
-        Load the models of an ensemble.
-
-        Args:
-            path (sequence of `str` or `Path`): Folders or model ids.
-            *args, **kwargs: Those of [`Translator.from_pretrained`].
-        """
+        """Load the models of an ensemble from folders or model ids, as [`Translator.from_pretrained`]."""
         return Translator.from_pretrained([path] if isinstance(path, (str, Path)) else list(path), *args, **kwargs)

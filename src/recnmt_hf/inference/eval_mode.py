@@ -11,7 +11,7 @@ from torch import nn
 
 
 _lock = threading.Lock()
-# Modules to put back into training mode, with the number of blocks that still need them in evaluation mode.
+# Modules to restore to training mode, with the number of blocks that still need them in evaluation mode.
 _users: dict[nn.Module, int] = {}
 
 
@@ -19,10 +19,8 @@ _users: dict[nn.Module, int] = {}
 def eval_mode(*models: nn.Module) -> Iterator[None]:
     """
     Put models into evaluation mode and disable gradients. At the end every submodule returns to its own mode, also
-    after an error. Blocks may be nested, and several threads may share a model: the last block restores it.
-
-    Args:
-        *models (`torch.nn.Module`): Models to run. A generator must not yield inside the block.
+    after an error. Blocks may be nested, and several threads may share a model: the last block restores it. A generator
+    must not yield inside the block.
     """
     with _lock:
         switched = [module for model in models for module in model.modules() if module.training or module in _users]

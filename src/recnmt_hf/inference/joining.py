@@ -14,7 +14,7 @@ UNSPACED = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003ffff"
 )
 IS_UNSPACED = re.compile(f"[{UNSPACED}]")
-# Wide punctuation brings its own space, whatever stands beside it.
+# Wide punctuation contains its own space.
 IS_WIDE_MARK = re.compile(
     "[\u3000-\u3003\u3008-\u3011\u3014-\u301f\ufe30-\ufe4f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
 )
@@ -31,16 +31,13 @@ def glue_at(text: str, cut: int) -> str:
 
 def join_texts(parts: Sequence[str], glues: Sequence[str]) -> str:
     """
-    Join the parts of a text.
-
-    Args:
-        parts (sequence of `str`): Translations, some perhaps empty.
-        glues (sequence of `str`): White space before each part in a language with spaces. Spaces are left out between
-            characters of a script without, and beside wide punctuation; line breaks stay.
+    Join the translations of the parts of a text, some perhaps empty, with the white space before each part in a
+    language with spaces. Spaces are left out between characters of a script without, and beside wide punctuation; line
+    breaks stay.
     """
     joined = space = ""
     for part, glue in zip(parts, glues, strict=True):
-        space = max(space, glue, key=lambda each: (each.count("\n"), len(each)))
+        space = max(space, glue, key=lambda text: (text.count("\n"), len(text)))
         if not part:
             continue
         if joined and ("\n" in space or not is_unspaced_between(joined, part)):

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from .._loading_errors import explained_loading, looks_local
 from ..data.tokenizer_pair import TokenizerPair
-from ..models.user_errors import MissingFileError, UserError
+from ..errors import MissingFileError, UserError
 from .backends.ctranslate2_model import CTranslate2Backend
 from .backends.ensemble import EnsembleBackend
 from .backends.export_settings import is_export, read_export_settings
@@ -43,21 +43,19 @@ def load_backend(
     quantization: str | None = None,
     **kwargs: Any,
 ) -> tuple[Backend, ModelTask]:
-    """
-    Load a model of any format with its tokenizers, and the task that it was trained for. Arguments and errors as of
-    [`~recnmt_hf.inference.translator.Translator.from_pretrained`].
-    """
+    """Load a model of any format with its tokenizers, and its task; arguments as of `Translator.from_pretrained`."""
     if isinstance(path, (list, tuple)):
         members = [load_backend(one, device, dtype, check, trust_remote_code, quantization, **kwargs) for one in path]
         return EnsembleBackend([backend for backend, _ in members]), members[0][1]
     path = str(path)
     if is_export(path):
         if quantization or dtype:
-            raise UserError(
-                f"{path} was exported to an engine, with its type of weights. Remedy: leave --dtype and "
-                "--quantization out, or export it with another --quantization."
-            )
-        return load_exported(path, device, check), read_model_task(path)
+            raise UserError("export.fixed_weights", field="quantization" if quantization else "dtype", path=path)
+        with explained_loading(path):
+            tokenizers = TokenizerPair.load(path)
+        if read_export_settings(path).format == "onnx":
+            return OnnxBackend(OnnxModel(path, device), tokenizers, check), read_model_task(path)
+        return CTranslate2Backend(path, tokenizers, device, check), read_model_task(path)
     if quantization is not None:
         check_quantization(quantization, device, dtype)
         device = "cpu"
@@ -69,16 +67,6 @@ def load_backend(
     return backend, read_model_task(path, **kwargs)
 
 
-def load_exported(path: str, device: str | torch.device | None, check: bool) -> Backend:
-    """Load a model that was exported to ONNX or CTranslate2; arguments as of [`load_backend`]."""
-    export_format = read_export_settings(path).format
-    with explained_loading(path):
-        tokenizers = TokenizerPair.load(path)
-    if export_format == "onnx":
-        return OnnxBackend(OnnxModel(path, device), tokenizers, check)
-    return CTranslate2Backend(path, tokenizers, device, check)
-
-
 def load_model(
     path: str | Path,
     device: str | torch.device | None = None,
@@ -88,7 +76,7 @@ def load_model(
     **kwargs: Any,
 ) -> PreTrainedModel:
     """
-    Load an encoder-decoder in evaluation mode. Code in its files runs only with `trust_remote_code`; there is no prompt
+    Load an encoder-decoder in evaluation mode. Code in its files runs only with `trust_remote_code`, without a prompt
     on standard input.
 
     Args:
@@ -96,20 +84,15 @@ def load_model(
         device (`str` or `torch.device`, *optional*): As in [`resolve_device`].
         dtype (`torch.dtype`, *optional*): Data type of the weights; defaults to the saved one.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
-        check (`bool`, *optional*, defaults to `True`): Whether missing, misshapen and foreign weights are refused.
+        check (`bool`, *optional*, defaults to `True`): Whether to reject missing, misshapen and foreign weights.
         **kwargs: Passed on to `from_pretrained`.
 
     Raises:
         FileNotFoundError: A local path does not exist or holds no model.
         ValueError: There is no such model or device, or its files are damaged or do not belong together.
     """
-    if not str(path):
-        raise MissingFileError(
-            "'' holds no model: the name is empty. Remedy: give the folder that training or save_pretrained wrote, or "
-            "a model id of the Hub."
-        )
     path, device = str(path), resolve_device(device)
-    if looks_local(path) and not (Path(path) / "config.json").is_file():
+    if not path or (looks_local(path) and not (Path(path) / "config.json").is_file()):
         raise no_model(path)
     settings = {"dtype": dtype} if dtype is not None else {}
     quiet_loading()
@@ -119,7 +102,7 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # all of them are named below
+            ignore_mismatched_sizes=True,  # check_loading reports all of them
             **settings,
             **kwargs,
         )
@@ -130,32 +113,29 @@ def load_model(
 
 def no_model(path: str) -> MissingFileError:
     """Return the error for a path without a model. It names a model nearby: in the file's folder, or of the run."""
-    place, near = Path(path), []
+    place = Path(path)
     if place.is_file():
-        what, near = f"{path} is a file, and holds no model", [place.parent] if place.suffix in MODEL_FILES else []
+        folders = [place.parent] if place.suffix in MODEL_FILES else []
     else:
-        what = f"{path} holds no model (config.json is missing)"
-        checkpoints = [each for each in place.glob("checkpoint-*") if each.name[11:].isdigit()]
-        newest = sorted(checkpoints, key=lambda each: int(each.name[11:]), reverse=True)
-        near = [place / "model", *newest]
-    found = next((folder for folder in near if (folder / "config.json").is_file()), None)
-    hint = "the folder that training or save_pretrained wrote, or a model id of the Hub"
-    return MissingFileError(f"{what}. Remedy: give {hint if found is None else found}.")
+        checkpoints = [folder for folder in place.glob("checkpoint-*") if folder.name[11:].isdigit()]
+        newest = sorted(checkpoints, key=lambda folder: int(folder.name[11:]), reverse=True)
+        folders = [place / "model", *newest] if path else []
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return MissingFileError("model.elsewhere", field=path, near=str(folder))
+    return MissingFileError("model.missing", field=path or "''")
 
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """
-    Silence transformers' report on missing and foreign weights, which says that it can be ignored: [`check_loading`]
-    refuses them.
-    """
-    # By its type in transformers it takes no function as a filter; by that of `logging` it does.
+    """Silence transformers' report on missing and foreign weights, which [`check_loading`] rejects."""
+    # Unlike that of `logging`, its type in transformers does not take a function as a filter.
     reporter = cast("Logger", logging.get_logger("transformers.modeling_utils"))
 
     def is_error(record: LogRecord) -> bool:
         return record.levelno >= logging.ERROR
 
-    reporter.addFilter(is_error)  # a level of its own would have transformers look for more to report
+    reporter.addFilter(is_error)  # with another level transformers would report more
     try:
         yield
     finally:
@@ -163,6 +143,6 @@ def without_reports() -> Iterator[None]:
 
 
 def quiet_loading() -> None:
-    """Disable progress bars of loading where standard error is no terminal."""
+    """Disable progress bars of loading unless standard error is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         logging.disable_progress_bar()

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class LengthLimits:
-    """
-    Numbers of tokens that a model's position tables allow; `None`: any number.
+class LengthLimits(NamedTuple):
+    """Most source tokens and most new target tokens (control tokens included) that a model has positions for."""
 
-    Attributes:
-        source (`int`, *optional*): Source tokens, control tokens included.
-        target (`int`, *optional*): New target tokens, end token included.
-    """
-
-    source: int | None
+    source: int | None  # None: any number
     target: int | None
 
 

@@ -1,4 +1,4 @@
-"""Read from a model's folder what it was trained for."""
+"""Read from a model's folder which task it was trained for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVIDENCE = "evidence.json"
 @dataclass(frozen=True)
 class ModelTask:
     """
-    Task that a model was trained for, as far as its files say.
+    Task that a model was trained for, as far as its files record it.
 
     Attributes:
         source_lang (`str`, *optional*): Language code of the source.
@@ -32,11 +32,8 @@ class ModelTask:
 
 def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
     """
-    Read the task from a model's `evidence.json`. An absent or damaged file gives the defaults.
-
-    Args:
-        path (`str` or `Path`): Folder or model id.
-        **kwargs: Those of `from_pretrained`; `revision`, `token`, `cache_dir` and `local_files_only` are used.
+    Read the task from the `evidence.json` of a folder or model id; `kwargs` are those of `from_pretrained`. A missing
+    or damaged file gives the defaults.
     """
     try:
         if looks_local(str(path)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -20,27 +20,22 @@ from .._values import (
     check_value,
     documented,
     option,
-    shown,
 )
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
-# Arguments of `generate` that decoding sets by itself, with what to do instead.
-STATED_ELSEWHERE = {
-    "num_beams": "set beams (--beams)",
-    "num_return_sequences": "set num_hypotheses (--n-best)",
-    "length_penalty": "set length_penalty and length_penalty_type (--length-penalty, --length-penalty-type)",
-    "max_length": "set max_length_factor and max_length_extra (--max-length-factor, --max-length-extra)",
-    "max_new_tokens": "set max_length_factor to 0 and max_length_extra to that number (--max-length-extra)",
-    "pad_token_id": "leave it out: it is the model's own",
-    "bos_token_id": "leave it out: it is the model's own",
-    "eos_token_id": "leave it out: it is the model's own",
-    "decoder_start_token_id": "leave it out: it is the model's own",
-    "return_dict_in_generate": "leave it out: hypotheses have their scores",
-    "output_scores": "leave it out: hypotheses have their scores",
-    "output_logits": "leave it out: hypotheses have their scores",
-    "output_hidden_states": "call the model itself for its hidden states",
-    "output_attentions": "set alignments (--alignments), or call the model itself",
+# Arguments of `generate` that an option controls, with that option, and those that follow from the model and the task.
+SET_BY_OPTIONS = {
+    "num_beams": "beams",
+    "num_return_sequences": "num_hypotheses",
+    "length_penalty": "length_penalty and length_penalty_type",
+    "max_length": "max_length_factor and max_length_extra",
+    "max_new_tokens": "max_length_extra (with max_length_factor=0)",
+    "output_attentions": "alignments",
+}
+NOT_SETTABLE = {
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "return_dict_in_generate"),
+    *("output_scores", "output_logits", "output_hidden_states"),
 }
 # transformers' names of options, in Python.
 ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
@@ -61,7 +56,7 @@ GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
     "temperature": (float | None, Range(above=0)),
     "top_p": (float | None, Range(least=0, most=1)),
 }
-# Arguments of `generate` that are no fields of its configuration; they cannot be written as YAML.
+# Arguments of `generate` outside of its configuration; they cannot be written as YAML.
 PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
 
 
@@ -134,35 +129,37 @@ class DecodingOptions:
         samples = bool(self.generate.get("do_sample"))
         if self.num_hypotheses > self.beams and not (samples and self.beams == 1):
             raise UserError(
-                f"num_hypotheses={self.num_hypotheses} is more than beams={self.beams}. Remedy: use as many beams as "
-                "hypotheses, or more."
+                "option.too_many_hypotheses", field="num_hypotheses", value=self.num_hypotheses, beams=self.beams
             )
         if self.max_length_factor + self.max_length_extra <= 0:
-            raise UserError(
-                f"max_length_factor={self.max_length_factor} and max_length_extra={self.max_length_extra} are not "
-                "allowed: they leave no token. Remedy: set one above 0."
-            )
+            raise UserError("option.no_length", field="max_length_extra", value=self.max_length_extra)
         if self.source_lang is not None and not LANGUAGE.fullmatch(self.source_lang):
-            raise UserError(
-                f"source_lang={shown(self.source_lang)} is not allowed; it must be a language code of letters, digits, "
-                "_ and -. Remedy: correct it, e.g. en, de or zh-CN."
-            )
+            raise UserError("option.language", field="source_lang", value=self.source_lang)
         if self.alignments and self.on_long == "split":
-            raise UserError(
-                'alignments=True and on_long="split" exclude each other: the parts of a split sentence have '
-                'positions of their own. Remedy: use on_long="error", or split the sentences yourself.'
-            )
+            raise UserError("option.alignments_of_parts", field="alignments")
         if self.seed is not None and not samples:
-            raise UserError(
-                f"seed={self.seed} has no effect without do_sample=true. Remedy: add it to generate (--generate "
-                "do_sample=true), or leave the seed out."
-            )
+            raise UserError("option.seed_without_sampling", field="seed", value=self.seed)
 
     def penalty(self) -> float:
         """Return the value of `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
-        from .decoding import length_penalty
+        from .decoding import VaswaniLengthPenalty
 
-        return length_penalty(self.length_penalty_type, self.length_penalty)
+        kind = VaswaniLengthPenalty if self.length_penalty_type == "vaswani" else float
+        return kind(self.length_penalty)
+
+
+def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:
+    """
+    Return the value of `length_penalty` for `generate`.
+
+    Args:
+        kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
+        alpha (`float`): Exponent, from -100 to 100; 0 disables the penalty.
+
+    Raises:
+        ValueError: The kind does not exist, or alpha is out of range.
+    """
+    return DecodingOptions(length_penalty_type=kind, length_penalty=alpha).penalty()
 
 
 @cache
@@ -173,37 +170,42 @@ def names_of_generate() -> frozenset[str]:
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_")) - {"transformers_version"}
 
 
-def check_generate(given: Mapping[str, Any], beams: int) -> dict[str, Any]:
-    """
-    Check what is passed on to `generate`, and return it; whole numbers written as 1e2 are `int`.
+def unknown_option(name: str, known: Iterable[str]) -> UserError:
+    """Return the error for an unknown name, with the nearest known one."""
+    near = difflib.get_close_matches(name.removeprefix("generate."), known, n=1)
+    remedy = f"use {near[0]}" if near else "use a field of DecodingOptions or of transformers' GenerationConfig"
+    return UserError("option.unknown", field=name, remedy=remedy)
 
-    Raises:
-        UserError: There is no such name (the message has the nearest one), decoding states it otherwise, or
-            transformers refuses the value.
-    """
-    for name in given:
-        if name in STATED_ELSEWHERE:
-            raise UserError(f"generate.{name} is stated elsewhere. Remedy: {STATED_ELSEWHERE[name]}.")
-    if not given:
+
+def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
+    """Return settings for `generate`, with whole numbers written as 1e2 as `int`; `UserError` for invalid ones."""
+    for name in settings:
+        place = f"generate.{name}"
+        if name in SET_BY_OPTIONS:
+            raise UserError("generate.set_by_option", field=place, option=SET_BY_OPTIONS[name])
+        if name in NOT_SETTABLE:
+            raise UserError("generate.not_settable", field=place)
+        if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
+            raise unknown_option(place, names_of_generate() - set(SET_BY_OPTIONS) - NOT_SETTABLE)
+    if not settings:
         return {}
-    known = names_of_generate() - set(STATED_ELSEWHERE)
-    for name in given:
-        if name not in known and name not in PYTHON_ARGUMENTS:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "they are the fields of its GenerationConfig."
-            raise UserError(f"generate has no setting {shown(name)}; {hint} Remedy: correct it.")
-    given = {
+    settings = {
         name: check_value(f"generate.{name}", value, *GENERATE_VALUES[name]) if name in GENERATE_VALUES else value
-        for name, value in given.items()
+        for name, value in settings.items()
     }
     from transformers import GenerationConfig
 
     try:
-        values = {name: value for name, value in given.items() if name not in PYTHON_ARGUMENTS}
+        values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
         GenerationConfig(**values, num_beams=beams).validate(strict=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"generate={shown(given)} is not allowed ({reason(error)}). Remedy: correct it.") from error
-    return given
+        raise rejected_settings(settings, "transformers", error) from error
+    return settings
+
+
+def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception) -> UserError:
+    """Return the error for settings of `generate` that transformers or another engine rejects."""
+    return UserError("generate.rejected", field="generate", value=settings, engine=engine, reason=reason(error))
 
 
 def reason(error: Exception) -> str:
@@ -215,41 +217,29 @@ def reason(error: Exception) -> str:
 def own_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     Translate transformers' names of options into fields of [`DecodingOptions`]: `num_beams`, `num_return_sequences`,
-    `max_new_tokens`; any other name of `GenerationConfig` goes into `generate`. Names of fields stay.
+    `max_new_tokens`; any other name of `GenerationConfig` is a key of `generate`. Names of fields stay.
 
     Raises:
-        UserError: There is no such name (the message has the nearest one), or one thing is stated twice.
+        UserError: There is no such name (the message has the nearest one), or one option is given twice.
     """
-    own = {each.name for each in fields(DecodingOptions)}
-    found = {name: value for name, value in changes.items() if name in own}
+    own = {entry.name for entry in fields(DecodingOptions)}
+    options = {name: value for name, value in changes.items() if name in own}
     for name in [name for name in changes if name not in own]:
         if name == "max_new_tokens":
-            stated = {"max_length_factor": 0.0, "max_length_extra": changes[name]}
+            translated = {"max_length_factor": 0.0, "max_length_extra": changes[name]}
         elif name in ALIASES:
-            stated = {ALIASES[name]: changes[name]}
+            translated = {ALIASES[name]: changes[name]}
         elif name in names_of_generate() or name in PYTHON_ARGUMENTS:
-            stated = {"generate": {**found.pop("generate", {}), name: changes[name]}}
+            translated = {"generate": {**options.pop("generate", {}), name: changes[name]}}
         else:
-            near = difflib.get_close_matches(name, sorted(own | set(ALIASES) | names_of_generate()), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(own))}."
-            raise UserError(f"There is no option {name!r} of decoding; {hint}")
-        for each in stated:
-            if each in found:
-                raise UserError(f"{name} and {each} state the same. Remedy: give one of them.")
-        found |= stated
-    return found
+            raise unknown_option(name, own | set(ALIASES) | names_of_generate())
+        if repeated := options.keys() & translated.keys():
+            raise UserError("option.given_twice", field=name, other=min(repeated))
+        options |= translated
+    return options
 
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
-    """
-    Return options with changes.
-
-    Args:
-        options ([`DecodingOptions`], *optional*): `None`: the default ones.
-        changes (`dict`): As for [`own_names`]; `generate` replaces that of `options`.
-
-    Raises:
-        UserError: There is no such name, one thing is stated twice, or a value is not allowed.
-    """
+    """Return options (`None`: the default ones) with changes, named as for [`own_names`]."""
     changes = own_names(changes)
     return replace(options, **changes) if options else DecodingOptions(**changes)

@@ -9,23 +9,19 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .._values import options_of
 from ..data.tokenizer_pair import load_target_tokenizer
-from ..models.user_errors import UserError
+from ..errors import UserError
 from .loading import without_reports
 from .model_checks import check_loading
 from .model_task import read_model_task
 from .options import DecodingOptions, decoding_options, own_names
-from .results import Translation
 from .translation_warnings import ShortTranslations, UnknownTokens
 from .translator import Translator
 
 
-# transformers 5 has no task "translation", and its newest releases refuse to have one registered again.
+# transformers 5 does not have the task "translation", and its newest releases do not allow registering it again.
 TASK = "recnmt-translation"
-
-
 # Options of preparing a sentence.
 PREPARING = ("max_source_length", "on_long", "split_sentences", "source_lang", "alignments")
-
 # Attribute of a model with its loading report, until the pipeline has checked it.
 LOADING_INFO = "_recnmt_loading_info"
 
@@ -46,15 +42,15 @@ class TranslationPipeline(Pipeline):
     """
     `pipeline("recnmt-translation", model=folder)`.
 
-    Its options, when it is made or called, are those of [`DecodingOptions`] or transformers' names for them:
-    `num_beams`, `num_return_sequences`, `max_new_tokens`, `do_sample`, `no_repeat_ngram_size` and what else `generate`
-    has (`length_penalty` is the alpha of `length_penalty_type`). Sentences are texts, or `{"text": ..., "prefix": ...}`
-    with what the translation must begin with; lists, datasets and generators of them are read `batch_size` at a time,
-    by default 2000, among which batches for the model are made by length and `max_tokens`.
+    Its options, at construction and in calls, are those of [`DecodingOptions`] or transformers' names for them:
+    `num_beams`, `num_return_sequences`, `max_new_tokens`, `do_sample`, `no_repeat_ngram_size` and other settings of
+    `generate` (`length_penalty` is the alpha of `length_penalty_type`). Sentences are texts, or mappings with `"text"`
+    and `"prefix"`, the beginning of the translation; lists, datasets and generators of them are read `batch_size` at a
+    time, by default 2000, and grouped into batches for the model by length and `max_tokens`.
 
     Args:
-        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of a target with a vocabulary of its own; `None`: the
-            one that stands where the model was loaded from.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of a target with a vocabulary of its own;
+            defaults to the one in the model's folder.
 
     Example:
 
@@ -64,13 +60,13 @@ class TranslationPipeline(Pipeline):
     ```
     """
 
-    # In transformers these are typed None, and documented as truth values.
+    # transformers types these as None, and documents them as truth values.
     _load_tokenizer: Any = True
     _load_processor: Any = False
     _load_image_processor: Any = False
     _load_feature_extractor: Any = False
-    tokenizer: Any  # to transformers' types a slow one, or None
-    # The translator passes on what belongs to `generate`; transformers' own way knows no sentence-wise limits.
+    tokenizer: Any  # in transformers' types a slow one, or None
+    # The translator passes settings on to `generate`; transformers' own code has no limits for each sentence.
     _pipeline_calls_generate = False
 
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
@@ -88,25 +84,22 @@ class TranslationPipeline(Pipeline):
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
         if path:
             self.translator.task = read_model_task(path, **revision)
-        self.translated = 0  # sentences of the present call
+        self.translated = 0  # sentences of this call
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        # Those of a call replace those of the pipeline one by one, whatever name they have.
+        # Options of a call replace those of the pipeline one by one, under either name.
         options = own_names(kwargs)
         options |= options.pop("generate", {})
         return {name: options[name] for name in PREPARING if name in options}, options, {}
 
-    # In transformers the first parameter of these has other names; it is passed by position.
+    # In transformers the first parameter of these methods has other names; it is passed by position.
     def preprocess(  # type: ignore[override]
         self, sentence: str | dict[str, str], **kwargs: Any
     ) -> dict[str, Any]:
         prefix = ""
         if isinstance(sentence, dict):
             if "text" not in sentence or sentence.keys() - {"text", "prefix"}:
-                raise UserError(
-                    f"A sentence with {', '.join(map(str, sentence)) or 'nothing'} cannot be translated. Remedy: give "
-                    'a text, or {"text": ..., "prefix": ...}.'
-                )
+                raise UserError("sentence.wrong_keys", value=list(sentence))
             prefix = sentence.get("prefix") or ""
             sentence = sentence["text"]
         return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
@@ -120,19 +113,17 @@ class TranslationPipeline(Pipeline):
         unknown.warn()
         if not self.translator.takes_whole_texts(options):
             short = ShortTranslations()
-            for number, translation in enumerate(translations, start=self.translated + 1):
-                short.add(number, translation)
+            short.check(translations, self.translated + 1)
             short.warn()
         self.translated += len(translations)
         return {"translations": translations if isinstance(inputs, list) else translations[0]}
 
-    # As `preprocess`.
     def postprocess(  # type: ignore[override]
         self, outputs: dict[str, Any], **kwargs: Any
     ) -> list[dict[str, Any]]:
-        return as_records(outputs["translations"])
+        return [{"translation_text": one.text, "score": one.score} for one in outputs["translations"].hypotheses]
 
-    # transformers ignores further positional arguments with a warning; here they are refused.
+    # transformers ignores further positional arguments with a warning; this method rejects them.
     def __call__(self, sentences: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """
         Translate a sentence (a list of hypotheses), or several (a list of such lists; of a dataset or a generator, an
@@ -142,10 +133,6 @@ class TranslationPipeline(Pipeline):
         if isinstance(sentences, (list, tuple)):
             return super().__call__(list(sentences), **kwargs) if sentences else []
         return super().__call__(sentences, **kwargs)
-
-
-def as_records(translation: Translation) -> list[dict[str, Any]]:
-    return [{"translation_text": each.text, "score": each.score} for each in translation.hypotheses]
 
 
 def register_pipeline() -> None:

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.user_errors import UserError
-
-
-KINDS = ("int8",)
+from .._values import check_value
+from ..errors import UserError
 
 
 def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
-    """
-    Check that a model can be quantized.
-
-    Raises:
-        UserError: The kind does not exist, or the model would not be on the CPU in float32.
-    """
-    if kind not in KINDS:
-        raise UserError(f"There is no quantization {kind!r}. Remedy: choose one of {', '.join(KINDS)}.")
-    if device is not None and torch.device(device).type != "cpu":
-        raise UserError(f"int8 is for the CPU here, not for {device}. Remedy: leave --device or --quantization out.")
-    if dtype is not None and str(dtype).removeprefix("torch.") != "float32":
-        raise UserError(f"int8 and {dtype} exclude each other. Remedy: leave --dtype or --quantization out.")
+    """Raise `UserError` unless the kind exists and the model would be on the CPU in float32."""
+    check_value("quantization", kind, Literal["int8"])
+    for name, value, needed in (("device", device, "cpu"), ("dtype", dtype, "float32")):
+        if value is not None and str(value).removeprefix("torch.").partition(":")[0] != needed:
+            raise UserError("quantization.on_cpu_in_float32", field=name, value=str(value))
     if torch.backends.quantized.engine == "none":
-        raise UserError("This build of torch has no kernels for int8. Remedy: leave --quantization out.")
+        raise UserError("quantization.no_kernels")
 
 
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -41,9 +32,9 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     Args:
         model (`PreTrainedModel`): On the CPU; not changed.
     """
-    own: Any = copy.deepcopy(model).float()
+    copied: Any = copy.deepcopy(model).float()
     # Recurrences read their weights themselves, cell by cell.
-    chosen: Any = {name for name, module in own.named_modules() if type(module) is nn.Linear}
+    linear: Any = {name for name, module in copied.named_modules() if type(module) is nn.Linear}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao moves to a package of its own
-        return torch.ao.quantization.quantize_dynamic(own, chosen, dtype=torch.qint8)
+        return torch.ao.quantization.quantize_dynamic(copied, linear, dtype=torch.qint8)

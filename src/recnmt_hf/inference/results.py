@@ -13,15 +13,14 @@ class Hypothesis:
     Attributes:
         text (`str`): Plain text. That of a split text is joined from its parts.
         score (`float`): Log-probability divided by the length penalty; hypotheses are ordered by it.
-        log_prob (`float`): Natural log-probability of all tokens under the model, end token included. What `generate`
-            was asked for beside (a repetition penalty, sampling at a temperature) chooses the tokens and does not
-            change it.
+        log_prob (`float`): Natural log-probability of all tokens under the model, end token included. Settings of
+            `generate` (a repetition penalty, a temperature) have no effect on it.
         tokens (`list[int]`): Token ids, with the end token unless the length limit came first. Those of a split text
-            are the tokens of its parts one after another, each part with its end token.
+            are the tokens of its parts, each with its end token.
         finished (`bool`): Whether the model ended the sentence itself.
         alignment (`list[tuple[int, int]]`, *optional*): For each target token the source token of largest
-            cross-attention, as (source, target) positions in the source's token ids and in `tokens`; none where that
-            is the source's end token, and none for end tokens of the target.
+            cross-attention, as (source, target) positions in the source's token ids and in `tokens`. End tokens of
+            either side have no link.
     """
 
     text: str

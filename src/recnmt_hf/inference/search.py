@@ -1,11 +1,10 @@
 """
-Greedy and beam search that drop finished sentences from the batch. The translations are those of transformers' own
-search, which keeps every sentence until the last one of the batch is finished.
+Greedy and beam search that drop finished sentences from the batch, with the results of transformers' own search, in
+which every sentence stays until the whole batch is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,41 +16,31 @@ from .decoding import MaxLengthPerSentence, PrefixPerSentence
 
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
 SHARE_FINISHED = 0.1
-# Stands for no score, as in transformers.
+# Score of a missing hypothesis, as in transformers.
 NONE = -1.0e9
 # Inputs of a model that stay the same from step to step.
 MODEL_INPUTS = ("encoder_outputs", "attention_mask")
 
 
 class SearchRows(Protocol):
-    """Decoder rows of the sentences that are still searched, as [`run_search`] steps through them."""
+    """Decoder rows of the unfinished sentences, as [`run_search`] advances them."""
 
     @property
     def sentences(self) -> int:
         """Number of sentences; each has the same number of consecutive rows."""
-        ...
 
     @property
     def returns_log_probs(self) -> bool:
         """Whether [`next_logits`] returns log-probabilities already."""
-        ...
 
     def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """
-        Return the next logits `(rows, vocab_size)`, in float32.
-
-        Args:
-            tokens (`torch.LongTensor` of shape `(rows, length)`): Tokens that the cache does not contain yet.
-        """
-        ...
+        """Read `(rows, length)` tokens that the cache does not contain yet; return `(rows, vocab_size)` in float32."""
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Replace row `i` by row `rows[i]`; all sentences stay."""
-        ...
 
     def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
         """Keep these rows, in this order, and the sentences that they belong to, each index once."""
-        ...
 
 
 class ModelRows:
@@ -60,8 +49,7 @@ class ModelRows:
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder.
-        inputs (`dict`): Inputs as `generate` prepares them; `encoder_outputs`, `attention_mask` and `past_key_values`
-            are used.
+        inputs (`dict`): Inputs as `generate` prepares them; `MODEL_INPUTS` and `past_key_values` are used.
         rows (`int`): Number of decoder rows, the same for each sentence.
         sentences (`int`): Number of sentences.
     """
@@ -102,13 +90,6 @@ def select_rows(value: Any, indices: dict[int, torch.Tensor]) -> Any:
     return value
 
 
-def select_sentences(parts: Sequence[Any], sentences: torch.Tensor) -> None:
-    """Keep these sentences in processors and criteria that have settings for each sentence."""
-    for part in parts:
-        if isinstance(part, (MaxLengthPerSentence, PrefixPerSentence)):
-            part.keep_sentences(sentences)
-
-
 def search(
     model: Any,
     input_ids: torch.Tensor,
@@ -118,18 +99,17 @@ def search(
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """
-    Search as `generate(custom_generate=search)` calls it: with beams, or greedily where `num_beams` is 1.
+    Search as `generate(custom_generate=search)` calls it: with beams, or greedily if `num_beams` is 1.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder with a growing cache.
         input_ids (`torch.LongTensor` of shape `(rows, prompt_length)`): The decoder's prompts, one for each beam.
-        logits_processor, stopping_criteria: Those that treat each row by itself, [`MaxLengthPerSentence`] and
-            [`PrefixPerSentence`].
-        generation_config (`GenerationConfig`): `num_beams`, `num_return_sequences`, `length_penalty`,
-            `early_stopping`, the control tokens and `max_length`.
+        logits_processor, stopping_criteria: [`MaxLengthPerSentence`], [`PrefixPerSentence`], and others that treat each
+            row separately.
+        generation_config (`GenerationConfig`): Beams, penalty, control tokens and `max_length`.
 
     Returns:
-        `torch.LongTensor` of shape `(sentences * num_return_sequences, length)`, as transformers' own search gives it.
+        `torch.LongTensor` of shape `(sentences * num_return_sequences, length)`, as by transformers' own search.
     """
     beams = generation_config.num_beams or 1
     rows = ModelRows(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
@@ -137,37 +117,28 @@ def search(
 
 
 def run_search(
-    rows: SearchRows,
-    input_ids: torch.Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
+    rows: SearchRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
 ) -> torch.Tensor:
     """Search with rows of one model or of several; arguments and result as of [`search`]."""
-    state = BeamSearch if (generation_config.num_beams or 1) > 1 else GreedySearch
-    return state(rows, input_ids, logits_processor, stopping_criteria, generation_config).run()
+    state = BeamSearch if (config.num_beams or 1) > 1 else GreedySearch
+    return state(rows, input_ids, processors, criteria, config).run()
 
 
 class GreedySearch:
     """Greedy search; see [`search`]."""
 
     def __init__(
-        self,
-        rows: SearchRows,
-        input_ids: torch.Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        config: GenerationConfig,
+        self, rows: SearchRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
     ):
-        self.rows, self.config = rows, config
-        self.processors: Any = logits_processor
-        self.criteria: Any = stopping_criteria
+        self.rows, self.processors, self.criteria, self.config = rows, processors, criteria, config
         self.prompt_length = input_ids.shape[1]
         self.beams = config.num_beams or 1
-        self.padding = padding_id(config)
-        self.sentences = torch.arange(rows.sentences, device=input_ids.device)  # indices of those still searched
+        ends = config.eos_token_id
+        self.ends = list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
+        padding = next(int(id) for id in (config.pad_token_id, *self.ends, -1) if id is not None)
+        self.sentences = torch.arange(rows.sentences, device=input_ids.device)  # indices of unfinished ones
         shape = (rows.sentences, self.beams, int(config.max_length or 0))
-        self.running = input_ids.new_full(shape, self.padding)
+        self.running = input_ids.new_full(shape, padding)
         self.running[..., : self.prompt_length] = input_ids.view(*shape[:2], -1)
         self.collected = self.running.clone()
 
@@ -205,7 +176,9 @@ class GreedySearch:
         self.rows.select(rows.view(-1, self.beams).index_select(0, stay).flatten(), stay)
         self.sentences = self.sentences.index_select(0, stay)
         self.running = self.running.index_select(0, stay)
-        select_sentences([*self.processors, *self.criteria], stay)
+        for part in (*self.processors, *self.criteria):
+            if isinstance(part, (MaxLengthPerSentence, PrefixPerSentence)):
+                part.keep_sentences(stay)
         self.select_state(stay)
 
     def collect(self, places: torch.Tensor) -> None:
@@ -222,7 +195,7 @@ class GreedySearch:
 
 class BeamSearch(GreedySearch):
     """
-    Beam search by transformers' rules. Of the `(1 + end tokens) * beams` best continuations, the `beams` best
+    Beam search by transformers' rules. Among the `(1 + end tokens) * beams` best continuations, the `beams` best
     unfinished ones are continued, and finished ones are collected if they are among the `beams` best. A sentence is
     finished when no running hypothesis can exceed its worst finished one, by the length penalty at the current length.
     """
@@ -236,9 +209,7 @@ class BeamSearch(GreedySearch):
         self.finished_scores = torch.full(shape, NONE, device=device)
         self.is_finished = torch.zeros(shape, dtype=torch.bool, device=device)
         self.can_improve = torch.ones(shape[0], dtype=torch.bool, device=device)
-        ends = self.config.eos_token_id
-        count = len(ends) if isinstance(ends, (list, tuple)) else int(ends is not None)
-        self.continuations = max(2, 1 + count) * self.beams
+        self.continuations = max(2, 1 + len(self.ends)) * self.beams
 
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         sentences, beams = self.running.shape[:2]
@@ -292,10 +263,3 @@ class BeamSearch(GreedySearch):
     def select_state(self, stay: torch.Tensor) -> None:
         for name in ("running_scores", "finished", "finished_scores", "is_finished", "can_improve"):
             setattr(self, name, getattr(self, name).index_select(0, stay))
-
-
-def padding_id(config: GenerationConfig) -> int:
-    """Return the token id that follows the end of a hypothesis."""
-    ends = config.eos_token_id
-    end = ends[0] if isinstance(ends, (list, tuple)) else ends
-    return next(int(id) for id in (config.pad_token_id, end, -1) if id is not None)

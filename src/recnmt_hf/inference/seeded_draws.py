@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 class SeededDraws(TorchFunctionMode):
     """
-    Context in which the draws of `generate` come from generators of its own. The draws of a seed are those that
-    `torch.manual_seed` gives, torch's global generators are left alone, and each thread has its own context.
+    Context in which the draws of `generate` come from generators of its own. They equal those after
+    `torch.manual_seed`; torch's global generators do not change, and each thread has its own context.
 
     Args:
         seed (`int`): Seed of the generators, one for each device.
@@ -30,11 +30,7 @@ class SeededDraws(TorchFunctionMode):
         return self.generators[device]
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.multinomial:
             kwargs = {"generator": self.generator(args[0].device), **(kwargs or {})}

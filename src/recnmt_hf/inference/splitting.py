@@ -19,21 +19,13 @@ CUTS = (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r".")
 def split_text(text: str, limit: int, length: Callable[[str], int], glue: str = "") -> list[tuple[str, str]]:
     """
     Split a text after punctuation if possible, else between words, else between characters, each time as near to the
-    middle as possible.
-
-    Args:
-        text (`str`): The text.
-        limit (`int`): Maximum length of a part; a single character may exceed it.
-        length (callable): Computes the length of a text, e.g. in tokens.
-        glue (`str`, *optional*): Text before the first part.
-
-    Returns:
-        For each part the text that joins its translation to the one before, and the part.
+    middle as possible. Only a single character may exceed `limit`, as measured by `length`. Return for each part the
+    text that joins its translation to the one before (`glue` for the first), and the part.
     """
     if length(text) <= limit or len(text) < 2:
         return [(glue, text)]
     for pattern in CUTS:
-        cuts = [found.end() for found in re.finditer(pattern, text) if found.end() < len(text)]
+        cuts = [match.end() for match in re.finditer(pattern, text) if match.end() < len(text)]
         if cuts:
             cut = min(cuts, key=lambda place: abs(place - len(text) / 2))
             left = split_text(text[:cut].strip(), limit, length, glue)
@@ -43,15 +35,9 @@ def split_text(text: str, limit: int, length: Callable[[str], int], glue: str = 
 
 def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
     """
-    Split a text into its sentences. Line breaks always separate sentences.
-
-    Args:
-        text (`str`): The text.
-        language (`str`, *optional*): Language code. By default, and for an unknown one, the rules suit most
-            languages.
-
-    Returns:
-        For each sentence the text that joins it to the one before, and the sentence.
+    Split a text into its sentences by the rules of a language code; without one, and for an unknown one, by rules that
+    suit most languages. Line breaks always separate sentences. Return for each sentence the text that joins it to the
+    one before, and the sentence.
     """
     code = re.split("[-_]", language or "")[0].lower()
     # The splitter fails on white space of several bytes.
@@ -60,36 +46,36 @@ def split_sentences(text: str, language: str | None = None) -> list[tuple[str, s
     glue, start = "", 0
     for line in text.split("\n"):
         for part in sentencex.segment(code, plain[start : start + len(line)]):
-            given, start = text[start : start + len(part)], start + len(part)
-            if sentence := given.strip():
-                before = given.partition(sentence)[0]
-                space = (glue + before).replace("\u3000", " ") if "\n" not in glue else glue + before
-                sentences.append((space or glue_at(text, start - len(given)), sentence))
+            original, start = text[start : start + len(part)], start + len(part)
+            if sentence := original.strip():
+                space = glue + original.partition(sentence)[0]
+                space = space if "\n" in glue else space.replace("\u3000", " ")
+                sentences.append((space or glue_at(text, start - len(original)), sentence))
                 glue = ""
-            glue += given[len(given.rstrip()) :] if sentence else given
+            glue += original[len(original.rstrip()) :] if sentence else original
         glue, start = f"{glue}\n", start + 1
     return [("", sentences[0][1]), *sentences[1:]] if sentences else []
 
 
 def join_pieces(
-    found: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str], lengths: Sequence[int] | None = None
+    pieces: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str], lengths: Sequence[int] = ()
 ) -> list[Hypothesis]:
     """
     Join the hypotheses of the parts of a text rank by rank: the best of each part, the second best of each, and so on.
     Log-probabilities add up.
 
     Args:
-        found (sequence of sequences of [`Hypothesis`]): Hypotheses of each part.
+        pieces (sequence of sequences of [`Hypothesis`]): Hypotheses of each part.
         penalty (`float`): The length penalty of the joined hypotheses.
         glues (sequence of `str`): Text that joins each part to the one before.
         lengths (sequence of `int`, *optional*): Source tokens of each part without control tokens, which the
             alignments of the parts behind it are moved by. Required for alignments.
     """
     joined = []
-    for parts in zip(*found, strict=True):
+    for parts in zip(*pieces, strict=True):
         log_prob = sum(part.log_prob for part in parts)
         tokens = [token for part in parts for token in part.tokens]
-        alignment = None if parts[0].alignment is None else join_alignments(parts, lengths or [])
+        alignment = None if parts[0].alignment is None else join_alignments(parts, lengths)
         joined.append(
             Hypothesis(
                 join_texts([part.text for part in parts], glues),

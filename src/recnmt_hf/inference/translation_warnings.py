@@ -54,7 +54,7 @@ class UnknownTokens:
         if self.unknown > UNKNOWN_SHARE * self.total:
             logger.warning_once(
                 f"{100 * self.unknown / self.total:.1f}% of the source tokens are unknown to the tokenizer, and the "
-                "model cannot tell them apart. Remedy: a model whose tokenizer knows this language and script."
+                "model cannot distinguish them. Use a model whose tokenizer covers this language and script."
             )
 
 
@@ -62,24 +62,20 @@ class ShortTranslations:
     """Numbers of translations that are far too short."""
 
     def __init__(self) -> None:
-        self.first: list[int] = []
-        self.short = self.total = 0
+        self.numbers: list[int] = []
+        self.total = 0
 
-    def add(self, number: int, translation: Translation) -> None:
-        """Check the translation of a sentence, counted from 1."""
-        self.total += 1
-        if is_far_too_short(translation):
-            self.short += 1
-            if len(self.first) < MOST_NUMBERS:
-                self.first.append(number)
+    def check(self, translations: Sequence[Translation], first: int) -> None:
+        """Check translations; `first` is the number of the first sentence, counted from 1."""
+        self.total += len(translations)
+        self.numbers += [first + i for i, translation in enumerate(translations) if is_far_too_short(translation)]
 
     def warn(self) -> None:
         """Log a warning if there are any."""
-        if self.short:
-            numbers = ", ".join(map(str, self.first)) + ", ..." * (self.short > len(self.first))
+        if self.numbers:
+            numbers = ", ".join(map(str, self.numbers[:MOST_NUMBERS])) + ", ..." * (len(self.numbers) > MOST_NUMBERS)
             logger.warning(
-                f"{self.short} of {self.total} translations have less than a quarter of their source's letters "
-                f"(sentence numbers: {numbers}), so parts of the sources are probably untranslated. Remedy: split the "
-                "sources into sentences (split_sentences, --split-sentences), or use a model trained on texts of this "
-                "length."
+                f"{len(self.numbers)} of {self.total} translations have less than a quarter of their source's letters "
+                f"(sentence numbers: {numbers}), so parts of the sources are probably untranslated. Split the sources "
+                "into sentences (--split-sentences), or use a model trained on texts of this length."
             )

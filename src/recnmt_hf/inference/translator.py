@@ -15,11 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import is_blank, truncated
 from ..data.tokenizer_pair import TokenizerPair
-from ..models.user_errors import UserError
+from ..errors import UserError
 from .attention_links import token_links
 from .backends.protocol import Backend, SearchRequest
 from .backends.torch_model import TorchBackend
-from .batching import batches_by_tokens, batches_of_pairs
+from .batching import Tokens, batches_by_tokens, run_batches
 from .loading import load_backend
 from .model_settings import end_ids, target_vocabulary_size
 from .model_task import ModelTask
@@ -59,12 +59,12 @@ class Translator:
         model (`PreTrainedModel`): An encoder-decoder with `generate`.
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target.
-        check (`bool`, *optional*, defaults to `True`): Whether to refuse weights that are not finite and tokenizers of
+        check (`bool`, *optional*, defaults to `True`): Whether to reject weights that are not finite and tokenizers of
             other models ([`~recnmt_hf.data.tokenizer_checks.check_tokenizers`]).
 
     Attributes:
         backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Runs the model.
-        task ([`ModelTask`]): Task that the model was trained for, as far as it is known.
+        task ([`ModelTask`]): Task that the model was trained for, if known.
 
     Raises:
         ValueError: The weights are not finite, or a tokenizer is not the model's.
@@ -83,16 +83,9 @@ class Translator:
 
     @classmethod
     def from_backend(cls, backend: Backend, task: ModelTask | None = None) -> Translator:
-        """
-        Create a translator for a backend.
-
-        Args:
-            backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Runs the model.
-            task ([`ModelTask`], *optional*): Task that the model was trained for.
-        """
+        """Create a translator for a [`~recnmt_hf.inference.backends.protocol.Backend`] and a [`ModelTask`]."""
         translator = cls.__new__(cls)
-        translator.backend = backend
-        translator.task = task or ModelTask()
+        translator.backend, translator.task = backend, task or ModelTask()
         translator.control_ids = translator.tokenizers.control_ids()
         return translator
 
@@ -154,12 +147,7 @@ class Translator:
         return self.tokenizers.target
 
     def inspected_model(self) -> Any:
-        """
-        Return the PyTorch model for reading its attentions, states or weights.
-
-        Raises:
-            ValueError: It was exported, or it is an ensemble.
-        """
+        """Return the PyTorch model for inspection; `ValueError` for an exported model or an ensemble."""
         return self.backend.inspected_model()
 
     # -- translating ---------------------------------------------------------------------------------------------------
@@ -202,24 +190,19 @@ class Translator:
                 The numbers of prefixes and sentences differ.
         """
         options = decoding_options(options, changes)
-        for given, name in ((sentences, "translate"), ([] if prefixes is None else prefixes, "prefixes")):
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                kind = "one text" if isinstance(given, str) else repr(given)
-                raise UserError(f"{name} takes several sentences, not {kind}. Remedy: put them into a list.")
-        pairs = pair_with_prefixes(sentences, prefixes)
-        first = 1
+        for name, value in (("sentences", sentences), ("prefixes", [] if prefixes is None else prefixes)):
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise UserError("sentence.not_a_list", field=name, value=value)
+        pairs = enumerate(pair_with_prefixes(sentences, prefixes), start=1)
         unknown, short = UnknownTokens(self.tokenizer), ShortTranslations()
         while chunk := list(islice(pairs, options.buffer)):
             prepared = [
-                self.prepare(sentence, options, prefix, f"Sentence {number}")
-                for number, (sentence, prefix) in enumerate(chunk, start=first)
+                self.prepare(sentence, options, prefix, f"Sentence {number}") for number, (sentence, prefix) in chunk
             ]
-            translations = self.search(prepared, options, unknown, first - 1, scores)
+            translations = self.search(prepared, options, unknown, chunk[0][0] - 1, scores)
             if warn_short and not self.takes_whole_texts(options):
-                for number, translation in enumerate(translations, start=first):
-                    short.add(number, translation)
+                short.check(translations, chunk[0][0])
             yield from translations
-            first += len(chunk)
         unknown.warn()
         short.warn()
 
@@ -228,36 +211,25 @@ class Translator:
     ) -> PreparedSentence:
         """
         Encode a sentence, split where it is too long for the model and `on_long="split"`, or a text, split into
-        sentences.
-
-        Args:
-            sentence (`str`): The sentence.
-            options ([`DecodingOptions`]): How to split.
-            prefix (`str`, *optional*): Text that the translation begins with.
-            place (`str`, *optional*): Name of the sentence in messages.
-
-        Raises:
-            ValueError: It is not a string, or too long, or the prefix is not possible.
+        sentences. `prefix` is the beginning of the translation, `place` the name of the sentence in messages. Raise
+        `UserError` if the sentence is not a string or too long, or the prefix is not possible.
         """
         check_text(sentence, place)
         whole = [] if is_blank(sentence) else self.encode_source(sentence)
-        forced = self.prefix_ids(prefix, place) if prefix else []
+        prepared = PreparedSentence(sentence, [], [], self.prefix_ids(prefix, f"{place}: prefix") if prefix else [])
         if self.is_empty(whole):
-            if forced:
-                raise UserError(
-                    f"{place} is empty, and its translation cannot begin with {prefix[:60]!r}. Remedy: give an empty "
-                    "prefix too, or see that sentences and prefixes are in the same order."
-                )
-            return PreparedSentence(sentence, [], [])
+            if prepared.prefix:
+                raise UserError("prefix.of_empty_sentence", field=place, value=prefix)
+            return prepared
         parts = [("", sentence, whole)]
-        if self.splits_sentences(options, bool(forced)):
+        splits_by_default = not prepared.prefix and not self.takes_whole_texts(options)
+        if options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default):
             parts = self.encode_sentences(sentence, whole, options)
-        prepared = PreparedSentence(sentence, [], [], forced)
         space = ""
         for number, (glue, text, ids) in enumerate(parts, start=1):
-            name = place if len(parts) == 1 else f"{place}, part {number},"
-            for own_glue, piece in self.within_limit(text, ids, options, name, glue):
-                space += own_glue
+            name = place if len(parts) == 1 else f"{place}, part {number}"
+            for piece_glue, piece in self.within_limit(text, ids, options, name, glue):
+                space += piece_glue
                 if not self.is_empty(piece):
                     prepared.pieces.append(piece)
                     prepared.glues.append(space)
@@ -268,34 +240,17 @@ class Translator:
         """Return whether a text is one input and may have a much shorter output, as for summaries."""
         return options.on_long == "truncate" or self.task.summarizes
 
-    def splits_sentences(self, options: DecodingOptions, has_prefix: bool) -> bool:
-        """Return whether a text is translated sentence by sentence."""
-        if options.split_sentences == "auto":
-            return not has_prefix and not self.takes_whole_texts(options)
-        return options.split_sentences == "always"
-
     def encode_sentences(
         self, text: str, whole: list[int], options: DecodingOptions
     ) -> list[tuple[str, str, list[int]]]:
         """
-        Split a text into sentences.
-
-        Args:
-            text (`str`): The text.
-            whole (`list[int]`): Its token ids.
-            options ([`DecodingOptions`]): Language. With `alignments`, whose positions are those of the whole text, it
-                is split only if its sentences have the same tokens.
-
-        Returns:
-            For each sentence the white space before it, the sentence and its token ids.
+        Return for each sentence of a text the white space before it, the sentence and its token ids. With `alignments`,
+        whose positions are those of the whole text, a text whose sentences have other tokens is not split.
         """
         language = options.source_lang or self.task.source_lang or getattr(self.tokenizer, "source_lang", None)
-        sentences = split_sentences(text, language)
-        if len(sentences) < 2:
-            return [("", text, whole)]
-        encoded = [(glue, sentence, self.encode_source(sentence)) for glue, sentence in sentences]
+        encoded = [(glue, sentence, self.encode_source(sentence)) for glue, sentence in split_sentences(text, language)]
         tokens = [id for _, _, ids in encoded for id in self.without_control(ids)]
-        if options.alignments and tokens != self.without_control(whole):
+        if len(encoded) < 2 or (options.alignments and tokens != self.without_control(whole)):
             return [("", text, whole)]
         return encoded
 
@@ -310,39 +265,23 @@ class Translator:
         if options.on_long == "truncate":
             return [(glue, truncated(ids, limit, self.end_ids()))]
         if options.on_long != "split":
-            raise UserError(
-                f"{place} has {len(ids)} tokens, the model takes {limit}: {text[:60]!r}... "
-                'Remedy: shorten it, or have it split with on_long="split" (--on-long split), or cut off with '
-                '"truncate".'
-            )
-        parts = [(own_glue, self.encode_source(part)) for own_glue, part in self.parts_within(text, limit, glue)]
+            raise UserError("sentence.too_long", field=place, value=text, length=len(ids), limit=limit)
+        texts = split_text(text.strip(), limit, lambda part: len(self.encode_source(part)), glue)
+        parts = [(part_glue, self.encode_source(part)) for part_glue, part in texts]
         if any(len(part) > limit and not self.is_empty(part) for _, part in parts):
-            raise UserError(
-                f"{place} cannot be split into parts of {limit} tokens: a single character takes more. Remedy: raise "
-                "max_source_length."
-            )
+            raise UserError("sentence.cannot_split", field=place, limit=limit)
         return parts
 
     def prefix_ids(self, prefix: str, place: str) -> list[int]:
         """Return the token ids of a prefix, without the end of the sentence."""
-        check_text(prefix, f"{place}: the prefix")
+        check_text(prefix, place)
         ids = [] if is_blank(prefix) else self.encode_target(prefix)
         while ids and ids[-1] in self.end_ids():
             ids = ids[:-1]
         limit = self.backend.limits.target
         if limit is not None and len(ids) >= limit:
-            raise UserError(
-                f"{place}: the prefix has {len(ids)} tokens, the model can generate {limit}. Remedy: shorten it."
-            )
+            raise UserError("prefix.too_long", field=place, length=len(ids), limit=limit)
         return ids
-
-    def split_source(self, sentence: str, limit: int) -> list[list[int]]:
-        """Return the token ids of the parts of a long sentence, as [`split_text`] cuts it."""
-        return [self.encode_source(part) for _, part in self.parts_within(sentence, limit)]
-
-    def parts_within(self, sentence: str, limit: int, glue: str = "") -> list[tuple[str, str]]:
-        """Return the white space and text of the parts of a long sentence, each of at most `limit` tokens."""
-        return split_text(sentence.strip(), limit, lambda text: len(self.encode_source(text)), glue)
 
     def search(
         self,
@@ -353,48 +292,43 @@ class Translator:
         scores: bool = True,
     ) -> list[Translation]:
         """
-        Translate prepared sentences, in batches of similar length.
-
-        Args:
-            prepared (sequence of [`PreparedSentence`]): The sentences.
-            options ([`DecodingOptions`]): How to translate.
-            unknown ([`UnknownTokens`], *optional*): Counts the unknown tokens of the sources.
-            offset (`int`, *optional*): Number of earlier sentences, which is added to the seed of sampling.
-            scores (`bool`, *optional*, defaults to `True`): As for [`translate`].
+        Translate prepared sentences, in batches of similar length. `unknown` counts the unknown tokens of the sources;
+        `offset`, the number of earlier sentences, is added to the seed of sampling.
         """
-        pieces = [(i, piece) for i, sentence in enumerate(prepared) for piece in sentence.pieces]
-        starts = [bool(k == 0 or pieces[k - 1][0] != i) for k, (i, _) in enumerate(pieces)]
-        prefixes = [prepared[i].prefix if start else [] for (i, _), start in zip(pieces, starts, strict=True)]
+        sources: list[list[int]] = []
+        prefixes: list[list[int]] = []
+        for sentence in prepared:
+            sources += sentence.pieces
+            prefixes += [[] if k else sentence.prefix for k in range(len(sentence.pieces))]
         if unknown is not None:
-            for _, ids in pieces:
+            for ids in sources:
                 unknown.count(ids)
-        by_piece: list[list[Hypothesis]] = [[] for _ in pieces]
+        by_piece: list[list[Hypothesis]] = [[] for _ in sources]
         rows = max(options.beams, options.num_hypotheses)
         seed = None if options.seed is None else options.seed + offset
         with self.backend.seeded(seed):  # once for all batches, or all of them would draw the same numbers
-            for batch in batches_by_tokens([len(ids) for _, ids in pieces], options.max_tokens // rows):
+            for batch in batches_by_tokens(list(map(len, sources)), options.max_tokens // rows):
                 hypotheses = self.search_batch(
-                    [pieces[k][1] for k in batch], [prefixes[k] for k in batch], options, scores
+                    [sources[k] for k in batch], [prefixes[k] for k in batch], options, scores
                 )
                 for k, of_piece in zip(batch, hypotheses, strict=True):
                     by_piece[k] = of_piece
-        by_sentence: list[list[list[Hypothesis]]] = [[] for _ in prepared]
-        for (i, _), of_piece in zip(pieces, by_piece, strict=True):
-            by_sentence[i].append(of_piece)
+        remaining = iter(by_piece)
         translations = []
-        for sentence, parts in zip(prepared, by_sentence, strict=True):
-            if not parts:
-                best = [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)]
-            else:
+        for sentence in prepared:
+            parts = list(islice(remaining, len(sentence.pieces)))
+            if len(parts) > 1:
                 lengths = [len(self.without_control(piece)) for piece in sentence.pieces]
-                best = parts[0] if len(parts) == 1 else join_pieces(parts, options.penalty(), sentence.glues, lengths)
+                best = join_pieces(parts, options.penalty(), sentence.glues, lengths)
+            else:
+                best = parts[0] if parts else [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)]
             translations.append(Translation(sentence.text, best))
         return translations
 
     def search_batch(
         self,
-        sources: Sequence[Sequence[int]],
-        prefixes: Sequence[Sequence[int]],
+        sources: Tokens,
+        prefixes: Tokens,
         options: DecodingOptions,
         scores: bool = True,
     ) -> list[list[Hypothesis]]:
@@ -406,9 +340,7 @@ class Translator:
         hypotheses = self.make_hypotheses(sources, tokens, options, scores, result.log_probs)
         return [of_source[: options.num_hypotheses] for of_source in hypotheses]
 
-    def max_lengths(
-        self, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], options: DecodingOptions
-    ) -> list[int]:
+    def max_lengths(self, sources: Tokens, prefixes: Tokens, options: DecodingOptions) -> list[int]:
         """Return the maximum number of new tokens for each source, prefix and end token included."""
         lengths = [max(1, int(options.max_length_factor * len(ids)) + options.max_length_extra) for ids in sources]
         lengths = [max(length, len(ids) + bool(ids)) for length, ids in zip(lengths, prefixes, strict=True)]
@@ -417,8 +349,8 @@ class Translator:
 
     def strip(self, row: list[int]) -> list[int]:
         """
-        Return a generated row up to its end token or, without one, up to its padding. Rows must be truncated to their
-        limit before: beam search may fill up truncated hypotheses with end tokens.
+        Return a generated row up to its end token or, without one, up to its padding. Truncate the row to its limit
+        first: beam search may fill up truncated hypotheses with end tokens.
         """
         ends = self.end_ids()
         for i, token in enumerate(row):
@@ -430,21 +362,15 @@ class Translator:
 
     def make_hypotheses(
         self,
-        sources: Sequence[Sequence[int]],
+        sources: Tokens,
         tokens: Sequence[list[int]],
         options: DecodingOptions,
         scores: bool,
         log_probs: Sequence[float] | None = None,
     ) -> list[list[Hypothesis]]:
         """
-        Create the hypotheses of each source, best first if their log-probabilities are known.
-
-        Args:
-            sources (sequence of sequences of `int`): Token ids.
-            tokens (sequence of lists of `int`): Hypotheses, the same number in consecutive rows for each source.
-            options ([`DecodingOptions`]): Penalty and alignments.
-            scores (`bool`): Whether to compute log-probabilities in another pass of the model.
-            log_probs (sequence of `float`, *optional*): Those of the search, for use without that pass.
+        Create the hypotheses of each source, the same number in consecutive rows of `tokens`, best first if their
+        log-probabilities are known: from another pass of the model (`scores`), or those of the search.
         """
         per_source, penalty = len(tokens) // len(sources), options.penalty()
         repeated = [source for source in sources for _ in range(per_source)]
@@ -460,17 +386,10 @@ class Translator:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         texts = self.target_tokenizer.batch_decode([*tokens], skip_special_tokens=True)
         ends = self.end_ids()
-        hypotheses = [
-            Hypothesis(
-                text.strip(),
-                log_prob / max(len(row), 1) ** penalty,
-                log_prob,
-                row,
-                bool(row) and row[-1] in ends,
-                alignment,
-            )
-            for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True)
-        ]
+        hypotheses = []
+        for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True):
+            score, finished = log_prob / max(len(row), 1) ** penalty, bool(row) and row[-1] in ends
+            hypotheses.append(Hypothesis(text.strip(), score, log_prob, row, finished, alignment))
         by_source = [hypotheses[i : i + per_source] for i in range(0, len(hypotheses), per_source)]
         # The search adds in float32; among near-ties the order by the scores reported here may differ.
         return [sorted(row, key=lambda one: -one.score) for row in by_source] if is_scored else by_source
@@ -499,42 +418,32 @@ class Translator:
             ValueError: The numbers of sources and targets differ, or a source is empty.
         """
         options = decoding_options(options, changes)
-        if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
+        check_counts(sources, targets)
         source_ids, target_ids = [], []
         unknown = UnknownTokens(self.tokenizer)
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-            names = [f"{side} {number}" for side in ("Source", "Translation", "Pair")]
-            if places is not None:
-                names = [f"{places[number - 1]}: {side}" for side in ("the source", "the translation", "the pair")]
-            check_text(source, names[0])
+            place = f"Pair {number}" if places is None else places[number - 1]
+            check_text(source, f"{place}: source")
             ids = [] if is_blank(source) else self.encode_source(source)
             if self.is_empty(ids):
-                raise UserError(f"{names[0]} is empty and has no probability. Remedy: remove the pair.")
+                raise UserError("pair.empty", field=f"{place}: source")
             unknown.count(ids)
             source_ids.append(ids)
-            target_ids.append(self.target_ids(target, names[1]))
-            self.check_lengths(len(ids), len(target_ids[-1]), names[2])
+            target_ids.append(self.target_ids(target, f"{place}: translation"))
+            self.check_lengths(len(ids), len(target_ids[-1]), place)
         unknown.warn()
         penalty = options.penalty()
         log_probs = self.score_tokens(source_ids, target_ids, options.max_tokens)
         return [SentenceScore(sum(row) / max(len(row), 1) ** penalty, sum(row), row) for row in log_probs]
 
-    def score_tokens(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], max_tokens: int = 4096
-    ) -> list[list[float]]:
+    def score_tokens(self, sources: Tokens, targets: Tokens, max_tokens: int = 4096) -> list[list[float]]:
         """Return the log-probability of every target token, computed in batches of at most `max_tokens`."""
-        log_probs: list[list[float]] = [[] for _ in targets]
-        for batch in batches_of_pairs(sources, targets, max_tokens):
-            rows = self.backend.score([sources[i] for i in batch], [targets[i] for i in batch])
-            for i, row in zip(batch, rows, strict=True):
-                log_probs[i] = row
-        return log_probs
+        return run_batches(self.backend.score, sources, targets, max_tokens)
 
     def align_tokens(
         self,
-        sources: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
+        sources: Tokens,
+        targets: Tokens,
         layer: int | str | None = None,
         max_tokens: int = 4096,
     ) -> list[list[tuple[int, int]]]:
@@ -543,24 +452,15 @@ class Translator:
         averaged over the heads of a decoder layer. The rule is that of [`align_pairs`], with each token as a word.
         There is no link to the source's end token, and none for the target's.
         """
-        links: list[list[tuple[int, int]]] = [[] for _ in targets]
         controls = self.control_ids[0], self.control_ids[1] | self.end_ids()
-        for batch in batches_of_pairs(sources, targets, max_tokens):
-            batch_sources, batch_targets = [sources[i] for i in batch], [targets[i] for i in batch]
-            attentions = self.attention(batch_sources, batch_targets)
-            rows = token_links(attentions, batch_sources, batch_targets, controls, layer)
-            for i, row in zip(batch, rows, strict=True):
-                links[i] = row
-        return links
 
-    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-        """
-        Return the cross-attention to the sources while the model is given the targets, per decoder layer `(batch_size,
-        num_heads, target_length, source_length)`; row j belongs to the step that predicts target token j.
+        def align(sources: Tokens, targets: Tokens) -> list[list[tuple[int, int]]]:
+            return token_links(self.attention(sources, targets), sources, targets, controls, layer)
 
-        Raises:
-            ValueError: The model does not attend to source words, or its format returns no attention.
-        """
+        return run_batches(align, sources, targets, max_tokens)
+
+    def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
+        """Return the cross-attention of the decoder's layers under teacher forcing, as [`Backend.attention`]."""
         return self.backend.attention(sources, targets)
 
     # -- text and token ids --------------------------------------------------------------------------------------------
@@ -579,11 +479,12 @@ class Translator:
             check_text(target, place)
             return self.encode_target(target)
         size = target_vocabulary_size(self.model.config)
-        ids = list(target) if isinstance(target, Iterable) else [target]
-        for id in ids:
-            if not hasattr(id, "__index__") or isinstance(id, float) or not 0 <= id < size:
-                raise UserError(f"{place}: {id!r} is no token id of 0 to {size - 1}. Remedy: give the model's own ids.")
-        return [operator.index(id) for id in ids]
+        ids = []
+        for value in target if isinstance(target, Iterable) else [target]:
+            ids.append(operator.index(value) if hasattr(value, "__index__") else -1)
+            if not 0 <= ids[-1] < size:
+                raise UserError("token.unknown_id", field=place, value=value, most=size - 1)
+        return ids
 
     def is_empty_source(self, sentence: str) -> bool:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
@@ -591,7 +492,7 @@ class Translator:
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Return whether the token ids of a source are control tokens only."""
-        return all(id in self.control_ids[0] for id in ids)
+        return not self.without_control(ids)
 
     def without_control(self, ids: Sequence[int]) -> list[int]:
         """Return the token ids of a source without control tokens."""
@@ -604,7 +505,7 @@ class Translator:
         target_limit = None if limits.target is None else limits.target + 1
         for side, length, limit in (("source", source, limits.source), ("target", target, target_limit)):
             if limit is not None and length > limit:
-                raise UserError(f"{place} has {length} {side} tokens, the model takes {limit}. Remedy: shorten it.")
+                raise UserError("pair.too_long", field=place, side=side, length=length, limit=limit)
 
     def pad_id(self) -> int:
         """Return the id of the target's padding token."""
@@ -616,38 +517,31 @@ class Translator:
 
 
 def check_text(sentence: object, place: str) -> None:
-    """
-    Check that a sentence is text that can be encoded in UTF-8.
-
-    Args:
-        sentence: The sentence.
-        place (`str`): Name of the sentence in messages.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Raise `UserError` unless a sentence is text that UTF-8 can encode; `place` is its name in the message."""
     if not isinstance(sentence, str):
-        raise UserError(f"{place} is no text but {sentence!r}. Remedy: give sentences.")
+        raise UserError("sentence.not_text", field=place, value=sentence)
     try:
         sentence.encode()
     except UnicodeEncodeError as error:
+        raise UserError("sentence.half_character", field=place, value=error.object[error.start]) from error
+
+
+def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Raise `UserError` if the numbers of sources and translations differ."""
+    if len(sources) != len(targets):
         raise UserError(
-            f"{place} holds half a character ({error.object[error.start]!a}): {sentence[:60]!a}. Remedy: correct "
-            "how the text was read; UTF-8 has no such characters."
-        ) from error
+            "pair.counts_differ", field="translations", value=len(targets), other="sources", expected=len(sources)
+        )
 
 
 def pair_with_prefixes(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield each sentence with its prefix. Raises `UserError` if their numbers differ."""
+    """Yield each sentence with its prefix; raise `UserError` if their numbers differ."""
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return
     missing: Any = object()
-    for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=missing), start=1):
+    for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=missing)):
         if sentence is missing or prefix is missing:
-            fewer, more = ("sentences", "prefixes") if sentence is missing else ("prefixes", "sentences")
-            raise UserError(
-                f"There are more {more} than {fewer}, which end after {number - 1}. Remedy: give one prefix for each "
-                "sentence, and an empty one where its translation is free."
-            )
+            field, other = ("sentences", "prefixes") if sentence is missing else ("prefixes", "sentences")
+            raise UserError("prefix.counts_differ", field=field, value=number, other=other)
         yield sentence, prefix

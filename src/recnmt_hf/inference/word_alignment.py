@@ -10,11 +10,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain, is_blank
+from ..errors import UserError
 from ..metrics.alignment import format_links
-from ..models.user_errors import UserError
 from .attention_links import choose_attention, links_of_matrix, word_matrix
 from .batching import batches_of_pairs
-from .translator import Translator, check_text
+from .translator import Translator, check_counts, check_text
 
 
 @dataclass
@@ -45,18 +45,12 @@ def words_of_tokens(
 ) -> tuple[list[int], list[int | None]]:
     """
     Return a sentence's token ids, and for each token the number of its word (separated by spaces, from 0); `None` for
-    special tokens.
-
-    Raises:
-        ValueError: The tokenizer does not report the positions of its tokens in the text.
+    special tokens. Raise `UserError` if the tokenizer does not report the positions of its tokens in the text.
     """
     if not tokenizer.is_fast:
-        raise UserError(
-            f"{type(tokenizer).__name__} does not return the positions of its tokens, so sub-words cannot be mapped to "
-            "words. Remedy: load the fast version of the tokenizer, or convert it to tokenizer.json."
-        )
+        raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
     encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
-    starts = [found.start() for found in re.finditer(r"\S+", text)]
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
     controls = control_ids(tokenizer)
     words: list[int | None] = []
     for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
@@ -94,28 +88,24 @@ def align_pairs(
         ValueError: The numbers of sources and targets differ, a sentence is empty, or the model does not attend to
             source words.
     """
-    if len(sources) != len(targets):
-        raise UserError(f"{len(sources)} sources and {len(targets)} translations: there must be one for each.")
-    pairs = []
+    check_counts(sources, targets)
+    source_sides, target_sides = [], []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-        check_text(source, f"Source {number}")
-        check_text(target, f"Translation {number}")
+        check_text(source, f"Pair {number}: source")
+        check_text(target, f"Pair {number}: translation")
         if is_blank(source) or is_blank(target):
-            raise UserError(f"Pair {number} has an empty side and no alignment. Remedy: remove it from both files.")
-        pairs.append(
-            (words_of_tokens(translator.tokenizer, source), words_of_tokens(translator.target_tokenizer, target, True))
-        )
-    for number, ((source_ids, _), (target_ids, _)) in enumerate(pairs, start=1):
-        translator.check_lengths(len(source_ids), len(target_ids), f"Pair {number}")
-    results: dict[int, WordAlignment] = {}
-    all_sources, all_targets = [ids for (ids, _), _ in pairs], [ids for _, (ids, _) in pairs]
-    for batch in batches_of_pairs(all_sources, all_targets, max_tokens):
-        weights = translator.attention([all_sources[i] for i in batch], [all_targets[i] for i in batch])
-        chosen = choose_attention(weights, layer, head).float().cpu().numpy()
-        for row, i in enumerate(batch):
-            (source_ids, source_words), (target_ids, target_words) = pairs[i]
-            words, spoken = re.findall(r"\S+", sources[i]), re.findall(r"\S+", targets[i])
-            own = chosen[row, : len(target_ids), : len(source_ids)]
-            matrix = word_matrix(own, source_words, target_words, len(words), len(spoken))
-            results[i] = WordAlignment(words, spoken, links_of_matrix(matrix), matrix)
-    yield from (results[i] for i in range(len(pairs)))
+            raise UserError("pair.empty", field=f"Pair {number}")
+        source_sides.append(words_of_tokens(translator.tokenizer, source))
+        target_sides.append(words_of_tokens(translator.target_tokenizer, target, True))
+        translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
+    source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))
+    alignments: dict[int, WordAlignment] = {}
+    for batch in batches_of_pairs(source_ids, target_ids, max_tokens):
+        attentions = translator.attention([source_ids[i] for i in batch], [target_ids[i] for i in batch])
+        weights = choose_attention(attentions, layer, head).float().cpu().numpy()
+        for i, row in zip(batch, weights, strict=True):
+            words, translated = sources[i].split(), targets[i].split()
+            row = row[: len(target_ids[i]), : len(source_ids[i])]
+            matrix = word_matrix(row, source_sides[i][1], target_sides[i][1], len(words), len(translated))
+            alignments[i] = WordAlignment(words, translated, links_of_matrix(matrix), matrix)
+    yield from (alignments[i] for i in range(len(sources)))

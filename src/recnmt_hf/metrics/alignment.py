@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import datasets
 import evaluate
 
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 Links = set[tuple[int, int]]
@@ -21,26 +21,25 @@ class GoldAlignment:
     A hand-made alignment of a sentence pair, as (source, target) positions of words from 0.
 
     Attributes:
-        sure (`set`): Links that must be there.
-        possible (`set`): Links that may be there; the sure ones are among them.
+        sure (`set`): Unambiguous links.
+        possible (`set`): Links that are not counted as errors; a superset of the sure ones.
     """
 
     sure: Links
     possible: Links
 
     def __post_init__(self) -> None:
-        if not set(self.sure) <= set(self.possible):
-            wrong = format_links(set(self.sure) - set(self.possible))
-            raise UserError(f"The sure links {wrong} are not among the possible ones. Remedy: add them there.")
+        if missing := set(self.sure) - set(self.possible):
+            raise UserError("alignment.sure_not_possible", value=format_links(missing))
 
 
 def parse_links(line: str, place: str = "the alignment", one_based: bool = False) -> GoldAlignment:
     """
-    A line of links: `0-0 1-2` (Pharaoh format), with `1p3` or `1?3` for possible ones.
+    Parse a line of links: `0-0 1-2` (Pharaoh format), with `1p3` or `1?3` for possible ones.
 
     Args:
-        line (`str`): Links apart by spaces; an empty line has none.
-        place (`str`, *optional*): Names the line in errors.
+        line (`str`): Links separated by spaces; an empty line has none.
+        place (`str`, *optional*): Name of the line in messages.
         one_based (`bool`, *optional*, defaults to `False`): Whether positions count from 1.
 
     Raises:
@@ -49,20 +48,20 @@ def parse_links(line: str, place: str = "the alignment", one_based: bool = False
     sure: Links = set()
     possible: Links = set()
     for word in line.split():
-        found = re.fullmatch(r"(\d+)([-p?])(\d+)", word)
-        if found is None:
-            raise UserError(f"{place}: {word!r} is no link. Remedy: write source-target, e.g. 0-1, or 0p1 (possible).")
-        link = (int(found[1]) - one_based, int(found[3]) - one_based)
+        match = re.fullmatch(r"(\d+)([-p?])(\d+)", word)
+        if match is None:
+            raise UserError("alignment.not_a_link", field=place, value=word)
+        link = (int(match[1]) - one_based, int(match[3]) - one_based)
         if min(link) < 0:
-            raise UserError(f"{place}: {word!r} has a position below 1. Remedy: positions count from 0 here.")
+            raise UserError("alignment.position_below_one", field=place, value=word)
         possible.add(link)
-        if found[2] == "-":
+        if match[2] == "-":
             sure.add(link)
     return GoldAlignment(sure, possible)
 
 
 def format_links(links: Sequence[tuple[int, int]] | Links) -> str:
-    """Links in Pharaoh format, in order: `0-0 1-2`."""
+    """Return links in Pharaoh format, in order: `0-0 1-2`."""
     return " ".join(f"{i}-{j}" for i, j in sorted(links))
 
 
@@ -94,7 +93,7 @@ class AlignmentScore:
 
 def alignment_error_rate(predictions: Sequence[Links], references: Sequence[GoldAlignment]) -> AlignmentScore:
     """
-    Alignment error rate over a corpus (Och and Ney, 2003, section 6).
+    Compute the alignment error rate over a corpus (Och and Ney, 2003, section 6).
 
     Args:
         predictions (sequence of `set`): A, the links of each sentence pair.
@@ -105,24 +104,19 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
     """
     if len(predictions) != len(references):
         raise UserError(
-            f"{len(predictions)} alignments and {len(references)} gold alignments: there must be one for each. Remedy: "
-            "compare files of the same sentences."
+            "pair.counts_differ", field="alignments", value=len(predictions), other="gold", expected=len(references)
         )
-    found = in_sure = in_possible = sure = possible = 0
-    for links, gold in zip(predictions, references, strict=True):
-        links = set(links)
-        found += len(links)
-        sure += len(gold.sure)
-        possible += len(gold.possible)
-        in_sure += len(links & gold.sure)
-        in_possible += len(links & gold.possible)
-    if found + sure == 0:
-        raise UserError("There is nothing to compare: neither the alignments nor the gold ones have a link.")
+    sides = [(set(links), gold.sure, gold.possible) for links, gold in zip(predictions, references, strict=True)]
+    links, sure, possible = (sum(map(len, side)) for side in zip(*sides, strict=True)) if sides else (0, 0, 0)
+    in_sure = sum(len(links & sure) for links, sure, _ in sides)
+    in_possible = sum(len(links & possible) for links, _, possible in sides)
+    if links + sure == 0:
+        raise UserError("alignment.no_links")
     return AlignmentScore(
-        aer=1 - (in_sure + in_possible) / (found + sure),
-        precision=in_possible / found if found else 0.0,
+        aer=1 - (in_sure + in_possible) / (links + sure),
+        precision=in_possible / links if links else 0.0,
         recall=in_sure / sure if sure else 0.0,
-        links=found,
+        links=links,
         sure=sure,
         possible=possible,
     )
@@ -147,5 +141,5 @@ class AlignmentErrorRate(evaluate.Metric):
             [parse_links(line, f"{name} {number}", one_based) for number, line in enumerate(lines, start=1)]
             for name, lines in (("prediction", predictions), ("reference", references))
         ]
-        score = alignment_error_rate([each.possible for each in sides[0]], sides[1])
+        score = alignment_error_rate([alignment.possible for alignment in sides[0]], sides[1])
         return {"aer": score.aer, "precision": score.precision, "recall": score.recall}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, Literal
 
 import datasets
 import evaluate
@@ -15,7 +17,7 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 
 from .._extras import packages_of_extra
 from .._values import check_value
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 # One reference set, or several.
@@ -34,55 +36,39 @@ class MetricScore:
         return f"{self.name} {self.score:.2f} ({self.signature})"
 
 
-def check_lengths(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Raises `ValueError` unless translations and references are lists of text of one length, and hold something."""
-    for name, lines in (
-        ("the translations", hypotheses),
-        *((f"reference {n}", r) for n, r in enumerate(references, 1)),
-    ):
+def reference_sets(hypotheses: Sequence[str], references: References) -> list[list[str]]:
+    """
+    Return one list per reference set; a plain list of sentences is one set. Raise `UserError` unless translations and
+    references are lists of text of one length, and not empty.
+    """
+    first = references[0] if len(references) else []
+    sets: Any = [references] if isinstance(first, str) or not isinstance(first, Iterable) else references
+    named = {"translations": hypotheses, **{f"reference {n}": lines for n, lines in enumerate(sets, start=1)}}
+    for name, lines in named.items():
         if isinstance(lines, str):
-            raise UserError(f"One text was given as {name}. Remedy: give a list of sentences.")
+            raise UserError("sentence.not_a_list", field=name, value=lines)
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, str):
-                raise UserError(f"Sentence {number} of {name} is no text but {line!r}. Remedy: give sentences.")
-    if not references:
-        raise UserError("There are no references. Remedy: give at least one list of them.")
-    for number, stream in enumerate(references, start=1):
-        if len(stream) != len(hypotheses):
+                raise UserError("sentence.not_text", field=f"{name}, sentence {number}", value=line)
+        if len(lines) != len(hypotheses):
             raise UserError(
-                f"{len(hypotheses)} translations and {len(stream)} sentences in reference {number}: there must be one "
-                "for each. Remedy: score the file that was translated."
+                "pair.counts_differ", field=name, value=len(lines), other="translations", expected=len(hypotheses)
             )
-    if not hypotheses:
-        raise UserError("There is nothing to score: the list of translations is empty.")
-
-
-def reference_streams(references: References) -> list[list[str]]:
-    """References as one list per reference set; a plain list of sentences is one set."""
-    if isinstance(references, str):
-        raise UserError("One text was given as the references. Remedy: give a list of sentences.")
-    if references and (isinstance(references[0], str) or not hasattr(references[0], "__iter__")):
-        return [cast("list[str]", list(references))]
-    # A text in place of a list stays one, for `check_lengths` to refuse.
-    return [cast("list[str]", stream) if isinstance(stream, str) else list(stream) for stream in references]
+    if not hypotheses or not sets:
+        raise UserError("metric.nothing_to_score", field="references" if hypotheses else "translations")
+    return [list(lines) for lines in sets]
 
 
 def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: References) -> MetricScore:
-    streams = reference_streams(references)
-    check_lengths(hypotheses, streams)
-    result = metric.corpus_score(list(hypotheses), streams)
+    """Score with a metric of sacrebleu."""
+    result = metric.corpus_score(list(hypotheses), reference_sets(hypotheses, references))
     return MetricScore(name, result.score, str(metric.get_signature()))
 
 
 def bleu_metric(
     lowercase: bool = False, tokenize: str | None = None, references: Sequence[Sequence[str]] | None = None
 ) -> sacrebleu.BLEU:
-    """
-    sacrebleu's BLEU; text that is not to be tokenised may be tokenised already, without a warning.
-
-    Raises:
-        ValueError: sacrebleu has no such tokenizer, or that needs a package or a file that is not there.
-    """
+    """Return sacrebleu's BLEU; with `tokenize="none"` it does not warn of tokenised text."""
     check_tokenizer(tokenize)
     return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
 
@@ -91,7 +77,7 @@ def sacrebleu_score(
     hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str | None = None
 ) -> MetricScore:
     """
-    Corpus BLEU of detokenised text (Papineni et al., 2002) as sacrebleu computes it.
+    Compute the corpus BLEU of detokenised text (Papineni et al., 2002) with sacrebleu.
 
     Args:
         hypotheses (sequence of `str`): Translations.
@@ -107,27 +93,22 @@ def sacrebleu_score(
 
 
 def check_tokenizer(tokenize: str | None) -> None:
-    """Raises `ValueError` for a tokenizer that sacrebleu has not, or that cannot be used on this machine."""
-    known = sorted(sacrebleu.BLEU.TOKENIZERS)
-    if tokenize is not None and tokenize not in known:
-        raise UserError(f"There is no tokenizer {tokenize!r} of sacrebleu; choose one of {', '.join(known)}.")
+    """Raise `UserError` for a tokenizer that sacrebleu does not have, or that needs a missing package or file."""
+    check_value("tokenize", tokenize, Literal[(*sorted(sacrebleu.BLEU.TOKENIZERS), None)])
     try:
         sacrebleu.BLEU(tokenize=tokenize)
     except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
         first = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"sacrebleu's tokenizer {tokenize!r} cannot be used here ({first}). Remedy: install what it needs, or "
-            "choose another one."
-        ) from error
+        raise UserError("metric.unusable_tokenizer", field="tokenize", value=tokenize, reason=first) from error
 
 
 def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore:
-    """chrF2 (Popović, 2015)."""
+    """Compute chrF2 (Popović, 2015)."""
     return score_with(sacrebleu.CHRF(), "chrF2", hypotheses, references)
 
 
 def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
-    """TER (Snover et al., 2006); lower is better."""
+    """Compute TER (Snover et al., 2006); lower is better."""
     return score_with(sacrebleu.TER(), "TER", hypotheses, references)
 
 
@@ -143,20 +124,19 @@ def tokenized_bleu_score(
     hypotheses: Sequence[str], references: References, lowercase: bool = False, language: str | None = None
 ) -> MetricScore:
     """
-    BLEU of tokenised text, the figure of Moses' `multi-bleu.perl`: no further tokenisation and no smoothing.
+    Compute the BLEU of tokenised text, the figure of Moses' `multi-bleu.perl`: no further tokenisation, no smoothing.
 
     Args:
         lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
-        language (`str`, *optional*): Tokenises both sides as Moses does for the language of this code (no escaping; of
-            one that it does not know, as English); `None`: they are tokenised already, and words are what spaces part.
+        language (`str`, *optional*): Language code by which to tokenise both sides as Moses does (without escaping;
+            unknown languages as English); `None`: they are tokenised already, with spaces between words.
 
     Raises:
-        ValueError: That is no code of a language, or the lists do not belong together.
+        ValueError: The language code is malformed, or the lists do not belong together.
     """
     if language is not None and not (isinstance(language, str) and re.fullmatch("[a-z]{2,3}", language)):
-        raise UserError(f"language={language!r} is not allowed. Remedy: give a language's code, such as de.")
-    streams = reference_streams(references)
-    check_lengths(hypotheses, streams)
+        raise UserError("metric.language", field="language", value=language)
+    streams = reference_sets(hypotheses, references)
     hypotheses = list(hypotheses)
     if language is not None:
         tokenizer = moses_tokenizer(language)
@@ -179,51 +159,45 @@ def scores_by_length(
     length: Callable[[str], int] | None = None,
 ) -> list[tuple[str, int, MetricScore]]:
     """
-    Corpus BLEU, or another score, in bins of the source's length.
+    Compute the corpus BLEU, or another score, in bins of the source's length.
 
     Args:
         edges (sequence of `int`, *optional*, defaults to `(15, 30, 45)`): Upper edges, themselves included; a last bin
-            takes the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
+            contains the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
             (2018).
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
-        score (callable, *optional*): Of translations and reference sets; `None`: BLEU.
-        length (callable, *optional*): Of a source; `None`: in words.
+        score (callable, *optional*): Scores translations by reference sets; defaults to BLEU.
+        length (callable, *optional*): Computes the length of a source; defaults to its number of words.
 
     Returns:
-        Name, number of sentences and score of each bin that holds any sentence.
+        Name, number of sentences and score of each bin with any sentence.
 
     Raises:
-        ValueError: The edges do not rise, or the lists do not belong together.
+        ValueError: The edges do not increase, or the lists do not belong together.
     """
     edges = [check_value("edges", edge, int) for edge in edges]
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:
-        raise UserError(f"Length edges {edges} must rise and start at 1 or more, e.g. 15 30 45.")
-    streams = reference_streams(references)
-    check_lengths(hypotheses, streams)
-    check_lengths(hypotheses, [sources])
+        raise UserError("metric.edges", field="edges", value=edges)
+    streams = reference_sets(hypotheses, references)
+    reference_sets(hypotheses, sources)  # checks the sources
     lengths = [len(source.split()) if length is None else length(source) for source in sources]
     bins = []
     score = score or partial(sacrebleu_score, tokenize=tokenize)
-    for low, high in zip([0, *edges], [*edges, None], strict=True):
-        chosen = [i for i, count in enumerate(lengths) if count > low and (high is None or count <= high)]
-        if chosen:
-            part = score([hypotheses[i] for i in chosen], [[stream[i] for i in chosen] for stream in streams])
-            bins.append((f"({low}, {'inf' if high is None else high}]", len(chosen), part))
+    for low, high in itertools.pairwise([0, *edges, math.inf]):
+        rows = [i for i, count in enumerate(lengths) if low < count <= high]
+        if rows:
+            part = score([hypotheses[i] for i in rows], [[stream[i] for i in rows] for stream in streams])
+            bins.append((f"({low}, {high}]", len(rows), part))
     return bins
 
 
 def sets_of(references: list[Any]) -> list[Any]:
-    """
-    Reference sets from the references of each sentence, as `evaluate` gives them.
-
-    Raises:
-        ValueError: Sentences have different numbers of references.
-    """
+    """Return reference sets from the references of each sentence, as `evaluate` passes them."""
     if not references or isinstance(references[0], str):
         return references
-    counts = {len(each) for each in references}
-    if len(counts) != 1:
-        raise UserError(f"Every translation needs as many references, but there are {sorted(counts)}.")
+    counts = sorted(set(map(len, references)))
+    if len(counts) > 1:
+        raise UserError("metric.reference_counts", field="references", value=counts)
     return [list(stream) for stream in zip(*references, strict=True)]
 
 
@@ -232,6 +206,7 @@ class TextMetric(evaluate.Metric):
 
     name = ""
     citation = ""
+    score: Callable[..., MetricScore]
 
     def _info(self) -> evaluate.MetricInfo:
         one = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
@@ -246,45 +221,30 @@ class TextMetric(evaluate.Metric):
         result = self.score(predictions, sets_of(references), **options)
         return {"score": result.score, "signature": result.signature}
 
-    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
-        raise NotImplementedError(f"{type(self).__name__} must override score")
-
 
 class Bleu(TextMetric):
-    """
-    BLEU of detokenised text; `Bleu().compute(predictions=[...], references=[...], lowercase=False, tokenize=None)`.
-    """
+    """BLEU of detokenised text; `Bleu().compute(predictions=..., references=..., lowercase=False, tokenize=None)`."""
 
     citation = "Papineni et al., 2002; Post, 2018"
-
-    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
-        return sacrebleu_score(predictions, references, **options)
+    score = staticmethod(sacrebleu_score)
 
 
 class TokenizedBleu(TextMetric):
-    """
-    BLEU of tokenised text, comparable with multi-bleu.perl; options `lowercase` and `language`.
-    """
+    """BLEU of tokenised text, comparable with multi-bleu.perl; options `lowercase` and `language`."""
 
     citation = "Papineni et al., 2002"
-
-    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
-        return tokenized_bleu_score(predictions, references, **options)
+    score = staticmethod(tokenized_bleu_score)
 
 
 class ChrF(TextMetric):
     """chrF2 of detokenised text."""
 
     citation = "Popović, 2015"
-
-    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
-        return chrf_score(predictions, references, **options)
+    score = staticmethod(chrf_score)
 
 
 class Ter(TextMetric):
     """TER of detokenised text; lower is better."""
 
     citation = "Snover et al., 2006"
-
-    def score(self, predictions: list[str], references: list[Any], **options: Any) -> MetricScore:
-        return ter_score(predictions, references, **options)
+    score = staticmethod(ter_score)

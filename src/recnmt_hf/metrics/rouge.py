@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.base import Score, Signature
 
 from .._extras import packages_of_extra
-from ..models.user_errors import UserError
-from .bleu import MetricScore, References, TextMetric, check_lengths, reference_streams, sets_of
+from .._values import check_value
+from .bleu import MetricScore, References, TextMetric, score_with, sets_of
 
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
@@ -22,33 +23,25 @@ ROUGE_UNITS = ("words", "characters", "english")
 
 def units_of(kind: str) -> Callable[[str], list[str]]:
     """
-    The function that cuts a text into the units that are counted.
+    Return the function that splits a text into units.
 
     Args:
         kind (`str`): `"characters"`: all but spaces, as is usual for Chinese (Hu et al., 2015). `"words"`: runs of
             letters and digits of any script, in lower case. `"english"`: those of `rouge-score` and of the original
-            script, which know the letters a to z alone, with Porter's stemmer; for figures of CNN/DailyMail or XSum.
+            script, with only the letters a to z and Porter's stemmer; for figures of CNN/DailyMail or XSum.
 
     Raises:
         ValueError: There is no such kind.
     """
+    check_value("units", kind, Literal[ROUGE_UNITS])
     if kind == "characters":
         return lambda text: list("".join(text.split()))
     if kind == "words":
         return lambda text: re.findall(r"\w+", text.lower())
-    if kind == "english":
-        with packages_of_extra("metrics", "ROUGE"):
-            from rouge_score.tokenizers import DefaultTokenizer
+    with packages_of_extra("metrics", "ROUGE"):
+        from rouge_score.tokenizers import DefaultTokenizer
 
-        return DefaultTokenizer(use_stemmer=True).tokenize
-    raise UserError(f"ROUGE has no units {kind!r}; choose one of {', '.join(ROUGE_UNITS)}.")
-
-
-class _Units:
-    """Tokenizer in the form that `rouge-score` expects."""
-
-    def __init__(self, kind: str):
-        self.tokenize = units_of(kind)
+    return DefaultTokenizer(use_stemmer=True).tokenize
 
 
 class _RougeSignature(Signature):
@@ -59,13 +52,13 @@ class _RougeSignature(Signature):
 
 class RougeF1(SacreMetric):
     """
-    The mean F1 of one kind of ROUGE over a corpus, in percent, as a metric of sacrebleu, so that its significance tests
-    apply. Of several references the one with the largest F1 counts, as in `rouge-score`.
+    Mean F1 of one kind of ROUGE over a corpus, in percent, as a metric of sacrebleu, so that its significance tests
+    apply. The reference with the largest F1 counts, as in `rouge-score`.
 
     Args:
         kind (`str`): `"rouge1"`, `"rouge2"` or `"rougeL"`.
         units (`str`): As for [`units_of`].
-        references (sequence of sequences of `str`, *optional*): Kept for several systems.
+        references (sequence of sequences of `str`, *optional*): Cached for several systems.
     """
 
     _SIGNATURE_TYPE = _RougeSignature
@@ -76,7 +69,7 @@ class RougeF1(SacreMetric):
 
         super().__init__()
         self.kind, self.units = kind, units
-        self.scorer = RougeScorer([kind], tokenizer=_Units(units))
+        self.scorer = RougeScorer([kind], tokenizer=SimpleNamespace(tokenize=units_of(units)))
         if references is not None:
             self._ref_cache = self._cache_references(references)
 
@@ -91,8 +84,8 @@ class RougeF1(SacreMetric):
         return {"references": list(refs)}
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
-        found = self.scorer.score_multi(ref_kwargs["references"], hypothesis)[self.kind]
-        return [float(found.fmeasure), 1.0]
+        score = self.scorer.score_multi(ref_kwargs["references"], hypothesis)[self.kind]
+        return [float(score.fmeasure), 1.0]
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         return Score(self.label, 100.0 * float(stats[0]) / float(stats[1]))
@@ -103,38 +96,31 @@ class RougeF1(SacreMetric):
 
 def rouge_scores(hypotheses: Sequence[str], references: References, units: str = "words") -> list[MetricScore]:
     """
-    Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), in percent.
+    Compute the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), in percent.
 
     Args:
         hypotheses (sequence of `str`): Summaries.
         references (sequence of `str`, or of such sequences): One reference set, or several.
-        units (`str`, *optional*, defaults to `"words"`): What the n-grams are made of, as for [`units_of`].
+        units (`str`, *optional*, defaults to `"words"`): Units of the n-grams, as for [`units_of`].
 
     Raises:
         ValueError: There are no such units, or the lists do not belong together.
     """
-    units_of(units)
-    streams = reference_streams(references)
-    check_lengths(hypotheses, streams)
-    scores = []
-    for kind in ROUGE_TYPES:
-        metric = RougeF1(kind, units)
-        result = metric.corpus_score(list(hypotheses), streams)
-        scores.append(MetricScore(metric.label, result.score, str(metric.get_signature())))
-    return scores
+    metrics = [RougeF1(kind, units) for kind in ROUGE_TYPES]
+    return [score_with(metric, metric.label, hypotheses, references) for metric in metrics]
 
 
 class Rouge(TextMetric):
     """
     Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L; `Rouge().compute(predictions=[...], references=[...], units="words")`.
 
-    `units` is `"words"`, `"characters"` (for Chinese) or `"english"` (with Porter's stemmer). Gives `rouge1`, `rouge2`,
-    `rougeL` in percent, and the `signature`.
+    `units` is `"words"`, `"characters"` (for Chinese) or `"english"` (with Porter's stemmer). The result has `rouge1`,
+    `rouge2`, `rougeL` in percent, and the `signature`.
     """
 
     citation = "Lin, 2004"
 
     def _compute(self, predictions: list[str], references: list[Any], **options: Any) -> dict[str, object]:
-        found = rouge_scores(predictions, sets_of(references), **options)
-        scores = {kind: each.score for kind, each in zip(ROUGE_TYPES, found, strict=True)}
-        return {**scores, "signature": found[0].signature}
+        scores = rouge_scores(predictions, sets_of(references), **options)
+        by_kind = {kind: score.score for kind, score in zip(ROUGE_TYPES, scores, strict=True)}
+        return {**by_kind, "signature": scores[0].signature}

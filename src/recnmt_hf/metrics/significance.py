@@ -1,4 +1,4 @@
-"""Whether one system's score is better than another's by more than chance."""
+"""Test whether one system's score is better than another's by more than chance."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
-from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.significance import PairedTest, Result
 
-from .._values import Range, check_value
-from ..models.user_errors import UserError
-from .bleu import bleu_metric, check_lengths, reference_streams
+from .._values import MOST_SEED, Range, check_value
+from ..errors import UserError
+from .bleu import bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
 
 
@@ -27,8 +26,8 @@ class Comparison:
 
     Attributes:
         system (`str`): Its name.
-        score (`float`): BLEU, or the ROUGE asked for.
-        difference (`float`): What it is above the baseline's; 0 for the baseline itself.
+        score (`float`): BLEU or ROUGE.
+        difference (`float`): Score minus that of the baseline; 0 for the baseline itself.
         p_value (`float`, *optional*): Chance of a difference at least as large if both systems were equally good;
             `None` for the baseline.
         interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of the score
@@ -56,7 +55,7 @@ def compare_systems(
     units: str = "words",
 ) -> list[Comparison]:
     """
-    Paired tests of BLEU or ROUGE (sacrebleu's implementations).
+    Run paired tests of BLEU or ROUGE (sacrebleu's implementations).
 
     Args:
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
@@ -64,37 +63,32 @@ def compare_systems(
         method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
             2004). `"randomization"`: approximate randomisation (Riezler and Maxwell, 2005).
         samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps.
-        seed (`int`, *optional*, defaults to 12345): Of the resampling.
+        seed (`int`, *optional*, defaults to 12345): Seed of the resampling.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
         metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, `"rouge1"`, `"rouge2"` or `"rougeL"`.
-        units (`str`, *optional*, defaults to `"words"`): What ROUGE counts, as for [`units_of`].
+        units (`str`, *optional*, defaults to `"words"`): Units of ROUGE's n-grams, as for [`units_of`].
 
     Raises:
         ValueError: There are fewer than two systems, no such method, metric, units or tokenizer, a number is not
             allowed, or lengths differ.
     """
     samples = check_value("samples", samples, int, Range(least=1))
-    seed = check_value("seed", seed, int, Range(least=0, most=2**32 - 1))
-    if method not in METHODS:
-        raise UserError(f"There is no test {method!r}; choose one of {', '.join(METHODS)}.")
-    if metric not in ("bleu", *ROUGE_TYPES):
-        raise UserError(f"There is no test of {metric!r}; choose one of bleu, {', '.join(ROUGE_TYPES)}.")
+    seed = check_value("seed", seed, int, Range(least=0, most=MOST_SEED))
+    check_value("method", method, Literal[(*METHODS,)])
+    check_value("metric", metric, Literal["bleu", *ROUGE_TYPES])
     named = list(systems.items() if isinstance(systems, Mapping) else systems)
     systems = dict(named)
     if len(systems) < len(named):
-        twice = sorted({str(name) for name, _ in named if [other for other, _ in named].count(name) > 1})
-        raise UserError(f"There is more than one system named {', '.join(twice)}. Remedy: give each its own name.")
+        names = [str(name) for name, _ in named]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise UserError("metric.repeated_systems", value=repeated)
     if len(systems) < 2:
-        raise UserError("A comparison needs a baseline and at least one other system.")
-    streams = reference_streams(references)
+        raise UserError("metric.too_few_systems")
     for hypotheses in systems.values():
-        check_lengths(hypotheses, streams)
-    measure: SacreMetric
-    if metric == "bleu":
-        measure = bleu_metric(lowercase, tokenize, streams)
-    else:
-        measure = RougeF1(metric, units, streams)
+        streams = reference_sets(hypotheses, references)
+    is_bleu = metric == "bleu"
+    measure = bleu_metric(lowercase, tokenize, streams) if is_bleu else RougeF1(metric, units, streams)
     with environment(SACREBLEU_SEED=str(seed)):
         test = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
@@ -123,14 +117,12 @@ def compare_systems(
 
 @contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Sets environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
+    """Set environment variables inside the context."""
+    saved = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(saved)

@@ -8,34 +8,13 @@ here starts a process or a compiler. Loaded as remote code, a class may exist tw
 configuration, output or cache classes. A shared file never asks which model it serves: models override methods and
 pass modules in.
 
-**Files of a family.**
-
-- `configuration_<family>.py`: the fields and their checks.
-- `modeling_<family>.py`: the mechanisms in the order of the paper, each equation above the line that computes it, with
-  a plain reference; the output classes; encoder, decoder, model and generating class.
-- `kernels_<family>.py`: fast paths of these mechanisms, with the results of the references.
-
-**Shared files**, from the outside in.
-
-- `seq2seq_base.py`: `Seq2SeqModelBase` (encoder and decoder) and `Seq2SeqConditionalGeneration` (output layer, loss,
-  generation).
-- `seq2seq_stacks.py`: `Seq2SeqEncoder` and `Seq2SeqDecoder`: embeddings, positions, masks, the cache.
-- `seq2seq_outputs.py`: output classes, and `Memories`, which the encoder passes to the decoder.
-- `seq2seq_loss.py`: label-smoothed cross-entropy, also without the logits of the whole batch.
-- `seq2seq_loading.py`: initialisation, tied weights, warm start, saving, the card of a saved folder.
-- `configuration_seq2seq.py`, `configuration_transformer.py`: fields and checks that families share.
-- `transformer_layers.py`, `attention.py`: the Transformer's layers, stacks and attention.
-- `recurrent_layers.py`, `simple_recurrent_unit.py`: recurrent layers whose results do not depend on padding, and
-  helpers for padded batches; `kernels_recurrent_layers.py` has matmuls that many steps share.
-- `source_memory.py`: cache layers with the projected memories of the sources.
-- `recurrent_cache.py`: cache layers with recurrent states, and `CachedRecurrence`, which continues from word to word.
-- `kernels_shared.py`: the choice of fast paths; matmuls, dropout, custom gradients, operators of compiled graphs.
-- `additive_attention.py`, `multi_column.py`, `sequence_pairs.py`: parts of RNMT, BiARN and ON-LSTM models.
-- `user_errors.py`: errors that a user can correct.
+**Files of a family.** `configuration_<family>.py` has the fields and their checks, `modeling_<family>.py` the
+mechanisms in the order of the paper, each equation above the line that computes it, with a plain reference, and
+`kernels_<family>.py` fast paths with the results of the references. All other files are shared.
 
 **A forward pass** of a generating class:
 
-1. `Seq2SeqModelBase.run_encoder` calls the encoder: `embed_input` adds positions to the scaled embeddings, `run`
+1. `Seq2SeqModelBase.forward` calls the encoder: `embed_input` adds positions to the scaled embeddings, `run`
    applies the layers, `finish` makes the output, where a model adds memories and extra outputs.
 2. `memories` collects what the decoder reads: `Memories` maps names to `Memory(states, token_mask, kernel_mask)`, with
    one row per source. `"encoder"` is the memory that every decoder layer attends.

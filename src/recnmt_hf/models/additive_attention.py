@@ -1,8 +1,8 @@
 """
 Additive attention.
 
-It stands apart from the models: transformers reads a modeling file for attention classes that do not go through its
-attention interface, and then refuses to switch the implementation of the dot products.
+It has its own file because transformers searches a modeling file for attention classes that do not use its attention
+interface, and then does not let users switch the implementation of the dot products.
 """
 
 import torch
@@ -24,13 +24,8 @@ class AdditiveAttention(nn.Module):
         self, state: torch.Tensor, annotations: torch.Tensor, visible: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Args:
-            state (`torch.Tensor` of shape `(batch_size, query_size)`).
-            annotations (`torch.Tensor` of shape `(batch_size, source_length, annotation_size)`).
-            visible (`torch.BoolTensor` of shape `(batch_size, source_length)`, *optional*): `True` keeps.
-
-        Returns:
-            The context `(batch_size, annotation_size)` and the weights `(batch_size, source_length)`.
+        Return the context `(batch_size, annotation_size)` and the weights for states `(batch_size, query_size)` and
+        annotations `(batch_size, source_length, annotation_size)`.
         """
         energies = torch.tanh(self.q_proj(state)[:, None] + self.k_proj(annotations))
         weights = masked_softmax(self.score(energies)[:, :, 0], visible, energies.dtype)

@@ -26,16 +26,9 @@ def eager_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Compute scaled dot-product attention and its weights (Vaswani et al., 2017, Eq. 1).
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(batch_size, num_heads, length, head_dim)`).
-        attention_mask (`torch.Tensor`, *optional*, broadcastable to the weights): Boolean (`True` keeps) or additive.
-        query_offset (`int` or `torch.Tensor`, *optional*): See [`key_positions`].
-
-    Returns:
-        Contexts `(batch_size, query_length, num_heads, head_dim)` and weights `(batch_size, num_heads, query_length,
-        key_length)`. A query without any visible key has weights and context zero.
+    Compute scaled dot-product attention (Vaswani et al., 2017, Eq. 1) of `(batch_size, num_heads, length, head_dim)`
+    with a boolean (`True` keeps) or additive mask; `query_offset` as in [`key_positions`]. Return contexts
+    `(batch_size, query_length, num_heads, head_dim)` and weights, zero for a query without a visible key.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     weights = masked_softmax(scores, visible_positions(module, attention_mask, scores, query_offset), query.dtype)
@@ -46,8 +39,7 @@ def eager_attention_forward(
 def key_positions(scores: torch.Tensor, query_offset: int | torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Return the positions of keys `(key_length,)` and queries `(query_length, 1)` of `scores` `(.., query_length,
-    key_length)`. `query_offset` is the position of the first query; `None`: the queries are the last of the keys (not
-    in a static cache).
+    key_length)`. `query_offset` is the position of the first query; by default the queries are the last keys.
     """
     query_length, key_length = scores.shape[-2:]
     offset = key_length - query_length if query_offset is None else query_offset
@@ -61,9 +53,7 @@ def visible_positions(
     scores: torch.Tensor,
     query_offset: int | torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """
-    Return the mask as booleans; causal attention without a mask makes its own (as scaled_dot_product_attention does).
-    """
+    """Return the mask as booleans; causal attention without a mask makes its own, as torch's attention does."""
     if attention_mask is None:
         if not getattr(module, "is_causal", False) or scores.shape[-2] == 1:
             return None
@@ -83,7 +73,7 @@ def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: to
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Compute a softmax over the last axis; half-precision scores are summed in float32."""
+    """Compute a softmax over the last axis, in float32 for half-precision scores."""
     wide = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     return nn.functional.softmax(scores, dim=-1, dtype=wide)
 
@@ -95,9 +85,9 @@ class MultiHeadAttention(nn.Module):
     Args:
         config (`PreTrainedConfig`): Names the attention implementation (`sdpa`, `eager`, ...).
         embed_dim (`int`): Width of keys, values and output.
-        layer_idx (`int`, *optional*): Index of the cache layer; `None` where nothing is cached.
+        layer_idx (`int`, *optional*): Index of the cache layer; `None` without a cache.
         query_dim (`int`, *optional*): Width of the queries' input if it is not `embed_dim`.
-        memory (`str`, *optional*): For cross-attention: the name under which its memory is cached.
+        memory (`str`, *optional*): Makes it a cross-attention; the name under which its memory is cached.
     """
 
     def __init__(
@@ -135,23 +125,17 @@ class MultiHeadAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
-        Attend from `hidden_states` `(batch_size, query_length, query_dim)`.
-
-        Args:
-            key_value_states (`torch.Tensor` of shape `(num_sources, key_length, embed_dim)`, *optional*): The memory of
-                a cross-attention; `batch_size` is a multiple of `num_sources`, consecutive rows share a source.
-            attention_mask (`torch.Tensor`, *optional*): The kernel mask, as the attention interface expects it.
-
-        Returns:
-            The output `(batch_size, query_length, embed_dim)`, and the weights `(batch_size, num_heads, query_length,
-            key_length)` if the implementation returns them, else `None`.
+        Attend from `(batch_size, query_length, query_dim)`, in a cross-attention to the memory `key_value_states`
+        `(num_sources, key_length, embed_dim)`, where consecutive rows share a source. `attention_mask` is the kernel
+        mask. Return the output `(batch_size, query_length, embed_dim)`, and the weights `(batch_size, num_heads,
+        query_length, key_length)` if the implementation returns them, else `None`.
         """
         batch_size, query_length = hidden_states.shape[:2]
         if self.memory is None:
             query, key, value = self.project_all(hidden_states)
             if past_key_values is not None:
-                cache, layer_idx = self_attention_cache(past_key_values), self.layer_idx
-                key, value = cache.update(key, value, layer_idx)  # type: ignore[arg-type]  # has one where it caches
+                cache = self_attention_cache(past_key_values)
+                key, value = cache.update(key, value, self.layer_idx)  # type: ignore[arg-type]  # not None with a cache
         else:
             key, value, attention_mask = read_source_memory(
                 self.memory,
@@ -179,38 +163,27 @@ class MultiHeadAttention(nn.Module):
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
-        Return contexts `(batch_size, query_length, num_heads, head_dim)` and weights from the attention interface.
-        """
+        """Return contexts `(batch_size, query_length, num_heads, head_dim)` and weights, by the attention interface."""
         dropout = self.dropout if self.training else 0.0
         implementation = self.config._attn_implementation
         if implementation == "flex_attention" and self.memory is not None:
             implementation = "sdpa"  # beams are more queries than a block mask of the memory would have rows
-        if implementation == "sdpa" and (kwargs.get("output_attentions") or self.config.output_attentions):
-            implementation = "eager"  # sdpa has no weights to give
-        elif implementation == "sdpa" and prefers_plain_matmuls(query, key, dropout):
+        if implementation == "sdpa" and (
+            kwargs.get("output_attentions")  # sdpa returns no weights
+            or self.config.output_attentions
+            or prefers_plain_matmuls(query, key, dropout)
+        ):
             implementation = "eager"
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         own = {"is_causal", "output_attentions"} | ({"query_offset"} if implementation != "eager" else set())
-        return interface(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=self.scaling,
-            is_causal=self.is_causal,
-            **{name: value for name, value in kwargs.items() if name not in own},
-        )
+        settings = {name: setting for name, setting in kwargs.items() if name not in own}
+        settings |= {"dropout": dropout, "scaling": self.scaling, "is_causal": self.is_causal}
+        return interface(self, query, key, value, attention_mask, **settings)
 
     def project_all(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values of self-attention, each `(batch_size, num_heads, length, head_dim)`."""
-        return (
-            self.split_heads(project(self.q_proj, hidden_states)),
-            self.split_heads(project(self.k_proj, hidden_states)),
-            self.split_heads(project(self.v_proj, hidden_states)),
-        )
+        query, key, value = (project(linear, hidden_states) for linear in (self.q_proj, self.k_proj, self.v_proj))
+        return self.split_heads(query), self.split_heads(key), self.split_heads(value)
 
     def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""
@@ -230,7 +203,7 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
         return None
     if attention_mask.dim() == 2 and config._attn_implementation == "flex_attention":  # memories are read by sdpa then
         return attention_mask[:, None, None, :].bool()
-    # One query stands for all: what a source hides, it hides from every query.
+    # One row serves all queries: they see the same keys.
     return create_bidirectional_mask(
         config=config, inputs_embeds=states[:, :1], attention_mask=attention_mask, encoder_hidden_states=states
     )
@@ -246,9 +219,7 @@ def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: to
 def causal_mask(
     config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
 ) -> Any:
-    """
-    Return the kernel mask of the decoder's self-attention; a single new token of an unpadded, growing cache needs none.
-    """
+    """Return the kernel mask of a decoder's self-attention; one new token of an unpadded, growing cache needs none."""
     cache = None if past_key_values is None else self_attention_cache(past_key_values)
     if attention_mask is None and states.shape[1] == 1 and not (cache is not None and cache.is_compileable):
         return None

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from .attention import MultiHeadAttention, masked_softmax, visible_positions
 from .kernels_shared import (
     CustomGradient,
+    autocast_dtype,
     dropout,
     enabled,
     final_gradients,
@@ -24,7 +25,7 @@ from .kernels_shared import (
     takes_wide,
     wide_product,
 )
-from .source_memory import keeps_source_memories, read_source_memory
+from .source_memory import SourceMemoryLayer, read_source_memory
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -63,12 +64,8 @@ class StepInputs(list[torch.Tensor]):
 
 class SharedStepWeights(CustomGradient):
     """
-    The biases of a projection for all steps, and the place where its gradients are made.
-
-    A projection used at T steps would collect its gradient in T matmuls with few rows, each added to a matrix of the
-    weights' size. Here the steps read the weights without a gradient; the gradients of their outputs arrive in this
-    function's backward pass, all together, and one matmul with the collected inputs gives the same sum. It cannot be
-    differentiated twice; with `RECNMT_FAST_PATHS=0` the steps can.
+    The biases of a projection for all steps. Its backward pass makes the gradients of weight and bias by one matmul
+    with the collected inputs, instead of T matmuls with few rows: the steps read the weights without a gradient.
     """
 
     @staticmethod
@@ -87,14 +84,14 @@ class SharedStepWeights(CustomGradient):
 
     @staticmethod
     def gradients(gradient: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # Steps and batch become the rows of one matmul, for each direction where there are several.
+        # Steps and batch become the rows of one matmul, or of one for each direction.
         rows = torch.stack(inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
         gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
         return step_matmul(gradient.transpose(-1, -2), rows), gradient.sum(dim=-2)
 
 
 class StepProduct(CustomGradient):
-    """`states @ weight + bias` with weights that get their gradient elsewhere ([`SharedStepWeights`])."""
+    """`states @ weight + bias`, where [`SharedStepWeights`] makes the gradient of the weight."""
 
     @staticmethod
     def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -126,21 +123,13 @@ def step_matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 class StepProjection:
-    """
-    A linear layer that is applied once a step, `x W^T + b`, to one direction or to all at once.
-
-    Args:
-        weight (`torch.Tensor` of shape `(out_features, in_features)` or `(directions, out_features, in_features)`).
-        bias (`torch.Tensor` of shape `(out_features,)` or `(directions, out_features)`).
-        batch_size, steps (`int`): Rows of each application, and how often it is applied.
-    """
+    """A linear layer applied once a step to `batch_size` rows, of one direction or with a stacked weight of all."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, batch_size: int, steps: int):
         self.inputs: StepInputs | None = None
-        device = weight.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            # Converted once, not at every step.
-            weight, bias = (each.to(torch.get_autocast_dtype(device)) for each in (weight, bias))
+        low = autocast_dtype(weight.device)
+        if low is not None:  # convert once, not at every step
+            weight, bias = weight.to(low), bias.to(low)
         self.biases: Any = itertools.repeat(bias.unsqueeze(-2))
         if torch.is_grad_enabled() and weight.requires_grad and not torch.compiler.is_compiling():
             self.inputs = StepInputs()
@@ -149,7 +138,7 @@ class StepProjection:
         self.weight = weight.transpose(-1, -2)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """`states` `(batch_size, in_features)` or `(directions, batch_size, in_features)`."""
+        """Project states `(batch_size, in_features)` or `(directions, batch_size, in_features)`."""
         states = states.to(self.weight.dtype)
         if self.inputs is None:
             return step_product(states, self.weight, next(self.biases))
@@ -158,27 +147,17 @@ class StepProjection:
 
 
 def stacks_weights(device: torch.device) -> bool:
-    """
-    Whether both directions' weights are stacked for one batched matmul: where launches cost. On the CPU there is a
-    matmul for each direction, because stacking the weights would copy them.
-    """
+    """Return whether both directions' weights are stacked for one batched matmul, which on the CPU is not worth it."""
     return device.type != "cpu"
 
 
-def step_projection(
-    linears: Sequence[tuple[torch.Tensor, torch.Tensor]], batch_size: int, steps: int
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Weights and biases of all directions as one function of their states `(directions, batch_size, in_features)`."""
+def step_projection(linears: Sequence[Pair], batch_size: int, steps: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return all directions' projections as one function of states `(directions, batch_size, in_features)`."""
     if not stacks_weights(linears[0][0].device):
-        each = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
-        return lambda states: torch.stack([apply(state) for apply, state in zip(each, states, strict=True)])
+        projections = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
+        return lambda states: torch.stack([apply(state) for apply, state in zip(projections, states, strict=True)])
     weight, bias = (torch.stack(tensors) for tensors in zip(*linears, strict=True))
     return StepProjection(weight, bias, batch_size, steps)
-
-
-# One step's reading: from queries (directions, batch_size, num_heads, head_dim) to the attention (directions,
-# batch_size, num_heads, length) and the contexts (directions, batch_size, num_heads * head_dim).
-Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 # Words of a batch below which, on the CPU, reading the weights again at every step costs more than the matmuls.
@@ -187,8 +166,8 @@ FEWEST_WORDS = 384
 
 def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
     """
-    Whether carrying T queries to the words `(batch_size, length, d_model)` costs less than carrying the words to keys
-    and values: 2 T d (d + length num_heads) multiplications for each direction against 2 length d^2.
+    Return whether projecting T queries to the words costs less than projecting the words to keys and values: for each
+    direction 2 T d (d + length num_heads) multiplications against 2 length d^2.
     """
     batch_size, length, width = inputs.shape
     if steps * (width + length * num_heads) >= length * width:
@@ -198,6 +177,9 @@ def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
 
 # Dropout of one step's attention.
 Drop = Callable[[torch.Tensor], torch.Tensor]
+# Maps one step's queries (directions, batch_size, num_heads, head_dim) to the attention (directions, batch_size,
+# num_heads, length) and the contexts (directions, batch_size, num_heads * head_dim).
+Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def reads_projected_words(
@@ -208,13 +190,13 @@ def reads_projected_words(
     drop: Drop,
     steps: int,
 ) -> Reading:
-    """Attention to keys and values that are projected once, before the steps."""
+    """Return attention to keys and values that are projected once, before the steps."""
 
     def project(pair: Pair) -> torch.Tensor:
         return nn.functional.linear(inputs, *pair).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
-    keys = torch.stack([project(own.key).transpose(2, 3) for own in directions])  # (D, B, H, head_dim, J)
-    values = torch.stack([project(own.value) for own in directions])  # (D, B, H, J, head_dim)
+    keys = torch.stack([project(weights.key).transpose(2, 3) for weights in directions])  # (D, B, H, head_dim, J)
+    values = torch.stack([project(weights.value) for weights in directions])  # (D, B, H, J, head_dim)
     visible = None if attention_mask is None else (attention_mask != 0)[None, :, None, None, :]
 
     def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,20 +215,19 @@ def reads_words(
     steps: int,
 ) -> Reading:
     """
-    The same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
+    Return the same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
     `sum_j a_j (W_v x_j + b_v) = W_v sum_j a_j x_j + b_v sum_j a_j`. All heads of both directions read the words at
     once.
     """
     count, (batch_size, _, width) = len(directions), inputs.shape
     heads, head_dim = num_heads, width // num_heads
     rows = count * heads
+    keys, values = [weights.key for weights in directions], [weights.value for weights in directions]
     key_weights, value_weights = (
-        torch.cat([weight.view(heads, head_dim, width) for weight, _ in pairs])
-        for pairs in ([own.key for own in directions], [own.value for own in directions])
+        torch.cat([weight.view(heads, head_dim, width) for weight, _ in pairs]) for pairs in (keys, values)
     )
     key_biases, value_biases = (
-        torch.stack([bias.view(1, heads, head_dim) for _, bias in pairs])
-        for pairs in ([own.key for own in directions], [own.value for own in directions])
+        torch.stack([bias.view(1, heads, head_dim) for _, bias in pairs]) for pairs in (keys, values)
     )
     zeros = inputs.new_zeros
     to_words = StepProjection(key_weights.transpose(1, 2), zeros(rows, width), batch_size, steps)
@@ -278,9 +259,8 @@ def attentive_steps(
     steps: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The same as [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: what the
-    steps read of the inputs is prepared before them, once; a step makes both directions at once; the gradients of the
-    weights are formed once, after all steps.
+    Compute [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: the inputs are
+    prepared once, a step makes both directions, and the gradients of the weights are formed after all steps.
     """
     directions = list(directions)
     attn, is_lstm = directions[0].attn, directions[0].is_lstm
@@ -295,15 +275,9 @@ def attentive_steps(
         batch_size, length = inputs.shape[:2]
         ones = inputs.new_ones(length, len(directions), batch_size, attn.num_heads, 1, length)
         factors = nn.functional.dropout(ones, probability)
-    states, attentions = as_many_steps_as_words(
-        inputs,
-        attention_mask,
-        factors,
-        *initial_states,
-        *(tensor for own in weights for tensor in own.flatten()),
-        num_heads=attn.num_heads,
-        is_lstm=is_lstm,
-    )
+    parameters = [tensor for direction in weights for tensor in direction.flatten()]
+    tensors = (inputs, attention_mask, factors, *initial_states, *parameters)
+    states, attentions = as_many_steps_as_words(*tensors, num_heads=attn.num_heads, is_lstm=is_lstm)
     return states, attentions
 
 
@@ -316,8 +290,8 @@ def word_step_shapes(
     is_lstm: bool,
 ) -> Any:
     (batch_size, length, _), count, initial = inputs.shape, len(tensors) // 13, tensors[0]
-    of_attention = (length, count, batch_size, num_heads, length)
-    return [((count, batch_size, length, initial.shape[1]), initial.dtype), (of_attention, inputs.dtype)]
+    attention_shape = (length, count, batch_size, num_heads, length)
+    return [((count, batch_size, length, initial.shape[1]), initial.dtype), (attention_shape, inputs.dtype)]
 
 
 @graph_operator(word_step_shapes)
@@ -330,19 +304,15 @@ def as_many_steps_as_words(
     is_lstm: bool,
 ) -> list[torch.Tensor]:
     """
-    [`run_steps`] with a step for each word.
-
-    Args:
-        factors (`torch.Tensor` of shape `(steps, directions, batch_size, num_heads, 1, length)`, *optional*): What each
-            step's attention is multiplied by: dropout.
-        *tensors (`torch.Tensor`): The initial state of each direction, then the weights of each direction.
+    Run [`run_steps`] with a step for each word. `factors` are the dropout of each step's attention; `tensors` are the
+    initial states, then the weights of each direction.
     """
     count = len(tensors) // 13
     weights = [DirectionWeights.unflatten(tensors[start : start + 12]) for start in range(count, len(tensors), 12)]
-    left = iter(()) if factors is None else iter(factors)
+    step_factors = iter(()) if factors is None else iter(factors)
 
     def drop(attention: torch.Tensor) -> torch.Tensor:
-        return attention if factors is None else attention * next(left)
+        return attention if factors is None else attention * next(step_factors)
 
     return list(run_steps(weights, inputs, attention_mask, tensors[:count], inputs.shape[1], num_heads, drop, is_lstm))
 
@@ -357,7 +327,7 @@ def run_steps(
     drop: Drop,
     is_lstm: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[`attentive_steps`] from the parameters of each direction."""
+    """Run [`attentive_steps`] with the parameters of each direction."""
     count, (batch_size, _, embed_dim) = len(directions), inputs.shape
     head_dim = embed_dim // num_heads
     width, scale = directions[0].cell_state[0].shape[1], head_dim**-0.5
@@ -366,14 +336,9 @@ def run_steps(
     few = not torch.compiler.is_compiling() and few_steps(steps, num_heads, inputs)
     reading = reads_words if few else reads_projected_words
     read = reading(directions, inputs, attention_mask, num_heads, drop, steps)
-    query_of, context_of, gates_of, recurrent_of = (
-        step_projection(pairs, batch_size, steps)
-        for pairs in (
-            [own.query for own in directions],
-            [own.output for own in directions],
-            [own.cell_input for own in directions],
-            [own.cell_state for own in directions],
-        )
+    to_query, to_context, to_gates, to_recurrent = (
+        step_projection([getattr(weights, name) for weights in directions], batch_size, steps)
+        for name in ("query", "output", "cell_input", "cell_state")
     )
 
     state = torch.stack(tuple(initial_states))  # (D, B, h)
@@ -381,14 +346,14 @@ def run_steps(
     states, attentions = [], []
     for _ in range(steps):
         # c_t = ATT(h_{t-1}, x)
-        attention, context = read(query_of(state).view(count, batch_size, num_heads, head_dim) * scale)
+        attention, context = read(to_query(state).view(count, batch_size, num_heads, head_dim) * scale)
         attentions.append(attention)
         # h_t = GRU(c_t, h_{t-1})
-        gates = gates_of(context_of(context))
-        recurrent = recurrent_of(state)
+        gates = to_gates(to_context(context))
+        recurrent = to_recurrent(state)
         if is_lstm:
-            into, forget, cell, out = (gates + recurrent).chunk(4, dim=-1)
-            carry = torch.sigmoid(forget) * carry + torch.sigmoid(into) * torch.tanh(cell)
+            write, forget, cell, out = (gates + recurrent).chunk(4, dim=-1)
+            carry = torch.sigmoid(forget) * carry + torch.sigmoid(write) * torch.tanh(cell)
             state = (torch.sigmoid(out) * torch.tanh(carry)).to(state.dtype)
         else:
             reset, update = torch.sigmoid(gates[..., : 2 * width] + recurrent[..., : 2 * width]).chunk(2, dim=-1)
@@ -400,18 +365,23 @@ def run_steps(
 
 def few_positions(length: int, num_heads: int, width: int, queries: int | None) -> bool:
     """
-    Whether [`AbsorbingAttention`] carries a memory of this length to the queries: `2 num_heads length width`
-    multiplications for each query and `2 length width^2` for each source, instead of `2 width^2` for each query.
-    `queries` is their number for each source, or `None` where the memory is kept for further steps: to fewer it has
-    been measured to lose.
+    Return whether [`AbsorbingAttention`] projects a memory to the queries: `2 num_heads length width` multiplications
+    for each query and `2 length width^2` for each source, instead of `2 width^2` for each query. `queries` of a source
+    are `None` where the memory serves further steps; fewer than five times the length measured slower.
     """
     return 8 * num_heads * length <= width and (queries is None or queries >= 5 * length)
 
 
+def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
+    """Return whether a cache keeps memories of a layer with one row for each source."""
+    cache = getattr(past_key_values, "cross_attention_cache", None)
+    return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
+
+
 class AbsorbingAttention(MultiHeadAttention):
     """
-    Cross-attention to a memory of few positions. Where these are fewer than the queries by far, the projections of the
-    queries and of the output are carried over to the memory, once per source, instead of to every query:
+    Cross-attention to a memory of few positions. Where these are far fewer than the queries, the projections of the
+    queries and of the output are applied to the memory, once per source, instead of to every query:
 
         (W_q x + b_q) . k_j = x . (W_q^T k_j) + b_q . k_j,     W_o sum_j a_j v_j = sum_j a_j (W_o v_j)   (for each head)
 
@@ -429,14 +399,9 @@ class AbsorbingAttention(MultiHeadAttention):
         if not self.absorbs(hidden_states, key_value_states, past_key_values):
             return super().forward(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
         batch_size, query_length, width = hidden_states.shape
+        name, project = f"{self.memory}/absorbed", self.absorb_memory
         key, value, attention_mask = read_source_memory(
-            f"{self.memory}/absorbed",
-            self.layer_idx,
-            self.absorb_memory,
-            key_value_states,
-            attention_mask,
-            past_key_values,
-            batch_size,
+            name, self.layer_idx, project, key_value_states, attention_mask, past_key_values, batch_size
         )
         query = hidden_states.reshape(key.shape[0], -1, width)
         scores = torch.baddbmm(key[:, -1:], query, key[:, :-1]).unflatten(2, (self.num_heads, -1))
@@ -450,7 +415,7 @@ class AbsorbingAttention(MultiHeadAttention):
     def absorbs(
         self, hidden_states: torch.Tensor, key_value_states: torch.Tensor, past_key_values: Cache | None
     ) -> bool:
-        """Whether the memory is so short, and kept so long, that it is cheaper to project it than the queries."""
+        """Return whether the memory is short enough, and used often enough, to be projected instead of the queries."""
         if hidden_states.device.type != "cpu" or not enabled():
             return False
         sources, length = key_value_states.shape[:2]
@@ -463,20 +428,11 @@ class AbsorbingAttention(MultiHeadAttention):
         )
 
     def absorb_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Returns:
-            Keys `(num_sources, query_dim + 1, num_heads * key_length)`, of which the last row is the share of the
-            queries' bias, and values `(num_sources, num_heads * key_length, embed_dim)`.
-        """
+        """Return keys, whose last row is the share of the queries' bias, and values, of all heads side by side."""
         key, value = self.project_memory(key_value_states)  # (num_sources, H, J, D)
         key = key * self.scaling
         by_head = (self.num_heads, self.head_dim)
-        query_weight, output_weight = (
-            self.q_proj.weight.unflatten(0, by_head),
-            self.out_proj.weight.unflatten(1, by_head),
-        )
-        wide = torch.einsum("shjd,hdm->smhj", key, query_weight).flatten(2)
-        bias = self.q_proj.bias.view(self.num_heads, self.head_dim, 1).to(key.dtype)
-        constant = torch.matmul(key, bias).flatten(1)[:, None]
-        value = torch.einsum("shjd,mhd->shjm", value, output_weight).flatten(1, 2)
+        wide = torch.einsum("shjd,hdm->smhj", key, self.q_proj.weight.unflatten(0, by_head)).flatten(2)
+        constant = torch.matmul(key, self.q_proj.bias.view(*by_head, 1).to(key.dtype)).flatten(1)[:, None]
+        value = torch.einsum("shjd,mhd->shjm", value, self.out_proj.weight.unflatten(1, by_head)).flatten(1, 2)
         return torch.cat([wide, constant.to(wide.dtype)], dim=1), value

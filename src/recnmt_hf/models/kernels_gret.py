@@ -8,6 +8,7 @@ with a capsule, `(W_k h_i) . u_k = h_i . (W_k^T u_k)`. The plain reference is [`
 import torch
 
 from .attention import masked_softmax
+from .kernels_shared import wide_type
 
 
 def squash(vectors: torch.Tensor) -> torch.Tensor:
@@ -18,14 +19,7 @@ def squash(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def couplings(logits: torch.Tensor, visible: torch.Tensor | None, axis: str) -> torch.Tensor:
-    """
-    What the capsules take of each word.
-
-    Args:
-        logits (`torch.Tensor` of shape `(rows, capsules, length)`).
-        visible (`torch.BoolTensor` of shape `(rows, 1, length)`, *optional*): `True` for real words.
-        axis (`str`): The softmax is over `"positions"` or over `"capsules"`.
-    """
+    """Return the softmax of logits `(rows, capsules, length)` over `"positions"` or `"capsules"`, 0 if not visible."""
     if axis == "positions":
         return masked_softmax(logits, visible, logits.dtype)
     weights = torch.softmax(logits, dim=1)
@@ -33,7 +27,7 @@ def couplings(logits: torch.Tensor, visible: torch.Tensor | None, axis: str) -> 
 
 
 def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, iterations: int) -> bool:
-    """Whether [`route`] multiplies less than routing with votes, which are made of `length` words once."""
+    """Return whether [`route`] needs fewer multiplications than routing with votes."""
     votes = length * num_capsules * capsule_dim * (width + 2 * iterations - 1)
     return (2 * iterations - 1) * num_capsules * capsule_dim * width + 2 * (iterations - 1) * (
         num_capsules * length * width
@@ -43,22 +37,9 @@ def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, it
 def route(
     states: torch.Tensor, weight: torch.Tensor, attention_mask: torch.Tensor | None, iterations: int, axis: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    The same as [`~.modeling_gret.route_reference`] with `weight` in place of the votes.
-
-    Args:
-        states (`torch.Tensor` of shape `(rows, length, width)`): The words.
-        weight (`torch.Tensor` of shape `(capsules, capsule_dim, width)`): W_k.
-        attention_mask (`torch.Tensor` of shape `(rows, length)`, *optional*): 1 keeps.
-        iterations (`int`): r.
-        axis (`str`): As in [`couplings`].
-
-    Returns:
-        The capsules `(rows, capsules, capsule_dim)` in at least float32, and the couplings of the last iteration
-        `(rows, capsules, length)`.
-    """
+    """Compute [`~.modeling_gret.route_reference`] from words and W `(capsules, capsule_dim, width)`."""
     dtype, (capsules, _, _), (rows, length, _) = states.dtype, weight.shape, states.shape
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wide = wide_type(dtype)
     visible = None if attention_mask is None else (attention_mask != 0)[:, None]
     # Without logits all capsules read the same sum of words.
     coupling = couplings(states.new_zeros(rows, capsules, length, dtype=wide), visible, axis)
@@ -67,8 +48,8 @@ def route(
     total = capsule
     for step in range(1, iterations):
         # The logits add up h_i . (W_k^T u_k) over the iterations: one matmul with the sum of the capsules.
-        asked = torch.matmul(total.to(dtype), weight).transpose(0, 1)
-        coupling = couplings(torch.matmul(asked, states.transpose(1, 2)).to(wide), visible, axis)
+        queries = torch.matmul(total.to(dtype), weight).transpose(0, 1)
+        coupling = couplings(torch.matmul(queries, states.transpose(1, 2)).to(wide), visible, axis)
         read = torch.matmul(coupling.to(dtype), states).transpose(0, 1)
         capsule = squash(torch.matmul(read, weight.transpose(1, 2)))
         if step < iterations - 1:

@@ -10,14 +10,7 @@ FEWEST_PACKED_CALLS, FEWEST_PACKED_ROWS = 24, 2
 
 
 class RepeatedLinear:
-    """
-    `states @ weight.T + bias` for all steps of a recurrence. Where oneDNN multiplies and no gradient is recorded, the
-    weight is put into oneDNN's own order once instead of at every call.
-
-    Args:
-        weight (`torch.Tensor` of shape `(out_features, in_features)`).
-        calls (`int`): Number of calls to expect.
-    """
+    """`states @ weight.T + bias` for about `calls` steps; without gradients oneDNN reorders the weight only once."""
 
     def __init__(self, weight: torch.Tensor, calls: int):
         self.weight, self.calls = weight, calls
@@ -41,26 +34,18 @@ class RepeatedLinear:
 
 
 def transposed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """
-    Return `left.T @ right` of `(m, k)` and `(m, n)`, the form of a weight's gradient; no gradient is recorded. oneDNN
-    reads its left side row by row: the smaller of the two is copied for it.
-    """
+    """Return `left.T @ right`, the form of a weight's gradient; oneDNN reads rows, so it gets a copy of one side."""
     if not takes_wide(left.t(), right):
         return torch.mm(left.t(), right)
-    if left.shape[1] <= right.shape[1]:
+    if left.shape[1] <= right.shape[1]:  # copy the smaller side
         return onednn_linear(left.t().contiguous(), right.t(), None)
     return onednn_linear(right.t().contiguous(), left.t(), None).t().contiguous()
 
 
 class StepMatmuls:
     """
-    `states @ weight.T + bias` for all steps of a recurrence, in the data type of autocast where it is on, without
-    gradients. Conversions of the weight are made once.
-
-    Args:
-        weight (`torch.Tensor` of shape `(out_features, in_features)`).
-        bias (`torch.Tensor` of shape `(out_features,)`, *optional*).
-        calls (`int`, *optional*, defaults to 1): Number of steps.
+    `states @ weight.T + bias` for `calls` steps of a recurrence, in the data type of autocast where it is on, without
+    gradients. The weight `(out_features, in_features)` is converted once.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, calls: int = 1):
@@ -77,37 +62,21 @@ class StepMatmuls:
         mapped = self.onward(states.to(self.low)).to(self.dtype)
         return mapped if self.bias is None else mapped + self.bias
 
-    def by_columns(self, states: torch.Tensor) -> torch.Tensor | None:
-        """Return the weight with contiguous columns where that is faster, else `None`."""
-        if self.onward.is_packed(states) or takes_wide(states, self.weight):
-            return None
-        if self.columns is None:
-            self.columns = self.weight.t().contiguous()
-        return self.columns
-
-    def product(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `states @ weight.T` of states `(rows, in_features)`."""
-        states = states.to(self.low)
-        columns = self.by_columns(states)
-        return (self.onward(states) if columns is None else torch.mm(states, columns)).to(self.dtype)
-
     def add_to(self, total: torch.Tensor, states: torch.Tensor) -> None:
         """Add `states @ weight.T` to `total`, in the type of `total`."""
         states = states.to(self.low)
-        columns = self.by_columns(states)
-        if columns is None:
+        if self.onward.is_packed(states) or takes_wide(states, self.weight):
             total += self.onward(states)
-        else:
-            add_product(total, states, columns)
+            return
+        if self.columns is None:  # torch's own matmul reads contiguous columns faster
+            self.columns = self.weight.t().contiguous()
+        add_product(total, states, self.columns)
 
     def backward(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the states."""
         return self.back(gradient.to(self.low)).to(self.dtype)
 
     def weight_gradient(self, gradients: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """
-        Return the gradient of the weight from gradients `(.., out_features)` and inputs `(.., in_features)` of all
-        steps.
-        """
-        gradients, inputs = (each.flatten(0, -2).to(self.low) for each in (gradients, inputs))
+        """Return the weight's gradient from the gradients of all outputs `(.., out_features)` and from all inputs."""
+        gradients, inputs = (rows.flatten(0, -2).to(self.low) for rows in (gradients, inputs))
         return transposed_product(gradients, inputs).to(self.dtype)

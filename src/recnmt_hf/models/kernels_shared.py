@@ -1,19 +1,13 @@
 """
 Fast paths that several models share: matmuls, dropout, custom gradients, operators of compiled graphs.
 
-A fast path is chosen by fixed rules: device, data type, shape, and the processor's vendor where that decides. Runs on
-one machine therefore compute the same bits. The environment variable `RECNMT_FAST_PATHS` changes the choice:
-
-- unset or `auto`: a fast path is used where it measured faster.
-- `1`: every eligible fast path is used.
-- `0`: no fast path is used, only the plain reference.
-
-`scripts/benchmarks/fast_paths.py` prints the gain of each path on the machine where it runs.
+A fast path is used where it measured faster, by fixed rules of device, data type, shape and processor vendor, so that
+runs on one machine compute the same bits. The environment variable `RECNMT_FAST_PATHS` changes the choice: `1` uses
+every eligible fast path, `0` none, `auto` (default) those that are faster.
 """
 
 import functools
 import inspect
-import itertools
 import os
 import platform
 import re
@@ -32,13 +26,10 @@ from .user_errors import UserError
 
 
 def setting() -> str:
-    """Return the value of `RECNMT_FAST_PATHS`: `"0"`, `"1"` or `"auto"` (default); raise `UserError` for any other."""
+    """Return the value of `RECNMT_FAST_PATHS`."""
     value = os.environ.get("RECNMT_FAST_PATHS") or "auto"
     if value not in ("0", "1", "auto"):
-        raise UserError(
-            f"RECNMT_FAST_PATHS={value!r} is not allowed; it must be 0, 1 or auto. Remedy: correct the environment "
-            "variable, or unset it."
-        )
+        raise UserError("environment.fast_paths", field="RECNMT_FAST_PATHS", value=value)
     return value
 
 
@@ -63,10 +54,7 @@ def is_amd() -> bool:
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """
-    Return whether reading the parameters of a module equals calling it: it is exactly of this kind, without hooks,
-    offloading, a replaced `forward`, or quantized or sharded weights.
-    """
+    """Return whether parameters may be read: a module of exactly this kind, without hooks or special weights."""
     return (
         # torch.export wraps modules in proxies of the same name.
         (type(module) is kind or (torch.compiler.is_compiling() and type(module).__name__ == kind.__name__))
@@ -82,7 +70,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export is running; releases before 2.7 cannot be asked."""
+    """Return whether torch.export is running; `False` before torch 2.7, which does not report it."""
     return getattr(torch.compiler, "is_exporting", lambda: False)()
 
 
@@ -93,15 +81,16 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return None
 
 
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the data type of sums: at least float32, since half precision is too coarse for them."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def with_autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Set autocast to what [`autocast_dtype`] returned; `None` switches it off."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    return with_autocast(device, None)
 
 
 # -- custom gradients --------------------------------------------------------------------------------------------------
@@ -113,10 +102,7 @@ def is_transformed() -> bool:
 
 
 class CustomGradient(torch.autograd.Function):
-    """
-    Base class of functions with a hand-written backward pass. Their operations write into buffers, which neither
-    autograd nor `vmap` can follow: `torch.func.vmap` runs them sample by sample.
-    """
+    """Base class of functions with a hand-written backward pass; `torch.func.vmap` runs them sample by sample."""
 
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
@@ -144,53 +130,40 @@ class FinalGradients(CustomGradient):
     """Results of a backward pass that cannot be differentiated themselves."""
 
     @staticmethod
-    def forward(compute: Callable[..., Any], remedy: str, *tensors: torch.Tensor | None) -> Any:
+    def forward(compute: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
         return compute(*tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.remedy = inputs[1]
+        pass
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise UserError(f"This gradient cannot be differentiated again. Remedy: {ctx.remedy}.")
+        raise UserError("gradients.second_derivative")
 
 
-def final_gradients(
-    compute: Callable[..., Any],
-    *tensors: torch.Tensor | None,
-    remedy: str = "set the environment variable RECNMT_FAST_PATHS=0",
-) -> Any:
-    """
-    Return `compute(*tensors)`, a tensor or a tuple of tensors and `None`, in the backward pass of a [`CustomGradient`].
-    Differentiating the result raises a `UserError` with this remedy.
-    """
-    if torch.is_grad_enabled():  # create_graph=True, or a transform of torch.func
-        return FinalGradients.apply(compute, remedy, *tensors)
-    return compute(*tensors)
+def final_gradients(compute: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
+    """Return `compute(*tensors)` in a backward pass; differentiating it raises a `UserError`."""
+    # Gradients are recorded with create_graph=True or by a transform of torch.func.
+    return FinalGradients.apply(compute, *tensors) if torch.is_grad_enabled() else compute(*tensors)
 
 
 # -- operators of compiled graphs --------------------------------------------------------------------------------------
 
-SETTING_TYPES = {str: "str", bool: "bool", int: "int", float: "float"}
 # Returns the shape and the type of each result.
 Shapes = Callable[..., list[tuple[Sequence[int], torch.dtype]]]
+SPACE = re.sub(r"\W", "_", __name__)
 libraries: list[torch.library.Library] = []
 
 
 def graph_operator(shapes: Shapes) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
-    Make a function one operator of compiled graphs. Elsewhere, also in exported graphs, it is called directly.
+    Make a function one operator of compiled graphs, where `torch.compile` would unroll its loop over words into a graph
+    for each length. Elsewhere, also in exported graphs, it is called directly.
 
-    `torch.compile` unrolls a loop over words, so that each length gets its own graph. As an operator the loop is one
-    node for all lengths, and runs as in eager mode, with its fast paths.
-
-    The function takes tensors (or `None`) by position and settings of type `str`, `bool`, `int` or `float` by keyword.
-    It returns a list of new tensors, draws no random numbers, and changes none of its arguments. In a compiled graph
-    the backward pass computes it again, and cannot be differentiated twice.
-
-    Args:
-        shapes (callable): Takes the same arguments and returns shape and type of each result.
+    The function takes tensors (or `None`) by position and settings of type `str`, `bool`, `int` or `float` by keyword;
+    `shapes` takes the same. It returns a list of new tensors, draws no random numbers, and changes no argument. In a
+    compiled graph the backward pass computes it again, and cannot be differentiated twice.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,9 +173,9 @@ def graph_operator(shapes: Shapes) -> Callable[[Callable[..., Any]], Callable[..
         def call(*tensors: torch.Tensor | None, **settings: Any) -> Any:
             if not torch.compiler.is_compiling() or is_exporting():
                 return function(*tensors, **settings)
-            given = [tensor for tensor in tensors if tensor is not None]
-            places = [tensor is not None for tensor in tensors]
-            return operator(given, places, autocast_dtype(given[0].device), *settings.values())
+            inputs = [tensor for tensor in tensors if tensor is not None]
+            present = [tensor is not None for tensor in tensors]
+            return operator(inputs, present, autocast_dtype(inputs[0].device), *settings.values())
 
         return call
 
@@ -211,91 +184,77 @@ def graph_operator(shapes: Shapes) -> Callable[[Callable[..., Any]], Callable[..
 
 def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
     """Register a function and its backward pass with torch; see [`graph_operator`]."""
-    names = {
-        name: SETTING_TYPES[parameter.annotation]
+    kinds = {
+        name: parameter.annotation.__name__
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    settings = "".join(f", {kind} {name}" for name, kind in names.items())
-    arguments = f"Tensor[] given, bool[] places, ScalarType? autocast{settings}"
+    settings = "".join(f", {kind} {name}" for name, kind in kinds.items())
+    arguments = f"Tensor[] inputs, bool[] present, ScalarType? autocast{settings}"
 
-    def apply(run: Callable[..., Any], given: Sequence[torch.Tensor], places: Sequence[bool], values: Any) -> Any:
-        rest = iter(given)
-        return run(*(next(rest) if place else None for place in places), **dict(zip(names, values, strict=True)))
+    def apply(run: Callable[..., Any], inputs: Sequence[torch.Tensor], present: Sequence[bool], values: Any) -> Any:
+        rest, keywords = iter(inputs), dict(zip(kinds, values, strict=True))
+        return run(*(next(rest) if is_tensor else None for is_tensor in present), **keywords)
 
-    def forward(given: list[torch.Tensor], places: list[bool], autocast: Any, *values: Any) -> list[torch.Tensor]:
-        with with_autocast(given[0].device, autocast):
-            results = apply(function, given, places, values)
-        expected = apply(shapes, given, places, values)
+    def forward(inputs: list[torch.Tensor], present: list[bool], autocast: Any, *values: Any) -> list[torch.Tensor]:
+        with with_autocast(inputs[0].device, autocast):
+            results = apply(function, inputs, present, values)
+        expected = apply(shapes, inputs, present, values)
         return [result.to(dtype).contiguous() for result, (_, dtype) in zip(results, expected, strict=True)]
 
     def backward(
-        gradients: list[torch.Tensor], wanted: list[bool], given: list[torch.Tensor], *rest: Any
+        gradients: list[torch.Tensor], needed: list[bool], inputs: list[torch.Tensor], *rest: Any
     ) -> list[torch.Tensor]:
         with torch.enable_grad():
-            inputs = [tensor.detach().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)]
+            inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(inputs, needed, strict=True)]
             results = forward(inputs, *rest)
-        targets = [place for place, result in enumerate(results) if result.requires_grad]
-        found = torch.autograd.grad(
-            [results[place] for place in targets],
+        targets = [index for index, result in enumerate(results) if result.requires_grad]
+        input_gradients = torch.autograd.grad(
+            [results[index] for index in targets],
             [tensor for tensor in inputs if tensor.requires_grad],
-            [gradients[place] for place in targets],
+            [gradients[index] for index in targets],
             allow_unused=True,
             materialize_grads=True,
         )
-        return [gradient.contiguous() for gradient in found]
+        return [gradient.contiguous() for gradient in input_gradients]
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        given, *ctx.rest = inputs
-        ctx.save_for_backward(*given)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors, *ctx.rest = inputs
+        ctx.save_for_backward(*tensors)
 
     def differentiate(ctx: Any, gradients: list[torch.Tensor]) -> Any:
         if torch.is_grad_enabled():  # create_graph=True
-            raise UserError(
-                f"A compiled graph cannot be differentiated twice through {function.__name__}. Remedy: run the model "
-                "without torch.compile and with RECNMT_FAST_PATHS=0."
-            )
-        wanted = [bool(need) for need in ctx.needs_input_grad[0]]
-        found = iter(of_gradients(gradients, wanted, list(ctx.saved_tensors), *ctx.rest))
-        return [next(found) if want else None for want in wanted], *(None for _ in ctx.rest)
+            raise UserError("gradients.second_derivative")
+        needed = [bool(need) for need in ctx.needs_input_grad[0]]
+        input_gradients = iter(backward_operator(gradients, needed, list(ctx.saved_tensors), *ctx.rest))
+        return [next(input_gradients) if need else None for need in needed], *(None for _ in ctx.rest)
 
-    library, space = new_library(function.__name__, f"({arguments}) -> Tensor[]")
-    name = f"{space}::{function.__name__}"
-    library.define(f"{function.__name__}_backward(Tensor[] gradients, bool[] wanted, {arguments}) -> Tensor[]")
-    library.impl(function.__name__, forward, "CompositeExplicitAutograd")
-    library.impl(f"{function.__name__}_backward", backward, "CompositeExplicitAutograd")
+    name, name_backward = function.__name__, f"{function.__name__}_backward"
+    space, copies = SPACE, 0
+    while hasattr(getattr(torch.ops, space), name):  # code from the Hub that is loaded again
+        copies += 1
+        space = f"{SPACE}_{copies}"
+    library = torch.library.Library(space, "FRAGMENT")
+    libraries.append(library)  # must live as long as the operator
+    library.define(f"{name}({arguments}) -> Tensor[]")
+    library.define(f"{name_backward}(Tensor[] gradients, bool[] needed, {arguments}) -> Tensor[]")
+    library.impl(name, forward, "CompositeExplicitAutograd")
+    library.impl(name_backward, backward, "CompositeExplicitAutograd")
     # The backward pass uses autograd inside, which torch switches off below an operator's own gradient.
-    library.impl(f"{function.__name__}_backward", torch.library.fallthrough_kernel, "Autograd")
+    library.impl(name_backward, torch.library.fallthrough_kernel, "Autograd")
 
-    @torch.library.register_fake(name, lib=library)
-    def forward_shapes(given: Any, places: Any, autocast: Any, *values: Any) -> list[torch.Tensor]:
-        return [given[0].new_empty(shape, dtype=dtype) for shape, dtype in apply(shapes, given, places, values)]
+    @torch.library.register_fake(f"{space}::{name}", lib=library)
+    def forward_shapes(inputs: Any, present: Any, autocast: Any, *values: Any) -> list[torch.Tensor]:
+        return [inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in apply(shapes, inputs, present, values)]
 
-    @torch.library.register_fake(f"{name}_backward", lib=library)
-    def backward_shapes(gradients: Any, wanted: Any, given: Any, *rest: Any) -> list[torch.Tensor]:
-        return [tensor.new_empty(tensor.shape) for tensor, want in zip(given, wanted, strict=True) if want]
+    @torch.library.register_fake(f"{space}::{name_backward}", lib=library)
+    def backward_shapes(gradients: Any, needed: Any, inputs: Any, *rest: Any) -> list[torch.Tensor]:
+        return [tensor.new_empty(tensor.shape) for tensor, need in zip(inputs, needed, strict=True) if need]
 
-    torch.library.register_autograd(name, differentiate, setup_context=keep, lib=library)
-    of_gradients = getattr(getattr(torch.ops, space), f"{function.__name__}_backward").default
-    return getattr(getattr(torch.ops, space), function.__name__).default
-
-
-def new_library(name: str, schema: str) -> tuple[torch.library.Library, str]:
-    """
-    Define an operator in a namespace of this module, and return its library and the namespace. Where the names are
-    taken, since code from the Hub was loaded again, the namespace gets a number.
-    """
-    own = re.sub(r"\W", "_", __name__)
-    for copy in itertools.count():
-        space = f"{own}_{copy}" if copy else own
-        library = torch.library.Library(space, "FRAGMENT")
-        try:
-            library.define(name + schema)
-        except RuntimeError:
-            continue
-        libraries.append(library)  # must live as long as the operator
-        return library, space
-    raise AssertionError
+    torch.library.register_autograd(f"{space}::{name}", differentiate, setup_context=setup_context, lib=library)
+    operators = getattr(torch.ops, space)
+    backward_operator = getattr(operators, name_backward).default
+    return getattr(operators, name).default
 
 
 # -- matmuls in float32 ------------------------------------------------------------------------------------------------
@@ -313,40 +272,40 @@ def has_wide_matmul() -> bool:
 
 @functools.cache
 def gains_by_width() -> bool:
-    """
-    Return whether torch's usual matmuls in float32 leave the processor half unused: on AMD processors with AVX512, MKL
-    uses vectors of half their width. oneDNN uses the full width.
-    """
+    """Return whether oneDNN uses vectors of twice the width that MKL uses in float32: on AMD with AVX512."""
     return is_amd() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute a linear layer by oneDNN; a weight with gaps between its rows, which is slow to read, is copied."""
+    """Compute a linear layer by oneDNN; a weight with gaps between its rows is slow to read, so copy it."""
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         by_columns = weight.stride(0) < weight.stride(1)
         weight = weight.t().contiguous().t() if by_columns else weight.contiguous()
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
-def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWEST_WIDE_ROWS) -> bool:
-    """
-    Return whether a matmul of `left` `(.., k)` with the elements of `right` uses oneDNN: ordinary float32 tensors on
-    the CPU of sufficient size, and no dispatch mode that watches the operations.
-    """
+def are_ordinary(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether both are plain float32 tensors on the CPU, while nothing casts or observes the operations."""
     return (
-        enabled()  # before shapes are read, which a graph would turn into conditions
+        left.dtype == right.dtype == torch.float32
+        and left.device.type == right.device.type == "cpu"
+        and all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in (left, right))
         and not torch.jit.is_tracing()
-        and left.dtype == right.dtype == torch.float32
-        and left.device.type == "cpu"
-        and right.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and _get_current_dispatch_mode() is None
+    )
+
+
+def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWEST_WIDE_ROWS) -> bool:
+    """Return whether a matmul of `left` `(.., k)` with the elements of `right` uses oneDNN."""
+    return (
+        enabled()
+        and are_ordinary(left, right)  # before shapes are read, which makes conditions of a graph
         and right.numel() >= SMALLEST_WIDE_WEIGHT
         and min(right.shape) >= FEWEST_WIDE_ROWS
         and left.numel() >= fewest_rows * left.shape[-1]
         and has_wide_matmul()
         and (gains_by_width() or setting() == "1")
-        and all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in (left, right))
-        and not torch.is_autocast_enabled("cpu")
-        and _get_current_dispatch_mode() is None
     )
 
 
@@ -386,10 +345,7 @@ class WideLinear(CustomGradient):
 
 
 def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """
-    Compute `torch.nn.functional.linear` of states `(.., in_features)` and a weight `(out_features, in_features)`, by
-    oneDNN where the processor gains by it.
-    """
+    """Compute `torch.nn.functional.linear`, by oneDNN where that is faster."""
     if not takes_wide(states, weight):
         return nn.functional.linear(states, weight, bias)
     flat = states.reshape(-1, states.shape[-1])
@@ -397,8 +353,8 @@ def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return multiply(flat, weight, bias).view(*states.shape[:-1], weight.shape[0])
 
 
-# Matmuls of a decoding step. On AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
-# for these numbers of rows and at most so many elements, with weights of at least this width and size.
+# Matmuls of a decoding step: on AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
+# for these numbers of rows, at most so many elements, and weights of at least this width and size.
 FEW_ROWS, MOST_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
 # Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer.
 MANY_ROWS, LARGE_WEIGHT = 16, 2**22
@@ -415,25 +371,17 @@ def takes_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
         not torch.is_grad_enabled()
         and enabled()
-        and not torch.jit.is_tracing()
-        and states.device.type == "cpu"
-        and states.dtype == weight.dtype == torch.float32
+        and are_ordinary(states, weight)
         and weight.numel() >= SMALLEST_WEIGHT
         and weight.shape[1] >= SMALLEST_WIDTH
         and states.numel() // weight.shape[1] in FEW_ROWS
         and states.numel() <= MOST_ELEMENTS
         and (is_amd() or setting() == "1")
-        and all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in (states, weight))
-        and not torch.is_autocast_enabled("cpu")
-        and _get_current_dispatch_mode() is None
     )
 
 
 def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """
-    Apply a linear layer to states `(.., in_features)` by the fastest matmul. Anything but a plain `nn.Linear`
-    (adapters, quantized layers) is called.
-    """
+    """Apply a linear layer to states `(.., in_features)` by the fastest matmul; call adapters and quantized layers."""
     if type(linear) is not nn.Linear:
         return linear(states)
     weight = linear.weight
@@ -448,19 +396,15 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 # -- attention and dropout in training ---------------------------------------------------------------------------------
 
-# Torch's own kernel drops fewer elements faster.
+# Torch's own kernel is faster for fewer elements.
 SMALLEST_DROPOUT = 2**13
 
 
 def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
     """
-    Return whether attention by plain matmuls trains faster than `scaled_dot_product_attention` on the CPU. With
-    dropout, sdpa makes the same matmuls with a slower dropout: plain ones win in bfloat16, and in float32 on AMD
-    processors. In bfloat16 without dropout they win up to 384 keys, since the backward pass of sdpa's kernel is slow.
-
-    Args:
-        query, key (`torch.Tensor` of shape `(batch_size, num_heads, length, head_dim)`).
-        dropout (`float`): Dropout of the weights; 0 in evaluation.
+    Return whether attention by plain matmuls trains faster than sdpa on the CPU, for query and key `(batch_size,
+    num_heads, length, head_dim)`. With dropout, sdpa makes the same matmuls with a slower dropout. In bfloat16 without
+    dropout they are faster up to 384 keys, since the backward pass of sdpa's kernel is slow.
     """
     if query.device.type != "cpu":
         return False
@@ -473,11 +417,8 @@ def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """
-    Zero elements with probability `p` and scale the others by `1 / (1 - p)` (Srivastava et al., 2014).
-
-    On the CPU torch draws its mask one number after the other, which takes up to a third of a training step. Here one
-    64-bit draw decides four elements, so that `p` is rounded to a multiple of `2 ** -16`. For few elements, on other
-    devices and in compiled code, torch's own dropout is used.
+    Compute dropout. On the CPU torch draws its mask one number after the other, which takes up to a third of a training
+    step. Here one 64-bit draw decides four elements, so that `p` is rounded to a multiple of `2 ** -16`.
     """
     if not training or p == 0.0:
         return states
@@ -486,5 +427,5 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     dropped = round(p * 65536)
     count = states.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)
-    kept = (draws.view(torch.int16)[:count] >= dropped - 32768).view(states.shape)
-    return states * kept.to(states.dtype).mul_(65536.0 / (65536 - dropped))
+    mask = (draws.view(torch.int16)[:count] >= dropped - 32768).view(states.shape)
+    return states * mask.to(states.dtype).mul_(65536.0 / (65536 - dropped))

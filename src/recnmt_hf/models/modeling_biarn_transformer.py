@@ -1,12 +1,12 @@
 """
 The Transformer with a recurrence encoder (Hao et al., 2019, "Modeling Recurrence for Transformer", NAACL).
 
-A second encoder reads the word embeddings; the decoder attends its states beside those of the Transformer encoder. The
-parts stand in the order of the paper: recurrence over words (section 3.1, Eqs. 7-11), attentive recurrence (Eqs.
-12-13), fusion in the decoder (section 3.2, Eqs. 14-19).
+A second encoder reads the word embeddings; the decoder attends to its states beside those of the Transformer encoder.
+In the order of the paper: recurrence over words (section 3.1, Eqs. 7-11), attentive recurrence (Eqs. 12-13), fusion in
+the decoder (section 3.2, Eqs. 14-19).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +27,10 @@ from .modeling_nmt_transformer import (
     build_decoder_attention,
 )
 from .multi_column import MultiColumn
-from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, scan_steps, take
+from .recurrent_layers import MaskedRNN, initialize_recurrent, masked_mean, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
 from .transformer_layers import TransformerDecoderLayer, TransformerDecoderStack, TransformerSublayers
-
-
-CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -42,21 +39,21 @@ CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 @dataclass
 class BiARNTransformerEncoderOutput(Seq2SeqEncoderOutput):
     """
-    Output of both encoders. T are the steps of an ARN, or the source length of an RNN.
+    Output of both encoders. T is the number of steps of an ARN, or the source length of an RNN.
 
     Args:
         last_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model)`):
-            H_e, the memory of the Transformer encoder; its input where `decoder_memory="recurrence"` leaves that out.
+            H_e, the memory of the Transformer encoder, or its input if `decoder_memory="recurrence"` removes it.
         recurrence_hidden_state (`torch.Tensor` of shape `(batch_size, T, d_model)`, *optional*):
             H_r, the memory of the recurrence encoder.
         recurrence_attention_mask (`torch.Tensor` of shape `(batch_size, T)`, *optional*):
-            1 where H_r is real; `None` where all of it is.
+            1 where H_r is real; `None` if all of it is.
         recurrence_hidden_states (tuple of `torch.Tensor` of shape `(batch_size, T, d_model)`, *optional*):
             With `output_hidden_states=True`: H_1 to H_r, the output of each layer of the recurrence encoder.
         recurrence_attentions (tuple of `torch.Tensor`, *optional*):
             With `output_attentions=True` and an ARN: for each layer `(batch_size, directions, num_heads, T, length)`,
-            the attention of each step over the words (above the first layer: over the steps below). The backward
-            direction's steps stand in the order of its states: it made the last one first.
+            the attention of each step to the words (above the first layer: to the steps below). The steps of the
+            backward direction are numbered like its states, last one first.
     """
 
     recurrence_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("recurrence"))
@@ -72,11 +69,11 @@ class BiARNTransformerDecoderOutput(Seq2SeqDecoderOutput):
 
     Args:
         recurrence_cross_attentions (tuple of `torch.Tensor`, *optional*):
-            `(batch_size, num_heads, target_length, T)` for each decoder layer that attends H_r. With
-            `decoder_memory="recurrence"` these are all, and there are no `cross_attentions`.
+            `(batch_size, num_heads, target_length, T)` for each decoder layer that attends to H_r. With
+            `decoder_memory="recurrence"` they replace the `cross_attentions`.
         fusion_gates (tuple of `torch.Tensor`, *optional*):
-            lambda of Eq. 18 for each of these layers under `fusion_type="gated_sum"`, `(batch_size, target_length,
-            d_model or 1)`; 1 takes the Transformer encoder's side alone.
+            With `fusion_type="gated_sum"`: lambda of Eq. 18 for each of these layers, `(batch_size, target_length,
+            d_model or 1)`; 1 selects the Transformer encoder's side alone.
     """
 
     recurrence_cross_attentions: tuple[torch.Tensor, ...] | None = None
@@ -96,7 +93,7 @@ class InitialState(nn.Module):
         self.linear = nn.Linear(config.d_model, self.hidden_size) if self.kind == "mean_linear" else None
 
     def forward(self, mean: torch.Tensor) -> torch.Tensor:
-        """`mean` `(batch_size, d_model)` to a state `(batch_size, hidden_size)` of the same type."""
+        """Map `mean` `(batch_size, d_model)` to a state `(batch_size, hidden_size)` of the same type."""
         if self.kind == "zeros":
             return mean.new_zeros(mean.shape[0], self.hidden_size)
         return mean if self.linear is None else torch.tanh(self.linear(mean)).to(mean.dtype)
@@ -104,10 +101,13 @@ class InitialState(nn.Module):
 
 class Recurrence(nn.Module):
     """
-    REC of Eq. 8, in one direction or two, each with parameters of its own, and their combination `W_p [f; b] + b_p`.
+    Base class of REC (Eq. 8): one direction or two, each with its own parameters, combined as `W_p [f; b] + b_p`.
 
-    With one direction there is nothing to combine: its states are projected only if they are not `d_model` wide.
+    The states of a single direction are projected only if they are not `d_model` wide.
     """
+
+    # Returns the states `(batch_size, T, directions * hidden_size)`, their mask and the attentions.
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
 
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__()
@@ -122,28 +122,13 @@ class Recurrence(nn.Module):
         self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, output_attentions: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-            output_attentions (`bool`, *optional*): Whether to return an ARN's attentions.
-
-        Returns:
-            The states `(batch_size, T, d_model)`, their mask `(batch_size, T)` or `None`, and the attentions
-            `(batch_size, directions, num_heads, T, length)` or `None`.
+        Map inputs `(batch_size, length, d_model)` to states `(batch_size, T, d_model)`, their mask or `None`, and the
+        attentions `(batch_size, directions, num_heads, T, length)` or `None`.
         """
         mean = masked_mean(inputs, attention_mask)
-        initial_states = [first(mean) for first in self.initial_states]
+        initial_states = [make_state(mean) for make_state in self.initial_states]
         states, mask, attentions = self.run(inputs, attention_mask, initial_states, output_attentions)
         return project(self.out_proj, states), mask, attentions
-
-    def run(
-        self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        initial_states: list[torch.Tensor],
-        output_attentions: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        raise NotImplementedError(f"{type(self).__name__} must override run")
 
 
 class WordRecurrence(Recurrence):
@@ -155,12 +140,8 @@ class WordRecurrence(Recurrence):
 
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__(config)
-        self.rnn = MaskedRNN(
-            config.recurrence_cell,
-            config.d_model,
-            config.recurrence_hidden_size,
-            bidirectional=config.recurrence_directions == 2,
-        )
+        bidirectional = config.recurrence_directions == 2
+        self.rnn = MaskedRNN(config.recurrence_cell, config.d_model, config.recurrence_hidden_size, bidirectional)
 
     def run(
         self,
@@ -182,16 +163,10 @@ class AttentiveRecurrentDirection(nn.Module):
 
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__()
-        self.attn = MultiHeadAttention(
-            config,
-            config.d_model,
-            config.encoder_attention_heads,
-            config.attention_dropout,
-            query_dim=config.recurrence_hidden_size,
-            memory="source",
-        )
-        self.cell_class = CELLS[config.recurrence_cell]
-        self.cell = self.cell_class(config.d_model, config.recurrence_hidden_size)
+        width, heads, dropout = config.recurrence_hidden_size, config.encoder_attention_heads, config.attention_dropout
+        self.attn = MultiHeadAttention(config, config.d_model, heads, dropout, query_dim=width, memory="source")
+        self.cell_class = nn.LSTMCell if config.recurrence_cell == "lstm" else nn.GRUCell
+        self.cell = self.cell_class(config.d_model, width)
 
     @property
     def is_lstm(self) -> bool:
@@ -200,26 +175,18 @@ class AttentiveRecurrentDirection(nn.Module):
     def forward(
         self, state: tuple[torch.Tensor, ...], inputs: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """
-        Args:
-            state (tuple of `torch.Tensor` of shape `(batch_size, hidden_size)`): h, and c of an LSTM.
-            inputs (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-            mask (`torch.BoolTensor` of shape `(batch_size, 1, 1, length)`, *optional*): `True` keeps.
-
-        Returns:
-            The next state, and the step's attention `(batch_size, num_heads, length)`.
-        """
+        """Return the next state, h and for an LSTM c, and the attention `(batch_size, num_heads, length)`."""
         attn = self.attn
         query = attn.split_heads(attn.q_proj(state[0][:, None]))
         keys, values = attn.project_memory(inputs)
         probability = attn.dropout if attn.training else 0.0
         context, weights = eager_attention_forward(attn, query, keys, values, mask, attn.scaling, probability)
         context = attn.out_proj(context.flatten(2))[:, 0]
-        following = self.cell(context, state) if self.is_lstm else (self.cell(context, state[0]),)
-        return following, weights[:, :, 0]
+        next_state = self.cell(context, state) if self.is_lstm else (self.cell(context, state[0]),)
+        return next_state, weights[:, :, 0]
 
     def is_plain(self) -> bool:
-        """Whether all parameters may be read instead of calling their modules (no adapters, hooks, quantization)."""
+        """Return whether all parameters may be read instead of calling their modules."""
         attn = self.attn
         linears = (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
         return (
@@ -235,8 +202,8 @@ class AttentiveRecurrence(Recurrence):
     The attentive recurrent network (ARN, Eqs. 12-13): T steps of attention to all words, driven by the network's own
     state; the backward direction of a BiARN numbers its steps T, .., 1.
 
-    The steps run as [`attentive_steps`]; [`attentive_steps_reference`] says the same plainly, and is taken with
-    `RECNMT_FAST_PATHS=0` or where parameters are not plain (adapters, quantization).
+    The steps run as [`attentive_steps`], or as [`attentive_steps_reference`] with `RECNMT_FAST_PATHS=0` and where
+    parameters are not plain (adapters, quantization).
     """
 
     def __init__(self, config: BiARNTransformerConfig):
@@ -253,12 +220,12 @@ class AttentiveRecurrence(Recurrence):
         initial_states: list[torch.Tensor],
         output_attentions: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        own: Any = self.directions
-        fast = allowed() and all(direction.is_plain() for direction in own)
-        fast = fast and not (self.steps is None and is_exporting())  # its loop has a number of turns
+        layers: Any = self.directions
+        fast = allowed() and all(direction.is_plain() for direction in layers)
+        fast = fast and not (self.steps is None and is_exporting())  # its loop has a fixed number of steps
         run_steps = attentive_steps if fast else attentive_steps_reference
-        states, attentions = run_steps(own, inputs, attention_mask, initial_states, self.steps)
-        # T = length: the steps beyond a sentence's own number are left out, and its numbering begins at its own end.
+        states, attentions = run_steps(layers, inputs, attention_mask, initial_states, self.steps)
+        # T = length: steps beyond the length of a sentence are masked, and numbered from the end of the sentence.
         mask = order = None
         if self.steps is None and attention_mask is not None:
             steps, lengths = inputs.shape[1], (attention_mask != 0).sum(dim=1)
@@ -267,11 +234,11 @@ class AttentiveRecurrence(Recurrence):
         directions = list(states)
         if len(directions) == 2:
             directions[1] = states[1].flip(1) if order is None else take(states[1], order)
-        together = torch.cat(directions, dim=-1)
+        joined = torch.cat(directions, dim=-1)
         if mask is not None:
-            together = together.masked_fill(mask[:, :, None] == 0, 0.0)
+            joined = joined.masked_fill(mask[:, :, None] == 0, 0.0)
         if not output_attentions:
-            return together, mask, None
+            return joined, mask, None
         weights = attentions.movedim(0, 3)  # (D, B, H, T, J)
         if len(weights) == 2:
             if order is None:
@@ -279,7 +246,7 @@ class AttentiveRecurrence(Recurrence):
             else:
                 backward = weights[1].gather(2, order[:, None, :, None].expand_as(weights[1]))
             weights = torch.stack([weights[0], backward])
-        return together, mask, weights.transpose(0, 1)
+        return joined, mask, weights.transpose(0, 1)
 
 
 def attentive_steps_reference(
@@ -290,17 +257,8 @@ def attentive_steps_reference(
     steps: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The steps of an ARN, one direction after the other, as the equations have them.
-
-    Args:
-        inputs (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-        initial_states (sequence of `torch.Tensor` of shape `(batch_size, hidden_size)`): One for each direction.
-        steps (`int`, *optional*): T; `None`: as many as there are words.
-
-    Returns:
-        States `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads,
-        length)`, in the order in which they were made.
+    Run the steps of an ARN as in the equations, one direction after the other, T `steps` or one for each word. Return
+    states `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads, length)`.
     """
     mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
     all_states, all_attentions = [], []
@@ -338,15 +296,7 @@ class RecurrenceEncoderLayer(TransformerSublayers):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, output_attentions: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch_size, length, d_model)`).
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-            output_attentions (`bool`, *optional*): Whether to return the attentions of an ARN.
-
-        Returns:
-            H_n `(batch_size, T, d_model)`, its mask, and the attentions or `None`.
-        """
+        """Return H_n `(batch_size, T, d_model)`, its mask, and the attentions; arguments as in [`Recurrence`]."""
         norm = self.recurrence_layer_norm
         inputs = self.before(hidden_states, norm)
         states, mask, attentions = self.recurrence(inputs, attention_mask, output_attentions)
@@ -359,7 +309,7 @@ class RecurrenceEncoderLayer(TransformerSublayers):
 
 
 class RecurrenceEncoder(nn.Module):
-    """Layers of [`RecurrenceEncoderLayer`], with a norm after the last one in the pre-norm arrangement."""
+    """Layers of [`RecurrenceEncoderLayer`]; pre-norm, with a norm after the last one."""
 
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__()
@@ -368,7 +318,7 @@ class RecurrenceEncoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, output_attentions: bool) -> Any:
-        """All layers' states and attentions, and the mask of the last one."""
+        """Return all layers' states and attentions, and the mask of the last one."""
         all_states, all_attentions = [], []
         for layer in self.layers:
             hidden_states, attention_mask, attentions = layer(hidden_states, attention_mask, output_attentions)
@@ -392,6 +342,13 @@ class BiARNTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
         "RecurrentEncoderLayer",
     ]
 
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.RNNCellBase):
+            initialize_recurrent(self.initialization, module)
+        else:
+            super()._init_weights(module)
+
 
 class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEncoder):
     """Transformer encoder and recurrence encoder on the same embeddings; usable alone through `get_encoder()`."""
@@ -402,7 +359,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__(config)
         if config.decoder_memory == "recurrence" and config.recurrence_source == "embeddings":
-            # Nothing would read the Transformer encoder.
+            # Nothing reads the Transformer encoder.
             self.layers, self.layer_norm = nn.ModuleList(), None
         self.multi_column = MultiColumn(config) if config.encoder_type == "multi_column" else None
         self.recurrence_encoder = RecurrenceEncoder(config) if config.recurrence_encoder_type is not None else None
@@ -422,15 +379,15 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         if self.recurrence_encoder is None:
             return self.output_class(last_hidden_state=last)
         source = words if self.config.recurrence_source == "embeddings" else last
-        wanted = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        recurrent, attentions, mask = self.recurrence_encoder(source, token_mask, wanted)
-        shows_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        # Strict export loses what is set on an object that was made before a loop of the graph.
+        output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        recurrent, attentions, mask = self.recurrence_encoder(source, token_mask, output_attentions)
+        output_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        # Strict export loses values that are set on an object made before a loop of the graph.
         return self.output_class(
             last_hidden_state=last,
             recurrence_hidden_state=recurrent[-1],
             recurrence_attention_mask=mask,
-            recurrence_hidden_states=recurrent if shows_states else None,
+            recurrence_hidden_states=recurrent if output_states else None,
             recurrence_attentions=None if attentions[0] is None else attentions,
         )
 
@@ -448,7 +405,7 @@ class FusionGate(nn.Module):
 
 class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
     """
-    A decoder layer that also attends H_r. With C the states after self-attention and D those after attention to H_e:
+    A decoder layer that also attends to H_r. With C the states after self-attention and D those after attention to H_e:
 
         stack      R = LN(Drop(ATT(D, H_r)) + D),   y = FFN sub-layer of R                           (Eqs. 14-15)
         gated sum  R = LN(Drop(ATT(C, H_r)) + C),   y = FFN sub-layer of lambda D + (1 - lambda) R   (Eqs. 16-19)
@@ -456,14 +413,8 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
 
     def __init__(self, config: BiARNTransformerConfig, self_attn: nn.Module, encoder_attn: nn.Module, layer_idx: int):
         super().__init__(config, self_attn, encoder_attn)
-        self.recurrence_attn = AbsorbingAttention(
-            config,
-            config.d_model,
-            config.decoder_attention_heads,
-            config.attention_dropout,
-            layer_idx=layer_idx,
-            memory="recurrence",
-        )
+        sizes = (config.d_model, config.decoder_attention_heads, config.attention_dropout)
+        self.recurrence_attn = AbsorbingAttention(config, *sizes, layer_idx=layer_idx, memory="recurrence")
         self.recurrence_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         gated = config.fusion_type == "gated_sum"
         self.fusion_gate = FusionGate(config.d_model, config.fusion_gate) if gated else None
@@ -479,7 +430,7 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
     ) -> torch.Tensor:
         """
         Read the memory `"recurrence"`: H_r, `(num_sources, T, d_model)`. In training with `recurrence_memory_dropout`
-        `keeps_recurrence` `(batch_size, 1, 1)` is 0 for the sentences that it is dropped for.
+        `keeps_recurrence` `(batch_size, 1, 1)` is 0 for the sentences whose H_r is dropped.
         """
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
@@ -490,17 +441,16 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
             past_key_values=past_key_values,
             **kwargs,
         )
-        kept = keeps_recurrence
         if self.fusion_gate is None:
-            return self.after(output if kept is None else output * kept, below, norm)
+            return self.after(output if keeps_recurrence is None else output * keeps_recurrence, below, norm)
         recurrent = self.after(output, below, norm)
         gate = self.fusion_gate(attended, recurrent)
-        gate = gate if kept is None else 1 - kept * (1 - gate)
+        gate = gate if keeps_recurrence is None else 1 - keeps_recurrence * (1 - gate)
         return gate * attended + (1 - gate) * recurrent
 
 
 class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecoderStack):
-    """Transformer decoder whose top layer, or every layer, also attends the recurrence states."""
+    """Transformer decoder whose top layer, or every layer, also attends to the recurrence states."""
 
     output_class = BiARNTransformerDecoderOutput
     _can_record_outputs = {
@@ -531,10 +481,10 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
-        dropped = self.config.recurrence_memory_dropout
-        if self.training and dropped > 0 and "recurrence" in memories:
+        rate = self.config.recurrence_memory_dropout
+        if self.training and rate > 0 and "recurrence" in memories:
             draws = torch.rand(hidden_states.shape[0], 1, 1, device=hidden_states.device)
-            kwargs["keeps_recurrence"] = (draws >= dropped).to(hidden_states.dtype)
+            kwargs["keeps_recurrence"] = (draws >= rate).to(hidden_states.dtype)
         return super().run(hidden_states, kernel_mask, token_mask, memories, past_key_values, **kwargs)
 
 
@@ -545,11 +495,11 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
     decoder_class = BiARNTransformerDecoder
 
     def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
-        found = super().memories(encoder_outputs, attention_mask)
+        memories = super().memories(encoder_outputs, attention_mask)
         if self.config.decoder_memory == "recurrence":
-            found["encoder"] = found["recurrence"]
-            del found["recurrence"]
-        return found
+            memories["encoder"] = memories["recurrence"]
+            del memories["recurrence"]
+        return memories
 
 
 class BiARNTransformerForConditionalGeneration(
@@ -564,8 +514,7 @@ class BiARNTransformerForConditionalGeneration(
     >>> import torch
     >>> from recnmt_hf import BiARNTransformerConfig, BiARNTransformerForConditionalGeneration
     >>> model = BiARNTransformerForConditionalGeneration(BiARNTransformerConfig.from_preset("tiny", vocab_size=100))
-    >>> source = torch.tensor([[5, 6, 7, 2]])
-    >>> encoded = model.get_encoder()(source, output_attentions=True)
+    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
     >>> encoded.recurrence_attentions[0].shape  # batch, directions, heads, steps, words
     torch.Size([1, 2, 4, 8, 4])
 

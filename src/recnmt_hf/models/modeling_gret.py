@@ -2,9 +2,9 @@
 The Transformer with a global representation of the source (Weng et al., 2020, "GRET: Global Representation Enhanced
 Transformer", AAAI).
 
-One vector for each sentence is made of all encoder layers and added, through a gate, to the decoder's last states. The
-parts stand in the order of the paper: capsules of a layer (section 3.1, Eqs. 2-6), their attentive pooling (Eqs. 7-9),
-aggregation over the layers (Eq. 10), gate and fusion (section 3.2, Eqs. 11-14).
+One vector for each sentence is made of all encoder layers and added, through a gate, to the decoder's last states. In
+the order of the paper: capsules of a layer (section 3.1, Eqs. 2-6), their attentive pooling (Eqs. 7-9), aggregation
+over the layers (Eq. 10), gate and fusion (section 3.2, Eqs. 11-14).
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention import softmax
 from .configuration_gret import GRETConfig
 from .kernels_gret import couplings, route, saves_votes, squash
-from .kernels_shared import allowed, is_plain, project
+from .kernels_shared import allowed, is_plain, project, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -33,7 +33,7 @@ from .source_memory import kept_vector
 @dataclass
 class GRETEncoderOutput(Seq2SeqEncoderOutput):
     """
-    Output of the encoder. The layers are those that are summed up: all, or the top one.
+    Output of the encoder. Tuples have one entry for each summarised layer: all layers, or the top one.
 
     Args:
         global_hidden_state (`torch.Tensor` of shape `(batch_size, d_model)`, *optional*):
@@ -41,9 +41,9 @@ class GRETEncoderOutput(Seq2SeqEncoderOutput):
         capsules (tuple of `torch.Tensor` of shape `(batch_size, num_capsules, capsule_dim)`, *optional*):
             With `output_attentions=True`: U of each layer.
         routing_weights (tuple of `torch.Tensor` of shape `(batch_size, num_capsules, source_length)`, *optional*):
-            Likewise: what each capsule took of each word in the last iteration.
+            With `output_attentions=True`: the coupling of each capsule with each word in the last iteration.
         pooling_weights (tuple of `torch.Tensor` of shape `(batch_size, num_capsules)`, *optional*):
-            Likewise: a of Eq. 8, where the pooling is attentive.
+            With `output_attentions=True` and attentive pooling: a of Eq. 8.
     """
 
     global_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("global"))
@@ -72,22 +72,15 @@ def route_reference(
     votes: torch.Tensor, attention_mask: torch.Tensor | None, iterations: int, axis: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Dynamic routing (algorithm 1), from `b_ki = 0`, `iterations` times:
+    Dynamic routing (algorithm 1) of votes v `(rows, capsules, length, capsule_dim)`, from `b_ki = 0`:
 
         c_k = softmax(b_k),   u_k = squash(sum_i c_ki v_ki),   b_ki += v_ki . u_k
 
-    Args:
-        votes (`torch.Tensor` of shape `(rows, capsules, length, capsule_dim)`): v.
-        attention_mask (`torch.Tensor` of shape `(rows, length)`, *optional*): 1 keeps.
-        axis (`str`): The softmax is over `"positions"` or over `"capsules"`.
-
-    Returns:
-        The capsules `(rows, capsules, capsule_dim)` in at least float32, and the couplings c of the last iteration
-        `(rows, capsules, length)`.
+    The softmax is over `axis` `"positions"` or `"capsules"`. Return the capsules `(rows, capsules, capsule_dim)` in at
+    least float32, and the last couplings c `(rows, capsules, length)`.
     """
     visible = None if attention_mask is None else (attention_mask != 0)[:, None]
-    wide = torch.float64 if votes.dtype == torch.float64 else torch.float32
-    logits = votes.new_zeros(votes.shape[:3], dtype=wide)
+    logits = votes.new_zeros(votes.shape[:3], dtype=wide_type(votes.dtype))
     for step in range(iterations):
         coupling = couplings(logits, visible, axis)
         capsules = squash(torch.matmul(coupling[:, :, None].to(votes.dtype), votes)[:, :, 0])
@@ -100,8 +93,8 @@ class CapsuleLayer(nn.Module):
     """
     The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules.
 
-    It runs as [`~.kernels_gret.route`] where that saves work; with votes, as [`route_reference`], for the shortest
-    sentences, with `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
+    It runs as [`~.kernels_gret.route`]; as [`route_reference`] with votes for the shortest sentences, with
+    `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
     """
 
     def __init__(self, config: GRETConfig):
@@ -112,14 +105,7 @@ class CapsuleLayer(nn.Module):
         self.capsule_proj = nn.Linear(config.d_model, self.matrices * config.capsule_dim, bias=False)
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Args:
-            states (`torch.Tensor` of shape `(rows, length, d_model)`).
-            attention_mask (`torch.Tensor` of shape `(rows, length)`, *optional*): 1 keeps.
-
-        Returns:
-            The capsules `(rows, num_capsules, capsule_dim)` and the couplings `(rows, num_capsules, length)`.
-        """
+        """Map states `(rows, length, d_model)` to capsules `(rows, num_capsules, capsule_dim)` and their couplings."""
         sizes = (self.matrices, self.capsule_dim)
         if self.saves_votes(states):
             weight = self.capsule_proj.weight.unflatten(0, sizes).expand(self.num_capsules, -1, -1)
@@ -172,7 +158,7 @@ class CapsulePooling(nn.Module):
         self.output = GlobalFeedForward(read, inner, config.d_model)
 
     def forward(self, capsules: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Capsules `(rows, K, c)` to vectors `(rows, d_model)`, and the weights a `(rows, K)` if there are any."""
+        """Map capsules `(rows, K, c)` to vectors `(rows, d_model)` and the weights a `(rows, K)` or `None`."""
         if self.query is None:
             return self.output(capsules.flatten(1) if self.kind == "concat" else capsules.mean(dim=1)), None
         query = self.query(capsules.mean(dim=1))
@@ -181,15 +167,15 @@ class CapsulePooling(nn.Module):
         return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
 
 
-def of_each(values: torch.Tensor, layers: int) -> tuple[torch.Tensor, ...]:
-    """The equal parts of `(layers * batch_size, ..)`, by indices that graphs of other engines have too."""
-    parts = values.unflatten(0, (layers, -1))
-    return tuple(parts[layer] for layer in range(layers))
+def split_layers(values: torch.Tensor, layers: int) -> tuple[torch.Tensor, ...]:
+    """Return the layers of `(layers * batch_size, ..)`, by an operation that other engines support too."""
+    values = values.unflatten(0, (layers, -1))
+    return tuple(values[layer] for layer in range(layers))
 
 
 class GlobalEncoder(nn.Module):
     """
-    The vector of a source sentence: each layer summed up by capsules or by the mean of its words, and a GRU from the
+    The vector of a source sentence: each layer summarised by capsules or by the mean of its words, and a GRU from the
     lowest layer to the top one, `s^m = GRU(x^m, s^{m-1})`, `s^0 = 0` (Eq. 10). Without aggregation it is the top
     layer's own vector.
     """
@@ -198,40 +184,33 @@ class GlobalEncoder(nn.Module):
         super().__init__()
         count = config.encoder_layers if config.global_aggregation else 1
         self.capsules = CapsuleLayer(config) if config.global_capsule else None
-        summaries: list[nn.Module] = []  # the mean as it is
-        if config.global_capsule:
-            summaries = [CapsulePooling(config) for _ in range(count)]
-        elif config.global_aggregation:
-            width = config.d_model
-            summaries = [GlobalFeedForward(width, config.global_ffn_dim, width) for _ in range(count)]
-        self.summaries = nn.ModuleList(summaries)
+        self.summaries = nn.ModuleList()  # empty: the mean itself
+        for _ in range(count):
+            if config.global_capsule:
+                self.summaries.append(CapsulePooling(config))
+            elif config.global_aggregation:
+                self.summaries.append(GlobalFeedForward(config.d_model, config.global_ffn_dim, config.d_model))
         self.aggregation = RecurrentLayer("gru", config.d_model, config.d_model) if config.global_aggregation else None
 
     def forward(
         self, states: list[torch.Tensor], attention_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, ...]]]:
-        """
-        Args:
-            states (list of `torch.Tensor` of shape `(batch_size, source_length, d_model)`): Of all layers.
-            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps.
-
-        Returns:
-            s^M `(batch_size, d_model)`, and what it was made of, as the fields of [`GRETEncoderOutput`].
-        """
+        """Return s^M `(batch_size, d_model)` and the other fields of [`GRETEncoderOutput`] from all layers' states."""
         states = states if self.aggregation is not None else states[-1:]
         evidence: dict[str, tuple[torch.Tensor, ...]] = {}
         if self.capsules is None:
-            vectors = [masked_mean(each, attention_mask) for each in states]
+            vectors = [masked_mean(layer, attention_mask) for layer in states]
             if self.aggregation is not None:
-                vectors = [ffn(each) for ffn, each in zip(self.summaries, vectors, strict=True)]
+                vectors = [ffn(vector) for ffn, vector in zip(self.summaries, vectors, strict=True)]
         else:
             # All layers in one call: they have the same W.
             mask = None if attention_mask is None else attention_mask.repeat(len(states), 1)
-            capsules, coupling = self.capsules(torch.cat(states), mask)
-            of_layers, routing_weights = (of_each(values, len(states)) for values in (capsules, coupling))
-            pooled = [pooling(each) for pooling, each in zip(self.summaries, of_layers, strict=True)]
+            capsules, routing_weights = (
+                split_layers(values, len(states)) for values in self.capsules(torch.cat(states), mask)
+            )
+            pooled = [pooling(layer) for pooling, layer in zip(self.summaries, capsules, strict=True)]
             vectors = [vector for vector, _ in pooled]
-            evidence = {"capsules": of_layers, "routing_weights": routing_weights}
+            evidence = {"capsules": capsules, "routing_weights": routing_weights}
             weights = tuple(weight for _, weight in pooled if weight is not None)
             if weights:
                 evidence["pooling_weights"] = weights
@@ -245,7 +224,7 @@ class GlobalEncoder(nn.Module):
 
 class GlobalGate(nn.Module):
     """
-    `g = sigmoid(W [r; s] + b)` (Eq. 11), the two halves of W apart: that of the source is needed once per sentence.
+    `g = sigmoid(W [r; s] + b)` (Eq. 11); the half of W for the source is a module of its own, used once per sentence.
     With `"sum"` there are no halves: `g = sigmoid(W (r + s) + b)`.
     """
 
@@ -255,15 +234,15 @@ class GlobalGate(nn.Module):
         self.source_proj = nn.Linear(config.d_model, size) if config.global_gate_type != "sum" else None
         self.state_proj = nn.Linear(config.d_model, size, bias=self.source_proj is None)
 
-    def of_source(self, vector: torch.Tensor) -> torch.Tensor:
+    def project_source(self, vector: torch.Tensor) -> torch.Tensor:
         """Project a sentence's vector for the gate, `(num_sources, d_model or 1)`."""
         return vector if self.source_proj is None else self.source_proj(vector)
 
-    def forward(self, states: torch.Tensor, of_source: torch.Tensor) -> torch.Tensor:
-        """States `(batch_size, target_length, d_model)` and `of_source` `(batch_size, 1, d_model or 1)` to g."""
+    def forward(self, states: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Return g from states `(batch_size, target_length, d_model)` and projected sources `(batch_size, 1, ..)`."""
         if self.source_proj is None:
-            return torch.sigmoid(project(self.state_proj, states + of_source))
-        return torch.sigmoid(project(self.state_proj, states) + of_source)
+            return torch.sigmoid(project(self.state_proj, states + source))
+        return torch.sigmoid(project(self.state_proj, states) + source)
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -274,7 +253,7 @@ class GRETPreTrainedModel(NMTTransformerPreTrainedModel):
 
 
 class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
-    """Transformer encoder that also gives a vector of the whole source; usable alone through `get_encoder()`."""
+    """Transformer encoder that also returns a vector of the whole source; usable alone through `get_encoder()`."""
 
     output_class = GRETEncoderOutput
     _can_record_outputs = NMTTransformerEncoder._can_record_outputs
@@ -291,17 +270,16 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
         outputs: Any = super().finish(states, embeddings, token_mask)
         if self.global_encoder is None:
             return outputs
-        # Of a pre-norm Transformer the top layer's states are the normed ones, which the decoder attends too.
-        of_layers = [*states[1:-1], outputs.last_hidden_state]
-        vector, evidence = self.global_encoder(of_layers, token_mask)
+        # Like the decoder, take the top layer's states after the last norm of a pre-norm Transformer.
+        vector, evidence = self.global_encoder([*states[1:-1], outputs.last_hidden_state], token_mask)
         if not kwargs.get("output_attentions", self.config.output_attentions):
             evidence = {}
-        # Strict export loses what is set on an object that was made before a loop of the graph.
+        # Strict export loses values that are set on an object made before a loop of the graph.
         return self.output_class(last_hidden_state=outputs.last_hidden_state, global_hidden_state=vector, **evidence)
 
 
 class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
-    """Transformer decoder whose last states get the vector of the source, through a gate or as it is."""
+    """Transformer decoder that adds the vector of the source to its last states, through a gate or unchanged."""
 
     output_class = GRETDecoderOutput
     _can_record_outputs = {**NMTTransformerDecoder._can_record_outputs, "global_gates": OutputRecorder(GlobalGate)}
@@ -312,7 +290,7 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         self.post_init()
 
     def finish(self, states: list[torch.Tensor], memories: Memories, past_key_values: Cache | None) -> torch.Tensor:
-        """`r_j + g_j * s^M` (Eqs. 12-13), after the last layer and its norm."""
+        """Return `r_j + g_j * s^M` (Eqs. 12-13), after the last layer and its norm."""
         last = super().finish(states, memories, past_key_values)
         if not self.config.use_global_state:
             return last
@@ -321,12 +299,12 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         if gate is None:
             return last + kept_vector(past_key_values, "global", lambda: vector, last.shape[0])[:, None]
 
-        def of_source() -> torch.Tensor:
-            return torch.cat([vector, gate.of_source(vector)], dim=-1)
+        def vector_and_projection() -> torch.Tensor:
+            return torch.cat([vector, gate.project_source(vector)], dim=-1)
 
-        kept = kept_vector(past_key_values, "global", of_source, last.shape[0])[:, None]
+        cached = kept_vector(past_key_values, "global", vector_and_projection, last.shape[0])[:, None]
         width = vector.shape[-1]
-        return torch.addcmul(last, gate(last, kept[..., width:]), kept[..., :width])
+        return torch.addcmul(last, gate(last, cached[..., width:]), cached[..., :width])
 
 
 class GRETModel(GRETPreTrainedModel, Seq2SeqModelBase):

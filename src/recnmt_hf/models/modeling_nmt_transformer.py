@@ -1,5 +1,4 @@
-"""The base Transformer (Vaswani et al., 2017), with relative positions (Shaw et al., 2018) and directional masks (Shen
-et al., 2018) as variants of its self-attention."""
+"""The Transformer (Vaswani et al., 2017) with relative positions (Shaw et al., 2018) and directional masks (DiSAN)."""
 
 from typing import Any
 
@@ -28,8 +27,7 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
 
         e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d_k),   z_i = sum_j softmax(e_i)_j (v_j + aV[clip(j - i)])
 
-    The tables' part of the scores is one matmul, `(.., query_length, 2k + 1)`, read at the clipped distances; their
-    part of the contexts first sums the weights of equal distances. No tensor of size n x n x d is made.
+    No tensor of size n x n x d is made: weights of equal distances are summed before the values' table is read.
     """
 
     def __init__(self, *args: Any, max_relative_positions: int, relative_per_head: bool, **kwargs: Any):
@@ -54,35 +52,31 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query_length, key_length, clip = query.shape[2], key.shape[2], self.max_relative_positions
         by_content, query_offset = torch.matmul(query, key.transpose(-1, -2)), kwargs.get("query_offset")
-        key_places, query_places = key_positions(by_content, query_offset)
-        buckets = (key_places - query_places).clamp(-clip, clip) + clip  # (query_length, key_length), 0 .. 2k
+        positions, query_positions = key_positions(by_content, query_offset)
+        buckets = (positions - query_positions).clamp(-clip, clip) + clip  # (query_length, key_length), 0 .. 2k
         buckets = buckets.expand(*query.shape[:2], query_length, key_length)
 
         by_distance = torch.matmul(query, self.relative_keys.transpose(-1, -2))  # (B, H, query_length, 2k + 1)
         scores = by_content + by_distance.gather(-1, buckets)
         visible = visible_positions(self, attention_mask, scores, query_offset)
         weights = masked_softmax(scores * self.scaling, visible, query.dtype)
-        kept = dropout(weights, self.dropout, self.training)
-        summed = kept.new_zeros(by_distance.shape).scatter_add(-1, buckets, kept)
-        context = torch.matmul(kept, value) + torch.matmul(summed, self.relative_values)
+        dropped = dropout(weights, self.dropout, self.training)
+        summed = dropped.new_zeros(by_distance.shape).scatter_add(-1, buckets, dropped)
+        context = torch.matmul(dropped, value) + torch.matmul(summed, self.relative_values)
         return context.transpose(1, 2), weights
 
 
 def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs: Any) -> MultiHeadAttention:
-    """The self-attention that `config.self_attention_type` names; directional heads differ in their mask alone."""
+    """Build the self-attention `config.self_attention_type`; directional heads differ only in their mask."""
     kwargs = {"embed_dim": config.d_model, "num_heads": num_heads, "dropout": config.attention_dropout, **kwargs}
-    if config.self_attention_type == "relative":
-        return RelativeMultiHeadAttention(
-            config,
-            max_relative_positions=config.max_relative_positions,
-            relative_per_head=config.relative_per_head,
-            **kwargs,
-        )
-    return MultiHeadAttention(config, **kwargs)
+    if config.self_attention_type != "relative":
+        return MultiHeadAttention(config, **kwargs)
+    kwargs |= {name: getattr(config, name) for name in ("max_relative_positions", "relative_per_head")}
+    return RelativeMultiHeadAttention(config, **kwargs)
 
 
 def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[MultiHeadAttention, MultiHeadAttention]:
-    """The causal self-attention of decoder layer `index`, and its attention to the memory `"encoder"`."""
+    """Build the causal self-attention of decoder layer `index`, and its attention to the memory `"encoder"`."""
     heads = config.decoder_attention_heads
     return (
         build_self_attention(config, heads, is_causal=True, layer_idx=index),
@@ -110,10 +104,8 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
         super().__init__(config, *args, **kwargs)
         kind = config.self_attention_type
         if kind != "absolute" and self.config._attn_implementation not in ("sdpa", "eager"):
-            raise UserError(
-                f"self_attention_type={kind!r} cannot be computed with attn_implementation="
-                f"{self.config._attn_implementation!r}. Remedy: use 'sdpa' or 'eager'."
-            )
+            implementation = self.config._attn_implementation
+            raise UserError("model.attention_kernel", field="attn_implementation", value=implementation, kind=kind)
 
 
 class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):
@@ -129,15 +121,11 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
         return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
 
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
-        if self.config.self_attention_type != "directional":
+        config, length = self.config, states.shape[1]
+        if config.self_attention_type != "directional":
             return super().build_mask(states, token_mask)
-        return directional_mask(
-            token_mask,
-            self.config.encoder_attention_heads,
-            states.shape[1],
-            self.config.directional_include_self,
-            states.device,
-        )
+        heads, include_self = config.encoder_attention_heads, config.directional_include_self
+        return directional_mask(token_mask, heads, length, include_self, states.device)
 
 
 class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderStack):

@@ -2,8 +2,8 @@
 The Transformer whose encoder stacks recurrent and self-attention layers (Hao et al., 2019, "Towards Better Modeling
 Hierarchical Structure for Self-Attention with Ordered Neurons", EMNLP).
 
-The parts stand in the order of the paper: the ordered-neurons LSTM (Eqs. 3-9; Shen et al., 2019), recurrent layers in
-the frame of the Transformer, and the hybrid encoder with its short-cut (Eq. 10).
+In the order of the paper: the ordered-neurons LSTM (Eqs. 3-9; Shen et al., 2019), recurrent layers with the
+Transformer's residual and norm, and the hybrid encoder with its short-cut (Eq. 10).
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
-from .kernels_onlstm_transformer import ONLSTMSteps, cumulative_softmax, spread, wide_type
-from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, wide_linear
+from .kernels_onlstm_transformer import ONLSTMSteps, spread
+from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, wide_linear, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, scan_steps, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -36,13 +36,13 @@ from .transformer_layers import TransformerSublayers
 @dataclass
 class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
     """
-    Output of the encoder; `last_hidden_state` is what the decoder reads ("Final" in the paper's table 3).
+    Output of the encoder; the decoder reads `last_hidden_state` ("Final" in the paper's table 3).
 
     Args:
         recurrent_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*):
-            H_RNN, of the top recurrent layer ("HO"), where the encoder has one below others.
+            H_RNN, the states of the top recurrent layer ("HO"), if it is below other layers.
         attention_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*):
-            H_SAN, of the top attention layer before the short-cut is added ("HS"), where there is a short-cut.
+            With a short-cut: H_SAN, the states of the top attention layer before it is added ("HS").
         master_gate_distances (tuple of `torch.Tensor` of shape `(batch_size, source_length, directions)`, *optional*):
             With `output_attentions=True`, for each ON-LSTM layer: the share of the memory that a word closes, 1 - mean
             of its master forget gate (Shen et al., 2019, section 5.2), the forward direction first; 0 at padding.
@@ -56,7 +56,12 @@ class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
 # -- ordered neurons (Eqs. 3-9) ----------------------------------------------------------------------------------------
 
 
-def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> torch.Tensor:
+def reference_shapes(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> Any:
+    return [((*gates.shape[:2], weight.shape[1]), gates.dtype)]
+
+
+@graph_operator(reference_shapes)
+def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: int) -> list[torch.Tensor]:
     """
     An ON-LSTM step by step, from zero states:
 
@@ -65,38 +70,21 @@ def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int
         c' = (f w + f~ - w) c + (i w + i~ - w) c^,   h' = o tanh(c')
 
     cumax is the cumulative sum of a softmax. f~ rises to 1, i~ falls to 0: the last chunk is never written.
-
-    Args:
-        gates (`torch.Tensor` of shape `(length, batch_size, 4 * hidden_size + 2 * n)`): W x + b of all gates, in the
-            order f, i, o, c^, f~, i~.
-        weight (`torch.Tensor` of shape `(4 * hidden_size + 2 * n, hidden_size)`): U.
-        chunk_size (`int`): Channels for which one unit of f~ and i~ counts.
-
-    Returns:
-        The states `(length, batch_size, hidden_size)`.
+    `gates` are W x + b in the order f, i, o, c^, f~, i~, `(length, batch_size, 4 * hidden_size + 2 * n)`, `weight` U.
+    Return a list with the states `(length, batch_size, hidden_size)`.
     """
-    return reference_states(gates, weight, chunk_size=chunk_size)[0]
-
-
-def reference_shapes(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> Any:
-    return [((*gates.shape[:2], weight.shape[1]), gates.dtype)]
-
-
-@graph_operator(reference_shapes)
-def reference_states(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: int) -> list[torch.Tensor]:
-    """[`on_lstm_reference`] as an operator of compiled graphs."""
     size = weight.shape[1]
     wide = wide_type(gates.dtype)
 
-    def step(carry: Sequence[torch.Tensor], of_words: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         state, cell = carry
-        each = (of_words + nn.functional.linear(state, weight)).to(wide)
-        forget, into, out = torch.sigmoid(each[:, : 3 * size]).split(size, dim=-1)
-        candidate = torch.tanh(each[:, 3 * size : 4 * size])
-        upper, lower = (cumax(part) for part in each[:, 4 * size :].chunk(2, dim=-1))
+        step_gates = (inputs + nn.functional.linear(state, weight)).to(wide)
+        forget, write, out = torch.sigmoid(step_gates[:, : 3 * size]).split(size, dim=-1)
+        candidate = torch.tanh(step_gates[:, 3 * size : 4 * size])
+        upper, lower = (cumax(scores) for scores in step_gates[:, 4 * size :].chunk(2, dim=-1))
         upper, lower = spread(upper, chunk_size), spread(1 - lower, chunk_size)
         overlap = upper * lower
-        cell = (forget * overlap + upper - overlap) * cell + (into * overlap + lower - overlap) * candidate
+        cell = (forget * overlap + upper - overlap) * cell + (write * overlap + lower - overlap) * candidate
         state = (out * torch.tanh(cell)).to(state.dtype)
         return [state, cell], [state]
 
@@ -106,19 +94,13 @@ def reference_states(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: i
 
 
 def cumax(scores: torch.Tensor) -> torch.Tensor:
-    """The cumulative sums of a softmax; the last one is 1."""
+    """Return the cumulative sums of a softmax; the last one is 1."""
     sums = torch.softmax(scores, dim=-1).cumsum(dim=-1)
     return torch.cat([sums[..., :-1], torch.ones_like(sums[..., -1:])], dim=-1)
 
 
 class ONLSTMLayer(nn.Module):
-    """
-    An ON-LSTM in one direction, from zero states: the parameters, and [`on_lstm_reference`] over them.
-
-    Args:
-        chunk_size (`int`): As in the configuration.
-        input_size, hidden_size (`int`): Widths of input and state.
-    """
+    """The parameters of an ON-LSTM in one direction, and [`on_lstm_reference`] with them."""
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int):
         super().__init__()
@@ -129,7 +111,7 @@ class ONLSTMLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def initialize(self, start: Initialization) -> None:
-        """As the zoo's recurrent layers: orthogonal gate by gate, zero biases but for the forget gate's 1."""
+        """Initialise gate by gate with orthogonal matrices, and biases with 0, that of the forget gate with 1."""
         init.xavier_uniform_(self.weight_ih)
         if not is_loaded(self.weight_hh):
             for gate in self.weight_hh.split(self.sizes):
@@ -141,34 +123,26 @@ class ONLSTMLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.weight_ih.shape[1]}, {self.hidden_size}, chunk_size={self.chunk_size}"
 
-    def gates(self, inputs: torch.Tensor) -> torch.Tensor:
-        """W x + b of words `(.., input_size)`, in the order f, i, o, c^, f~, i~."""
-        return wide_linear(inputs, self.weight_ih, self.bias)
-
     def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
-        """Inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`."""
-        return on_lstm_reference(self.gates(inputs.transpose(0, 1)), self.weight_hh, self.chunk_size).transpose(0, 1)
+        """Map inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`."""
+        gates = wide_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+        return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
 
     def distances(self, inputs: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and the states over them."""
-        before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
+        """Return 1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and states."""
+        previous = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
         rows = slice(4 * self.hidden_size, 4 * self.hidden_size + self.sizes[4])
         scores = nn.functional.linear(inputs, self.weight_ih[rows], self.bias[rows])
-        scores = scores + nn.functional.linear(before.to(inputs.dtype), self.weight_hh[rows])
-        return 1 - cumulative_softmax(scores.to(wide_type(scores.dtype)))[1].mean(dim=-1)
+        scores = scores + nn.functional.linear(previous.to(inputs.dtype), self.weight_hh[rows])
+        return 1 - cumax(scores.to(wide_type(scores.dtype))).mean(dim=-1)
 
 
 class ONLSTM(MaskedRNN):
     """
-    A one- or two-directional ON-LSTM with a masked carry.
+    A one- or two-directional ON-LSTM with a masked carry, from zero states.
 
     It runs as [`ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone; as
     [`on_lstm_reference`] in exported graphs, with `RECNMT_FAST_PATHS=0`, and where parameters are not plain (adapters).
-
-    Args:
-        chunk_size (`int`): As in the configuration.
-        input_size, hidden_size (`int`): Widths of the input and of each direction's state.
-        bidirectional (`bool`, *optional*, defaults to `False`): Adds the backward direction.
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
@@ -181,21 +155,13 @@ class ONLSTM(MaskedRNN):
         attention_mask: torch.Tensor | None = None,
         initial_states: tuple[torch.Tensor | None, ...] = (None, None),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As [`MaskedRNN`] has it, but that both directions start from zero states."""
-        if is_exporting() or not allowed() or not all(is_plain(layer, ONLSTMLayer) for layer in self.layers):
+        """Compute what [`MaskedRNN`] computes; `initial_states` are not supported."""
+        layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
+        if is_exporting() or not allowed() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
             return super().forward(inputs, attention_mask)
-        states, ends = packed_states(inputs, attention_mask, *self.weights, chunk_size=self.chunk_size)
+        weights = [tensor for layer in layers for tensor in (layer.weight_ih, layer.bias, layer.weight_hh)]
+        states, ends = packed_states(inputs, attention_mask, *weights, chunk_size=self.chunk_size)
         return states, ends
-
-    @property
-    def layers(self) -> list[Any]:
-        """Those of each direction."""
-        return [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
-
-    @property
-    def weights(self) -> list[torch.Tensor]:
-        """Of each direction the weight and bias of the inputs and the recurrent weight."""
-        return [tensor for layer in self.layers for tensor in (layer.weight_ih, layer.bias, layer.weight_hh)]
 
 
 def packed_shapes(
@@ -209,110 +175,80 @@ def packed_shapes(
 def packed_states(
     inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
 ) -> list[torch.Tensor]:
-    """Return the states and last states of an [`ONLSTM`]; `weights` are in the order of its property."""
+    """Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice."""
     size = weights[2].shape[1]
     directions = [weights[start : start + 3] for start in range(0, len(weights), 3)]
     batch_size, length = inputs.shape[:2]
     places, ends, counts = pack(attention_mask, batch_size, length, inputs.device)
-    # Whatever stands at padding (NaN included) must not reach the gradients of real words; where these alone are
-    # read, it cannot.
+    places = places[: len(directions)]
+    # Values at padding (NaN included) must not reach the gradients of real words; on the CPU they are not read.
     padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
     if padding is not None:
         inputs = inputs.masked_fill(padding, 0.0)
-    # Then the columns are read as they stand, and no word is looked up.
+    # Then columns are read in order, without indices.
     is_full = padding is None and counts == [batch_size] * length
     if is_full:
         sides = [inputs] if len(directions) == 1 else [inputs, inputs.flip(1)]
         ordered = [side.transpose(0, 1).flatten(0, 1) for side in sides]
     else:
-        ordered = [inputs.flatten(0, 1)[place] for place in places[: len(directions)]]
-    found = inputs.new_zeros(len(directions), 0, size)
-    if counts:  # something but padding
-        tensors = [each for words, own in zip(ordered, directions, strict=True) for each in (words, *own)]
-        found = ONLSTMSteps.apply(counts, chunk_size, *tensors)[0]
+        ordered = [inputs.flatten(0, 1)[place] for place in places]
+    packed = inputs.new_zeros(len(directions), 0, size)
+    if counts:  # not only padding
+        tensors = [tensor for words, weight in zip(ordered, directions, strict=True) for tensor in (words, *weight)]
+        packed = ONLSTMSteps.apply(counts, chunk_size, *tensors)[0]
     if is_full:
-        found = found.view(len(directions), length, batch_size, size).transpose(1, 2)
-        states = found.squeeze(0) if len(directions) == 1 else torch.cat([found[0], found[1].flip(1)], dim=-1)
+        packed = packed.view(len(directions), length, batch_size, size).transpose(1, 2)
+        states = packed.squeeze(0) if len(directions) == 1 else torch.cat([packed[0], packed[1].flip(1)], dim=-1)
     else:
-        rows = torch.cat([place * len(directions) + which for which, place in enumerate(places[: len(directions)])])
-        states = found.new_zeros(batch_size * length * len(directions), size)
-        states = states.index_copy_(0, rows, found.flatten(0, 1))
+        rows = torch.cat([place * len(directions) + index for index, place in enumerate(places)])
+        states = packed.new_zeros(batch_size * length * len(directions), size)
+        states = states.index_copy_(0, rows, packed.flatten(0, 1))
         states = states.view(batch_size, length, len(directions) * size)
     if padding is not None:
         states = states.masked_fill(padding, 0.0)
-    of_directions = zip(states.split(size, dim=-1), ends, strict=False)
-    return [states, torch.cat([take(part, end[:, None])[:, 0] for part, end in of_directions], dim=-1)]
+    sides_and_ends = zip(states.split(size, dim=-1), ends, strict=False)
+    return [states, torch.cat([take(side, end[:, None])[:, 0] for side, end in sides_and_ends], dim=-1)]
 
 
 def pack(
     attention_mask: torch.Tensor | None, batch_size: int, length: int, device: torch.device
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor], list[int]]:
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, torch.Tensor], list[int]]:
     """
-    The order in which a recurrence reads the words of a batch, step by step, in either direction.
-
-    On the CPU padding is left out, and longer sentences come first. Elsewhere padding comes behind the words of its
-    sentence, since leaving it out would wait for the device.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-
-    Returns:
-        Of each direction the places of the words read, `row * length + column`; of each direction the column of every
-        row's last word read `(batch_size,)`; and how many sentences have each step.
+    Return, for both directions, the places of the words in the order of reading, and the column of every row's last
+    word; and how many sentences have each step. On the CPU padding is left out, and longer sentences come first;
+    elsewhere, to avoid waiting for the device, padding follows the words of its sentence.
     """
     rows, steps = torch.arange(batch_size, device=device), torch.arange(length, device=device)
     if attention_mask is None:
-        first = rows * length
-        onward, backward = ((each[:, None] + first).flatten() for each in (steps, steps.flip(0)))
-        return (onward, backward), (torch.full_like(rows, length - 1), torch.zeros_like(rows)), [batch_size] * length
+        places = [(columns[:, None] + rows * length).flatten() for columns in (steps, steps.flip(0))]
+        return places, (torch.full_like(rows, length - 1), torch.zeros_like(rows)), [batch_size] * length
     order, lengths = left_aligned(attention_mask), (attention_mask != 0).sum(dim=1)
     mirrored = order.gather(1, reversed_order(lengths, length))
-    last = order.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
-    ends = (last, order[:, 0])
+    ends = (order.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0], order[:, 0])
+    places = [columns + rows[:, None] * length for columns in (order, mirrored)]
     if device.type != "cpu":
-        places = [(each + rows[:, None] * length).t().flatten() for each in (order, mirrored)]
-        return (places[0], places[1]), ends, [batch_size] * length
+        return [place.t().flatten() for place in places], ends, [batch_size] * length
     by_length = torch.argsort(lengths, descending=True, stable=True)
     is_real = steps[:, None] < lengths[by_length]
     counts = [count for count in is_real.sum(dim=1).tolist() if count]
-    places = [(each + rows[:, None] * length)[by_length].t()[is_real] for each in (order, mirrored)]
-    return (places[0], places[1]), ends, counts
-
-
-class MasterGateDistances(nn.Module):
-    """The distances of a layer; here, where they leave the model, they are recorded."""
-
-    def forward(self, distances: torch.Tensor) -> torch.Tensor:
-        return distances
+    return [place[by_length].t()[is_real] for place in places], ends, counts
 
 
 # -- recurrent layers of the encoder -----------------------------------------------------------------------------------
 
 
-class FeedForwardLayer(TransformerSublayers):
-    """The Transformer's feed-forward block alone."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.feed_forward(hidden_states)
+class MasterGateDistances(nn.Identity):
+    """Marks the distances of a layer, so that transformers records them."""
 
 
 class StackedRecurrentLayer(RecurrentEncoderLayer):
-    """
-    An LSTM or ON-LSTM layer of the encoder, `LN(x + Drop(W_p [forward(x); backward(x)] + b_p))`; with `rnn_ffn` the
-    feed-forward block above it.
-    """
+    """An LSTM or ON-LSTM layer of the encoder, with `rnn_ffn` below a feed-forward block."""
 
     def __init__(self, config: ONLSTMTransformerConfig, kind: str):
-        super().__init__(
-            partial(ONLSTM, config.onlstm_chunk_size) if kind == "onlstm" else kind,
-            config.d_model,
-            config.rnn_hidden_size,
-            config.rnn_bidirectional,
-            config.dropout,
-            config.layer_norm_eps,
-            config.normalize_before,
-        )
-        self.feed_forward = FeedForwardLayer(config, config.encoder_ffn_dim) if config.rnn_ffn else None
+        cell = partial(ONLSTM, config.onlstm_chunk_size) if kind == "onlstm" else kind
+        sizes = (config.d_model, config.rnn_hidden_size, config.rnn_bidirectional)
+        super().__init__(cell, *sizes, config.dropout, config.layer_norm_eps, config.normalize_before)
+        self.feed_forward = TransformerSublayers(config, config.encoder_ffn_dim) if config.rnn_ffn else None
         self.distances = MasterGateDistances() if kind == "onlstm" else None
 
     def forward(
@@ -325,24 +261,22 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
         outputs = super().forward(hidden_states, kernel_mask, token_mask)
         if self.distances is not None and kwargs.get("output_master_gate_distances"):
             self.distances(self.measure_distances(hidden_states, token_mask))
-        return outputs if self.feed_forward is None else self.feed_forward(outputs)
+        return outputs if self.feed_forward is None else self.feed_forward.feed_forward(outputs)
 
     def measure_distances(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
-        """Distances of all words `(batch_size, length, directions)`, 0 at padding."""
+        """Return the distances of all words `(batch_size, length, directions)`, 0 at padding."""
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
         if token_mask is None:
             token_mask = inputs.new_ones(inputs.shape[:2])
-        order, lengths = left_aligned(token_mask), (token_mask != 0).sum(dim=1)
-        back = inverse(order)
-        states = self.rnn(inputs, token_mask)[0]
-        mirror = reversed_order(lengths, inputs.shape[1])
-        found: list[torch.Tensor] = []
+        states = self.rnn(inputs, token_mask)[0].split(self.rnn.hidden_size, dim=-1)
+        order = left_aligned(token_mask)
+        mirrored = order.gather(1, reversed_order((token_mask != 0).sum(dim=1), inputs.shape[1]))
+        distances = []
         layers = (self.rnn.forward_rnn, self.rnn.backward_rnn)
-        for layer, own in zip(layers, states.split(self.rnn.hidden_size, dim=-1), strict=False):
-            places = order if not found else order.gather(1, mirror)  # the second direction reads from the end
-            distances = layer.distances(take(inputs, places), take(own, places))[:, :, None]
-            found.append(take(take(distances, mirror) if found else distances, back))
-        return torch.cat(found, dim=-1).masked_fill(token_mask[:, :, None] == 0, 0.0)
+        for layer, side, places in zip(layers, states, (order, mirrored), strict=False):
+            aligned = layer.distances(take(inputs, places), take(side, places))
+            distances.append(take(aligned[:, :, None], inverse(places)))
+        return torch.cat(distances, dim=-1).masked_fill(token_mask[:, :, None] == 0, 0.0)
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -379,7 +313,7 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
     def finish(
         self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
     ) -> ONLSTMTransformerEncoderOutput:
-        """With the short-cut H_RNN + H_SAN (Eq. 10), before the last norm of a pre-norm stack; no norm of its own."""
+        """Add the short-cut, H_RNN + H_SAN (Eq. 10), without a norm, before the last norm of a pre-norm stack."""
         kinds = self.config.encoder_layer_types
         tops = [index for index, kind in enumerate(kinds, start=1) if kind != "attention"][-1:]
         recurrent = states[tops[0]] if tops and tops[0] < len(kinds) else None

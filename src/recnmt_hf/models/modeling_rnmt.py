@@ -3,8 +3,8 @@ Recurrent encoder-decoder with relation networks (RNMT; Zhang et al., 2018, "Ref
 Relation Networks for Neural Machine Translation", COLING), and its baselines RNNsearch (Bahdanau et al., 2015) and
 RNNsearch* (with a conditional GRU, as in dl4mt).
 
-The parts stand in the order of the paper: the relation-network layer (Eqs. 7-10), the encoder with its residual and
-dense connections (Eqs. 1, 11-12), the decoder (Eqs. 2-5, 13).
+In the order of the paper: the relation-network layer (Eqs. 7-10), the encoder with its residual and dense connections
+(Eqs. 1, 11-12), the decoder (Eqs. 2-5, 13).
 """
 
 import itertools
@@ -22,9 +22,9 @@ from transformers.utils.output_capturing import OutputRecorder
 from .additive_attention import AdditiveAttention
 from .configuration_rnmt import RNMTConfig
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
-from .kernels_shared import allowed, dropout, is_plain, project, wide_linear
+from .kernels_shared import allowed, dropout, is_plain, project, wide_linear, wide_type
 from .recurrent_cache import recurrent_layer
-from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
+from .recurrent_layers import MaskedRNN, initialize_recurrent, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Seq2SeqEncoderOutput
@@ -44,8 +44,8 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
         last_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model or 2 * d_model)`):
             The annotations.
         relation_scores (tuple of `torch.Tensor` of shape `(batch_size, source_length, source_length)`, *optional*):
-            With `output_attentions=True`: for each relation layer the length of r_ij (Eq. 8), how much word j says
-            about word i; 0 for padding.
+            With `output_attentions=True`: for each relation layer the length of r_ij (Eq. 8), which measures the effect
+            of word j on word i; 0 for padding.
     """
 
     relation_scores: tuple[torch.Tensor, ...] | None = None
@@ -55,17 +55,15 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
 
 
 def without_count(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Takes a count of batches out, which torch adds where a file states no version, as safetensors do not."""
+    """Remove the count of batches, which torch adds when a file, such as a safetensors file, has no version."""
     state_dict.pop(f"{prefix}num_batches_tracked", None)
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
     """
-    Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): padding changes neither its statistics nor its
-    output. Statistics are computed in at least float32. Each process of a distributed run normalises by its own batch;
-    the running averages that DDP hands round, and that are saved, are those of the first process.
-
-    torch's own module, with statistics that leave padding out; checkpoints have no count of batches.
+    Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): torch's module with statistics that ignore
+    padding, in at least float32. Each process of a distributed run normalises by its own batch; the running averages
+    that DDP broadcasts, and that are saved, are those of the first process. Checkpoints have no count of batches.
     """
 
     running_mean: torch.Tensor
@@ -84,21 +82,17 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         init.ones_(self.running_var)
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """
-        Args:
-            states (`torch.Tensor` of shape `(batch_size, length, num_features)`).
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-        """
-        wide = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+        """Normalise states `(batch_size, length, num_features)`; mask `(batch_size, length)`, 1 keeps."""
+        wide = states.to(wide_type(states.dtype))
         if self.training:
             if attention_mask is None:
-                kept, count = None, wide.new_tensor(wide.shape[0] * wide.shape[1])
+                real, count = None, wide.new_tensor(wide.shape[0] * wide.shape[1])
             else:
-                kept = attention_mask[:, :, None].to(wide.dtype)
-                count = kept.sum().clamp(min=1)
-            mean = (wide if kept is None else wide * kept).sum(dim=(0, 1)) / count
+                real = attention_mask[:, :, None].to(wide.dtype)
+                count = real.sum().clamp(min=1)
+            mean = (wide if real is None else wide * real).sum(dim=(0, 1)) / count
             centred = wide - mean
-            var = (centred if kept is None else centred * kept).square().sum(dim=(0, 1)) / count
+            var = (centred if real is None else centred * real).square().sum(dim=(0, 1)) / count
             with torch.no_grad():
                 unbiased = var * (count / (count - 1).clamp(min=1))
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
@@ -126,19 +120,16 @@ class RelationConvolutions(nn.Module):
 
     @staticmethod
     def width(config: RNMTConfig) -> int:
-        """f, the channels of the output."""
+        """Return f, the channels of the output."""
         channels = config.relation_conv_channels
         return sum(channels) if config.relation_conv_mode == "parallel" else channels[-1]
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """`(batch_size, length, d_model)` to `(batch_size, length, f)`; real tokens stand first in each row."""
+        """Map left-aligned states `(batch_size, length, d_model)` to `(batch_size, length, f)`."""
         outputs = []
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            if attention_mask is not None:
-                states_in = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
-            else:
-                states_in = states
-            output = convolution(states_in.transpose(1, 2)).transpose(1, 2)
+            masked = states if attention_mask is None else states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+            output = convolution(masked.transpose(1, 2)).transpose(1, 2)
             if isinstance(norm, MaskedBatchNorm):
                 output = norm(output, attention_mask)
             output = nn.functional.leaky_relu(output, SLOPE)
@@ -153,8 +144,8 @@ class RelationPropagation(GradientCheckpointingLayer):
 
         r_ij = MLP([c_i; c_j]),   r_i = 1/l sum_j r_ij,   o_i = MLP'(r_i)       j over real tokens, i among them
 
-    The pairs are computed as [`all_pairs`]; [`all_pairs_reference`] says the same plainly, and is taken with
-    `RECNMT_FAST_PATHS=0` or where parameters are not plain (adapters, quantization).
+    Pairs run as [`all_pairs`], or as [`all_pairs_reference`] with `RECNMT_FAST_PATHS=0` and where parameters are not
+    plain (adapters, quantization).
     """
 
     def __init__(self, config: RNMTConfig):
@@ -168,15 +159,7 @@ class RelationPropagation(GradientCheckpointingLayer):
     def forward(
         self, features: torch.Tensor, attention_mask: torch.Tensor | None, output_scores: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
-        Args:
-            features (`torch.Tensor` of shape `(batch_size, length, f)`): c.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-            output_scores (`bool`, *optional*): Whether to return the lengths of r_ij.
-
-        Returns:
-            o `(batch_size, length, d_model)`, and the lengths `(batch_size, length, length)` or `None`.
-        """
+        """Map c `(batch_size, length, f)` to o; return with it, for `output_scores`, the lengths of r_ij."""
         fast = allowed() and not output_scores and all(is_plain(layer, nn.Linear) for layer in self.pair_layers)
         if fast:
             states, scores = all_pairs(self.pair_layers, features, attention_mask), None
@@ -190,17 +173,7 @@ class RelationPropagation(GradientCheckpointingLayer):
 def all_pairs_reference(
     layers: nn.ModuleList, features: torch.Tensor, attention_mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    r_i of Eq. 9 as the equations have it, with every pair's vector in memory, and the length of each r_ij.
-
-    Args:
-        layers: Linear layers of the pairs' perceptron.
-        features (`torch.Tensor` of shape `(batch_size, length, f)`).
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-
-    Returns:
-        `(batch_size, length, m)` and `(batch_size, length, length)`.
-    """
+    """Return r_i of Eq. 9 `(batch_size, length, m)`, and the length of each r_ij, as in the equations."""
     length = features.shape[1]
     pairs = torch.cat(
         [features[:, :, None].expand(-1, -1, length, -1), features[:, None].expand(-1, length, -1, -1)], dim=-1
@@ -210,8 +183,8 @@ def all_pairs_reference(
     if attention_mask is not None:
         real = attention_mask != 0
         pairs = pairs.masked_fill(~(real[:, :, None] & real[:, None, :])[..., None], 0.0)
-    kept, count = counted_pairs(pairs[:, 0], attention_mask)
-    return (pairs * kept[:, None, :, None]).sum(dim=2) / count.to(pairs.dtype), pairs.norm(dim=-1)
+    counted, count = counted_pairs(pairs[:, 0], attention_mask)
+    return (pairs * counted[:, None, :, None]).sum(dim=2) / count.to(pairs.dtype), pairs.norm(dim=-1)
 
 
 class RelationLayer(nn.Module):
@@ -219,7 +192,7 @@ class RelationLayer(nn.Module):
 
     def __init__(self, config: RNMTConfig):
         super().__init__()
-        # Apart from what may be checkpointed: a second forward pass would count a batch twice in the norms.
+        # Not in the checkpointed module: a second forward pass would count a batch twice in the norms.
         self.convolutions = RelationConvolutions(config)
         self.propagation = RelationPropagation(config)
 
@@ -231,10 +204,7 @@ class RelationLayer(nn.Module):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
-        Left-aligned states `(batch_size, length, d_model)` to the same shape, and the scores of [`RNMTEncoderOutput`]
-        in the order of the tokens given ([`InputOrder`]), or `None`.
-        """
+        """Map left-aligned states; return with them the scores of [`RNMTEncoderOutput`], or `None`."""
         features = self.convolutions(states, attention_mask)
         states, scores = self.propagation(features, attention_mask, output_attentions)
         return states, None if scores is None else view.restore_pairs(scores)
@@ -245,13 +215,8 @@ class RelationLayer(nn.Module):
 
 class RNMTRecurrentLayer(GradientCheckpointingLayer):
     """
-    A recurrent layer of the encoder over left-aligned sentences: two directions side by side, `[forward; backward]`
-    (Eq. 1), or one of them.
-
-    Args:
-        input_size, hidden_size (`int`): Width of the input and of each direction.
-        layout (`str`): `"concat"` or `"stacked"`.
-        is_backward (`bool`): The direction of a `"stacked"` layer.
+    A recurrent layer of the encoder over left-aligned sentences: with `layout="concat"` two directions side by side,
+    `[forward; backward]` (Eq. 1), with `"stacked"` one of them.
     """
 
     def __init__(self, input_size: int, hidden_size: int, layout: str, is_backward: bool):
@@ -260,7 +225,7 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
         self.rnn = MaskedRNN("gru", input_size, hidden_size, bidirectional=layout == "concat")
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """`(batch_size, length, input_size)` to `(batch_size, length, hidden_size or 2 * hidden_size)`."""
+        """Map `(batch_size, length, input_size)` to `(batch_size, length, hidden_size or 2 * hidden_size)`."""
         if not self.is_mirrored:
             return self.rnn(states, attention_mask)[0]
         if attention_mask is None:
@@ -271,12 +236,8 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
 
 class InputOrder:
     """
-    The way between the tokens as they were given and the left-aligned sentences that the encoder runs over.
-
-    Args:
-        order (`torch.LongTensor` of shape `(batch_size, length)`, *optional*): Real tokens first ([`left_aligned`]).
-            `None`: all tokens are real.
-        attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): Of the left-aligned tokens.
+    Converts between the order of the input tokens and the left-aligned sentences that the encoder runs over. `order` is
+    that of [`left_aligned`], or `None` if all tokens are real; the mask is that of the left-aligned tokens.
     """
 
     def __init__(self, order: torch.Tensor | None, attention_mask: torch.Tensor | None):
@@ -285,15 +246,15 @@ class InputOrder:
         self.padding: Any = None if attention_mask is None else attention_mask[:, :, None] == 0
 
     def align(self, states: torch.Tensor) -> torch.Tensor:
-        """States `(batch_size, length, d)` as given, left-aligned."""
+        """Left-align states `(batch_size, length, d)`."""
         return states if self.order is None else take(states, self.order)
 
     def restore(self, states: torch.Tensor) -> torch.Tensor:
-        """Left-aligned states `(batch_size, length, d)` in the order given, zero at padding."""
+        """Put left-aligned states `(batch_size, length, d)` into the order of the input, zero at padding."""
         return states if self.back is None else take(states.masked_fill(self.padding, 0.0), self.back)
 
     def restore_pairs(self, scores: torch.Tensor) -> torch.Tensor:
-        """Both axes of `(batch_size, length, length)` in the order given."""
+        """Put both axes of `(batch_size, length, length)` into the order of the input."""
         if self.back is None:
             return scores
         return take(take(scores, self.back).transpose(1, 2), self.back).transpose(1, 2)
@@ -301,7 +262,7 @@ class InputOrder:
 
 class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     config: RNMTConfig
-    # Not the whole relation layer: what sharding wraps it may also checkpoint, and norms must see a batch once.
+    # Not the whole relation layer: sharding may checkpoint a module that it wraps, and norms must see a batch once.
     _no_split_modules = ["RNMTRecurrentLayer", "RelationPropagation"]
     # Additive attention has no dot products for these kernels.
     _supports_flash_attn = False
@@ -310,6 +271,13 @@ class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     @property
     def initialization(self) -> Initialization:
         return Initialization(self.config.d_model, self.config.init_std, self.config.init_uniform)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.RNNCellBase):
+            initialize_recurrent(self.initialization, module)
+        else:
+            super()._init_weights(module)
 
 
 class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
@@ -347,48 +315,45 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
 
     def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
         """
-        All layers.
-
-        Returns:
-            With `output_hidden_states=True` e and the inputs h_in of the following layers; at the end the annotations.
-            Each in the order of the tokens given, and the layers go on from what is returned.
+        Run all layers. Return the annotations, after e and the inputs h_in of the following layers with
+        `output_hidden_states=True`, in the order of the input tokens.
         """
         states, order = hidden_states, None
         if token_mask is not None:
-            # Real tokens first: directions turn within a sentence, and convolutions see no gap.
+            # Real tokens first: directions are reversed within a sentence, and convolutions see no gap.
             order = left_aligned(token_mask)
             token_mask = token_mask.gather(1, order)
             states = take(states, order).masked_fill(token_mask[:, :, None] == 0, 0.0)
         view = InputOrder(order, token_mask)
-        keeps_all = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
-        kept: list[torch.Tensor] = []
+        records_all = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
+        recorded: list[torch.Tensor] = []
 
-        def show(states: torch.Tensor) -> torch.Tensor:
-            if not keeps_all:
+        def record(states: torch.Tensor) -> torch.Tensor:
+            if not records_all:
                 return states
-            kept.append(view.restore(states))
-            return view.align(kept[-1])
+            recorded.append(view.restore(states))
+            return view.align(recorded[-1])  # so that gradients reach the recorded states
 
-        states = show(states)
+        states = record(states)
         below = [states] if self.config.relation_dense_include_embeddings else []
         for index, layer in enumerate(self.layers):
             states = self.connect(states, layer(states, token_mask), below)
             if index < len(self.relation_layers):
-                states = show(states)
+                states = record(states)
                 output, _ = self.relation_layers[index](states, token_mask, view, **kwargs)
                 states = self.connect(states, output, below)
-            states = show(dropout(states, self.config.dropout, self.training))
-        return kept if keeps_all else [view.restore(states)]
+            states = record(dropout(states, self.config.dropout, self.training))
+        return recorded if records_all else [view.restore(states)]
 
     def connect(self, inputs: torch.Tensor, output: torch.Tensor, below: list[torch.Tensor]) -> torch.Tensor:
-        """The next layer's input from a layer's input and output; `below` grows by h^l."""
+        """Return the next layer's input from a layer's input and output; append h^l to `below`."""
         if self.is_residual:
             output = inputs + output
         if self.dense_maps is None:
             return output
         below.append(output)
-        place = len(below) - 1 - int(self.config.relation_dense_include_embeddings)
-        return self.dense_maps[place](torch.cat(below, dim=-1))
+        index = len(below) - 1 - int(self.config.relation_dense_include_embeddings)
+        return self.dense_maps[index](torch.cat(below, dim=-1))
 
 
 # -- decoder (Eqs. 2-5, 13) --------------------------------------------------------------------------------------------
@@ -410,11 +375,7 @@ class ReadOut(nn.Module):
         self.context_proj = nn.Linear(config.annotation_size, self.size, bias=False)
 
     def forward(self, states: torch.Tensor, words: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            states, words (`torch.Tensor` of shape `(batch_size, target_length, d_model)`): s_j and y_{j-1}.
-            contexts (`torch.Tensor` of shape `(batch_size, target_length, size)`): W_c a_j.
-        """
+        """Return t_j from s_j and y_{j-1} `(batch_size, target_length, d_model)` and W_c a_j `(.., size)`."""
         mapped = project(self.state_proj, states) + project(self.word_proj, words) + contexts
         if self.is_maxout:
             mapped = torch.maximum(mapped[..., 0::2], mapped[..., 1::2])
@@ -430,8 +391,8 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         RNNsearch    a_j = ATT(s_{j-1}, h),   s_j = GRU([y_{j-1}; a_j], s_{j-1})
         RNNsearch*   s~_j = GRU(y_{j-1}, s_{j-1}),   a_j = ATT(s~_j, h),   s_j = GRU(a_j, s~_j)        (Eq. 13)
 
-    The steps run as [`run_steps`] on projected annotations; [`run_steps_reference`] says the same plainly, and is
-    taken with `RECNMT_FAST_PATHS=0` or where parameters are not plain (adapters, quantization).
+    The steps run as [`run_steps`] on projected annotations, or as [`run_steps_reference`] with `RECNMT_FAST_PATHS=0`
+    and where parameters are not plain (adapters, quantization).
     """
 
     def __init__(self, config: RNMTConfig):
@@ -445,7 +406,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         self.readout = ReadOut(config)
 
     def is_fast(self) -> bool:
-        """Whether all parameters may be read instead of calling their modules."""
+        """Return whether all parameters may be read instead of calling their modules."""
         attention, readout = self.attention, self.readout
         linears = (attention.q_proj, attention.k_proj, attention.score, readout.context_proj)
         cells = [self.context_cell, *([self.word_cell] if self.is_conditional else [])]
@@ -458,16 +419,13 @@ class DecoderRecurrence(GradientCheckpointingLayer):
 
     def project_memory(self, annotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        What all steps read of the annotations: the attention's keys `U h_i + b`, and behind its weights, which may be
-        summed after a linear map as well as before it, the gates' part `W h_i` and the read-out's `W_c h_i`.
-
-        Returns:
-            `(num_sources, 1, source_length, d_model)` and `(num_sources, 1, source_length, 3 * d_model + size)`.
+        Project the annotations for all steps: keys `U h_i + b` `(num_sources, 1, source_length, d_model)`, and as
+        values the gates' part `W h_i` and the read-out's `W_c h_i`.
         """
         keys = project(self.attention.k_proj, annotations)
-        of_gates = self.context_cell.weight_ih[:, -annotations.shape[-1] :]
-        values = torch.cat([wide_linear(annotations, of_gates), project(self.readout.context_proj, annotations)], -1)
-        # Under autocast in the parameters' type, as the steps read them.
+        gates = wide_linear(annotations, self.context_cell.weight_ih[:, -annotations.shape[-1] :])
+        values = torch.cat([gates, project(self.readout.context_proj, annotations)], -1)
+        # Under autocast the steps read them in the parameters' type.
         dtype = self.context_cell.weight_hh.dtype
         return keys[:, None].to(dtype), values[:, None].to(dtype)
 
@@ -478,26 +436,17 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         values: torch.Tensor | None,
         visible: torch.Tensor | None,
         state: torch.Tensor,
-        kept: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
-        Args:
-            words (`torch.Tensor` of shape `(batch_size, target_length, d_model)`): y_{j-1}.
-            keys (`torch.Tensor` of shape `(num_sources, 1, source_length, d_model)`): See [`project_memory`]; the
-                annotations `(num_sources, source_length, annotation_size)` themselves where `values` is `None`.
-            values (`torch.Tensor` of shape `(num_sources, 1, source_length, 3 * d_model + size)`, *optional*).
-            visible (`torch.BoolTensor` of shape `(num_sources, 1, source_length)`, *optional*): `True` keeps.
-            state (`torch.Tensor` of shape `(batch_size, d_model)`): s_0, or that after the last step seen.
-            kept (`torch.Tensor` of shape `(batch_size, target_length)`, *optional*): Steps with 0 keep the old state.
-
-        Returns:
-            States `(batch_size, target_length, d_model)`, attention weights `(batch_size, 1, target_length,
-            source_length)` and read-out `(batch_size, target_length, d_model)`.
+        Run over words y_{j-1} `(batch_size, target_length, d_model)` from the state before them; `token_mask` 0 leaves
+        the state unchanged. `keys` and `values` are those of [`project_memory`], or the annotations and `None`. Return
+        states and read-out like the words, and attention weights `(batch_size, 1, target_length, source_length)`.
         """
         if values is None:
-            states, weights, contexts = run_steps_reference(self, words, keys, visible, state, kept)
+            states, weights, contexts = run_steps_reference(self, words, keys, visible, state, token_mask)
             return states, weights, self.readout(states, words, self.readout.context_proj(contexts))
-        states, weights = run_steps(self, words, keys[:, 0], values[:, 0], visible, state, kept)
+        states, weights = run_steps(self, words, keys[:, 0], values[:, 0], visible, state, token_mask)
         # The read-out of all steps at once, from weights in rows of their source.
         grouped = weights[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
         contexts = torch.matmul(grouped.to(values.dtype), values[:, 0, :, 3 * state.shape[-1] :])
@@ -511,15 +460,9 @@ def run_steps_reference(
     annotations: torch.Tensor,
     visible: torch.Tensor | None,
     state: torch.Tensor,
-    kept: torch.Tensor | None,
+    token_mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    The steps of [`DecoderRecurrence`] as the equations have them, on the annotations `(num_sources, source_length,
-    annotation_size)`; other arguments as there.
-
-    Returns:
-        States and attention weights as there, and the contexts `(batch_size, target_length, annotation_size)`.
-    """
+    """Run the steps of [`DecoderRecurrence`] as in the equations; return states, attention weights and contexts."""
     group = words.shape[0] // annotations.shape[0]
     annotations = annotations.repeat_interleave(group, dim=0)
     visible = None if visible is None else visible[:, 0].repeat_interleave(group, dim=0)
@@ -533,7 +476,7 @@ def run_steps_reference(
         else:
             context, weight = recurrence.attention(state, annotations, visible)
             new = recurrence.context_cell(torch.cat([word, context], dim=-1), state)
-        state = new if kept is None else torch.where(kept[:, j, None] != 0, new, state)
+        state = new if token_mask is None else torch.where(token_mask[:, j, None] != 0, new, state)
         states.append(state)
         weights.append(weight)
         contexts.append(context)
@@ -542,9 +485,9 @@ def run_steps_reference(
 
 class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     """
-    Recurrent decoder with additive attention; its state stands in the cache.
+    Recurrent decoder with additive attention; the cache stores its state.
 
-    `last_hidden_state` is the read-out t_j, what the output matrix reads; `hidden_states` are the embeddings y_{j-1},
+    `last_hidden_state` is the read-out t_j, the input of the output matrix; `hidden_states` are the embeddings y_{j-1},
     the states s_j and the read-out; `cross_attentions` is the additive attention of shape `(batch_size, 1,
     target_length, source_length)`.
     """
@@ -582,10 +525,9 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
             keys, values, visible = read_source_memory(
                 "encoder", 0, project_memory, annotations, visible, past_key_values, words.shape[0]
             )
-        kept = None
         if token_mask is not None:
-            kept = token_mask[:, -words.shape[1] :]
-        states, _, features = self.recurrence(words, keys, values, visible, state, kept)
+            token_mask = token_mask[:, -words.shape[1] :]
+        states, _, features = self.recurrence(words, keys, values, visible, state, token_mask)
         if layer is not None:
             layer.update_states(state=states)
         return [words, states, features]

@@ -3,9 +3,9 @@ The Transformer with recurrent positional embeddings (Chen et al., 2019, "Recurr
 Machine Translation", EMNLP).
 
 The input of each side is split by channels: one part of every word's embedding gets its position embedding as usual,
-the other goes through a recurrence, whose states say where a word stands in this sentence. The parts stand in the order
-of the paper: recurrent positional embeddings (Eq. 6), the two inputs made with them, RPEHead and MPRHead (Eqs. 7-11),
-and the readings of which channels a head projects.
+the other is the input of a recurrence, whose states represent the position of a word in its sentence. In the order of
+the paper: recurrent positional embeddings (Eq. 6), the two inputs made with them, RPEHead and MPRHead (Eqs. 7-11), and
+the variants of which channels a head projects.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,8 +66,8 @@ class RPETransformerDecoderOutput(Seq2SeqDecoderOutput):
 
 class ProjectedRecurrentLayer(RecurrentLayer):
     """
-    Eq. 6 to the letter: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself goes into the next step. It puts out
-    r; the memory of an LSTM recurs beside it.
+    Eq. 6 to the letter: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself is carried to the next step and is
+    the output; an LSTM also carries its memory.
     """
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
@@ -75,29 +75,29 @@ class ProjectedRecurrentLayer(RecurrentLayer):
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
-        found = self.steps(inputs, [state for state in initial if state is not None])
-        return found if with_all else found[0]
+        states = self.steps(inputs, [state for state in initial if state is not None])
+        return states if with_all else states[0]
 
     def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
-        own = (self.weight_hh_l0, self.bias_hh_l0)
+        recurrent = (self.weight_hh_l0, self.bias_hh_l0)
         if is_plain(self.out_proj, nn.Linear):
-            return projected_states(gates, *own, self.out_proj.weight, self.out_proj.bias, *carry, cell=self.cell)
-        return run_projected_steps(self.cell, gates, own, self.out_proj, carry)
+            return projected_states(gates, *recurrent, self.out_proj.weight, self.out_proj.bias, *carry, cell=self.cell)
+        return run_projected_steps(self.cell, gates, recurrent, self.out_proj, carry)
 
 
 def run_projected_steps(
     cell: str,
     gates: torch.Tensor,
-    own: tuple[torch.Tensor, torch.Tensor],
+    recurrent: tuple[torch.Tensor, torch.Tensor],
     out_proj: Callable[[torch.Tensor], torch.Tensor],
     carry: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """The steps of a [`ProjectedRecurrentLayer`] with its recurrent weight and bias."""
+    """Run the steps of a [`ProjectedRecurrentLayer`] with its recurrent weight and bias."""
 
     def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        state, *rest = cell_step(cell, carry, gate, *own)
-        following = [torch.tanh(out_proj(state)), *rest]
-        return following, following
+        state, *rest = cell_step(cell, carry, gate, *recurrent)
+        states = [torch.tanh(out_proj(state)), *rest]
+        return states, states
 
     return scan_steps(step, carry, gates)
 
@@ -108,14 +108,14 @@ def projected_shapes(gates: torch.Tensor, *tensors: torch.Tensor, cell: str) -> 
 
 @graph_operator(projected_shapes)
 def projected_states(gates: torch.Tensor, *tensors: torch.Tensor, cell: str) -> list[torch.Tensor]:
-    """[`run_projected_steps`] with the recurrent weight and bias, those of the projection, and what is carried."""
+    """Run [`run_projected_steps`] with recurrent weight and bias, those of the projection, and the carry."""
     weight, bias, out_weight, out_bias, *carry = tensors
     project_out = partial(nn.functional.linear, weight=out_weight, bias=out_bias)
     return run_projected_steps(cell, gates, (weight, bias), project_out, carry)
 
 
 def build_cell(config: RPETransformerConfig) -> str | Callable[[int, int], Any]:
-    """The recurrent layer of `rpe_cell` and `rpe_recurrence`, as [`MaskedRNN`] and [`CachedRecurrence`] take it."""
+    """Return the cell for [`MaskedRNN`] and [`CachedRecurrence`]."""
     if config.rpe_recurrence == "projected":
         return partial(ProjectedRecurrentLayer, config.rpe_cell)
     return SimpleRecurrentUnit if config.rpe_cell == "sru" else config.rpe_cell
@@ -128,19 +128,16 @@ class RecurrentPositions(nn.Module):
         source   f_j = RNN(x^r_j, f_{j-1}),  b_j = RNN(x^r_j, b_{j+1}),   r_j = tanh(W_r [f_j; b_j] + b_r)
         target   s_j = RNN(x^r_j, s_{j-1}),                               r_j = tanh(W_r s_j + b_r)
 
-    With `rpe_recurrence="projected"` r_{j-1} stands in the place of s_{j-1}, on both sides
-    ([`ProjectedRecurrentLayer`]).
+    With `rpe_recurrence="projected"` r_{j-1} replaces s_{j-1}, on both sides ([`ProjectedRecurrentLayer`]).
     """
+
+    build_recurrence: Callable[..., nn.Module]
 
     def __init__(self, config: RPETransformerConfig):
         super().__init__()
-        width = config.rpe_dim
-        projected = config.rpe_recurrence == "projected"
-        self.recurrence = self.build_recurrence(build_cell(config), width, projected)
-        self.out_proj = None if projected else nn.Linear(width, width)
-
-    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} must override build_recurrence")
+        self.projected = config.rpe_recurrence == "projected"
+        self.recurrence = self.build_recurrence(build_cell(config), config.rpe_dim)
+        self.out_proj = None if self.projected else nn.Linear(config.rpe_dim, config.rpe_dim)
 
     def read_out(self, states: torch.Tensor) -> torch.Tensor:
         return states if self.out_proj is None else torch.tanh(project(self.out_proj, states))
@@ -149,29 +146,26 @@ class RecurrentPositions(nn.Module):
 class SourceRecurrentPositions(RecurrentPositions):
     """R of the source: two directions of half the width, unless r recurs."""
 
-    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
-        return MaskedRNN(cell, width, width if projected else width // 2, bidirectional=not projected)
+    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int) -> nn.Module:
+        return MaskedRNN(cell, width, width if self.projected else width // 2, bidirectional=not self.projected)
 
     def forward(
         self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
     ) -> torch.Tensor:
-        """Embeddings and R: `(batch_size, source_length, rpe_dim)`; mask `(batch_size, source_length)`, 1 keeps."""
+        """Map embeddings to R, both `(batch_size, source_length, rpe_dim)`."""
         return self.read_out(self.recurrence(embeddings, attention_mask)[0])
 
 
 class TargetRecurrentPositions(RecurrentPositions):
-    """R of the target, which goes on from word to word: its state stands in the cache."""
+    """R of the target, which continues from word to word: the cache stores its state."""
 
-    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int, projected: bool) -> nn.Module:
+    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int) -> nn.Module:
         return CachedRecurrence(cell, width, width)
 
     def forward(
         self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
     ) -> torch.Tensor:
-        """
-        Embeddings of the new words and their R: `(batch_size, target_length, rpe_dim)`; mask `(batch_size, seen +
-        target_length)`, 1 keeps.
-        """
+        """Map new words' embeddings to R `(batch_size, target_length, rpe_dim)`; the mask includes earlier words."""
         return self.read_out(self.recurrence(embeddings, attention_mask, past_key_values))
 
 
@@ -180,17 +174,13 @@ class TargetRecurrentPositions(RecurrentPositions):
 
 class RecurrentPositionInput(TokenAndPositionInput):
     """
-    The input of a stack, of P (the first `d_model - rpe_dim` channels of the embeddings, plus positions of that width)
-    and R (what the recurrence makes of the others), in the place of embeddings plus positions (Eqs. 7-11):
+    The input of a stack from P (the first `d_model - rpe_dim` channels of the embeddings, plus positions of that width)
+    and R (the recurrence over the other channels), instead of embeddings plus positions (Eqs. 7-11):
 
         RPEHead   T_j = [p_j; r_j]
         MPRHead   M_j = [p_j^1; r_j^1; ..; p_j^H; r_j^H], both cut into H equal slices
 
-    Args:
-        config ([`RPETransformerConfig`]): Of the model.
-        side (`str`): `"encoder"` or `"decoder"`; the configuration says whether P has positions there, whether R is the
-            bare embedding, and how many heads H there are.
-        positions (class): The [`RecurrentPositions`] of this side.
+    `side` is `"encoder"` or `"decoder"`, and `positions` the class of [`RecurrentPositions`] of that side.
     """
 
     def __init__(self, config: RPETransformerConfig, side: str, positions: type[RecurrentPositions]):
@@ -247,7 +237,7 @@ class SlicedProjection(nn.Module):
 
     def initialize(self, start: Initialization) -> None:
         init.zeros_(self.bias)
-        if not is_loaded(self.weight):  # views of it would not say so
+        if not is_loaded(self.weight):  # its views do not have this mark
             for matrix in self.weight:
                 start.matrix_(matrix)
 
@@ -258,8 +248,8 @@ class SlicedProjection(nn.Module):
         return projected.reshape(*states.shape[:-1], heads * head_dim) + self.bias
 
 
-def part_heads(config: RPETransformerConfig, side: str, index: int, attention: Any) -> None:
-    """Gives the self-attention of the first layer of `"encoder"` or `"decoder"` what `rpe_head_partition` says."""
+def partition_heads(config: RPETransformerConfig, side: str, index: int, attention: Any) -> None:
+    """Replace the projections of the first layer's self-attention as `rpe_head_partition` demands."""
     if index > 0 or config.rpe_head_partition == "none" or not config.mixes(side):
         return
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -297,7 +287,7 @@ class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         layer: Any = super().build_layer(config, index)
-        part_heads(config, "encoder", index, layer.self_attn)
+        partition_heads(config, "encoder", index, layer.self_attn)
         return layer
 
 
@@ -317,7 +307,7 @@ class RPETransformerDecoder(RPETransformerPreTrainedModel, NMTTransformerDecoder
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         layer: Any = super().build_layer(config, index)
-        part_heads(config, "decoder", index, layer.self_attn)
+        partition_heads(config, "decoder", index, layer.self_attn)
         return layer
 
 

@@ -1,7 +1,4 @@
-"""
-Recurrences in the decoder: a module that continues from word to word, and the cache layers that keep its states in an
-ordinary `EncoderDecoderCache` (`past_key_values`).
-"""
+"""Recurrences in the decoder, and the layers of an `EncoderDecoderCache` that keep their states from word to word."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +14,11 @@ from .user_errors import UserError
 
 class RecurrentStates:
     """
-    Base class of both recurrent cache layers: named states of shape `(batch_size, ...)` beside keys and values.
+    Base class of the recurrent cache layers: named states of shape `(batch_size, ...)` beside keys and values.
 
-    `update_states` takes the states after *each* of the new steps, `(batch_size, steps, ...)`; the last one is kept,
-    and all of them while the past is recorded (assisted decoding rolls back with `crop`).
-
-    A layer of the kind that attends counts its length by its keys alone, whether these or the states are written first;
-    the other kind has no keys of its own, and counts the steps whose states it has seen.
+    `update_states` takes the states after every new step, `(batch_size, steps, ...)`, and stores the last one; while
+    the past is recorded it stores all (assisted decoding rolls back with `crop`). A layer that attends takes its length
+    from its keys, whichever is written first; any other layer has no keys and counts the steps.
     """
 
     attends = False
@@ -39,59 +34,55 @@ class RecurrentStates:
         self.first_recorded = 0  # steps seen when recording began
 
     def get_state(self, name: str = "state") -> torch.Tensor | None:
-        """The state `name` after the last step seen, or `None` before the first."""
+        """Return the state `name` after the last step, or `None` before the first."""
         return self.states.get(name)
 
     def update_states(self, **new_states: torch.Tensor) -> None:
-        """Appends steps; each tensor is `(batch_size, steps, ...)`."""
+        """Append steps; each tensor is `(batch_size, steps, ...)`."""
         for name, steps in new_states.items():
-            self.keep(name, steps[:, -1])
+            self.store_state(name, steps[:, -1])
             if self.recording:
                 past = self.history.get(name)
                 self.history[name] = steps if past is None else torch.cat([past, steps], dim=1)
         self.steps_seen += next(iter(new_states.values())).shape[1]
 
-    def keep(self, name: str, state: torch.Tensor) -> None:
-        # A view would hold the states of all steps, and compiled graphs would differ by where it begins.
+    def store_state(self, name: str, state: torch.Tensor) -> None:
+        # A view would hold the states of all steps, and compiled graphs would differ by its offset.
         self.states[name] = state.clone(memory_format=torch.contiguous_format)
 
     def activate_past_recording(self) -> None:
         if not self.recording:
             self.recording = True
-            self.first_recorded = int(self.steps_seen)  # a tensor counts on
+            self.first_recorded = int(self.steps_seen)  # a copy: the tensor of a static layer changes
             self.history = {name: state[:, None].clone() for name, state in self.states.items()}
 
     def roll_back(self, steps: int) -> None:
-        """Forgets the last `steps` steps; all of them, where recording began before the first one."""
+        """Forget the last `steps` steps; all of them only if recording began before the first one."""
         if steps == 0 or not self.states:
             return
         if not self.recording or self.steps_seen - self.first_recorded < steps:
-            raise ValueError(
-                f"Recurrent states cannot be rolled back by {steps} steps: their past was not recorded. Remedy: call "
-                "activate_past_recording() on the cache before the steps that may be undone."
-            )
+            raise UserError("cache.past_not_recorded", steps=steps)
         if steps == self.steps_seen:
             self.restart()
             return
         for name, past in self.history.items():
             self.history[name] = past[:, :-steps]
-            self.keep(name, self.history[name][:, -1])
+            self.store_state(name, self.history[name][:, -1])
         self.steps_seen -= steps
 
     def restart(self) -> None:
-        """Forgets all states; what is recorded goes on being recorded."""
+        """Forget all states; recording continues."""
         recording = self.recording
         self.start_states()
         self.recording = recording
 
     def map_states(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        for name, state in self.states.items():
-            self.states[name] = change(state)
+        self.states = {name: change(state) for name, state in self.states.items()}
         self.history = {name: change(past) for name, past in self.history.items()}
 
 
 class RecurrentStateLayer(RecurrentStates, DynamicLayer):
-    """A growing cache layer with recurrent states; where it has keys too, these are moved and cut with them."""
+    """A growing cache layer with recurrent states, and with keys if it attends."""
 
     _layer_type = "recnmt_recurrent"
 
@@ -133,7 +124,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         self.map_states(lambda state: state[indices.to(state.device)])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens; negative counts, as transformers passes them (positive: the length to keep)."""
+        """Forget the last `-tokens_to_remove` tokens, as transformers counts them; a positive value is a new length."""
         remove = self.get_seq_length() - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
         remove = max(remove, 0)
         if self.keys is not None and self.values is not None and self.has_keys and remove:
@@ -155,7 +146,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
 
 
 class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
-    """The fixed-address twin of [`RecurrentStateLayer`] for `StaticCache`; states are written in place."""
+    """A [`RecurrentStateLayer`] for `StaticCache`, which writes states in place."""
 
     _layer_type = "recnmt_recurrent"
 
@@ -167,19 +158,18 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
         super().start_states()
         self.steps_seen = torch.tensor(0)  # each number would be compiled into a graph of its own
 
-    def keep(self, name: str, state: torch.Tensor) -> None:
-        held = self.states.get(name)
-        if held is None or held.shape != state.shape:
-            held = state.clone()
-            self.steps_seen = torch.as_tensor(self.steps_seen, device=state.device)
-            if not torch.compiler.is_compiling():
-                torch._dynamo.mark_static_address(held)
-                torch._dynamo.mark_static_address(self.steps_seen)
-            self.states[name] = held
-        else:
-            held.copy_(state)
+    def store_state(self, name: str, state: torch.Tensor) -> None:
+        stored = self.states.get(name)
+        if stored is not None and stored.shape == state.shape:
+            stored.copy_(state)
+            return
+        self.states[name] = state.clone()
+        self.steps_seen = torch.as_tensor(self.steps_seen, device=state.device)
+        if not torch.compiler.is_compiling():
+            torch._dynamo.mark_static_address(self.states[name])
+            torch._dynamo.mark_static_address(self.steps_seen)
 
-    def get_seq_length(self) -> int | torch.Tensor:  # type: ignore[override]  # as transformers' own, which says int
+    def get_seq_length(self) -> int | torch.Tensor:  # type: ignore[override]  # transformers' own returns tensors too
         return super().get_seq_length() if self.attends or self.is_initialized else self.steps_seen
 
     def reset(self) -> None:
@@ -201,43 +191,28 @@ class RecurrentAttentionLayer(RecurrentStateLayer):
 
 
 class StaticRecurrentAttentionLayer(StaticRecurrentStateLayer):
-    """The fixed-address twin of [`RecurrentAttentionLayer`]."""
+    """A [`RecurrentAttentionLayer`] for `StaticCache`."""
 
     _layer_type = "recnmt_recurrent_attention"
     attends = True
 
 
 def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> RecurrentStates | None:
-    """
-    The recurrent layer of a decoder's own cache; `None` where there is no cache.
-
-    Raises:
-        UserError: The cache has no place for recurrent states, as that of prefix tuning.
-    """
+    """Return the recurrent layer of a decoder's own cache, or `None` without one; some caches raise a `UserError`."""
     if past_key_values is None:
         return None
     layers = self_attention_cache(past_key_values).layers
     layer = layers[layer_idx] if layer_idx < len(layers) else None
-    if not hasattr(layer, "update_states"):  # of any copy of these classes: those of remote code are others
-        raise UserError(
-            f"This {type(past_key_values).__name__} has no place for the decoder's recurrent state. Prefix tuning of a "
-            "model with a recurrent decoder is not supported. Remedy: use another adapter, such as LoRA or prompt "
-            "tuning; else leave past_key_values out, or make its caches with "
-            "config=model.config.get_text_config(decoder=True)."
-        )
+    if not hasattr(layer, "update_states"):  # remote code has its own copies of these classes
+        raise UserError("cache.no_recurrent_state", field="past_key_values", kind=type(past_key_values).__name__)
     return layer  # type: ignore[return-value]
 
 
 class CachedRecurrence(nn.Module):
     """
-    A recurrence over a decoder's words that continues where an earlier call stopped: the cache stores its states.
-    Padding, on either side, leaves the state as it is.
-
-    Args:
-        cell (`str` or class): As in [`build_recurrent_layer`].
-        input_size, hidden_size (`int`): Widths of input and state.
-        name (`str`, *optional*): Under which the states are kept, where a decoder has several recurrences.
-        layer_idx (`int`, *optional*, defaults to 0): The cache layer that keeps them.
+    A recurrence over a decoder's words that continues where an earlier call stopped: cache layer `layer_idx` stores its
+    states, with the prefix `name`. Padding, on either side, does not change the state. `cell` is as in
+    [`build_recurrent_layer`].
     """
 
     def __init__(
@@ -251,7 +226,7 @@ class CachedRecurrence(nn.Module):
         super().__init__()
         self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
         self.layer_idx = layer_idx
-        self.names = [f"{name}_{part}" if name else part for part in self.rnn.state_names]
+        self.names = [f"{name}_{state}" if name else state for state in self.rnn.state_names]
 
     def forward(
         self,
@@ -261,15 +236,8 @@ class CachedRecurrence(nn.Module):
         initial_state: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`): Of the new words.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + length)`, *optional*): 1 keeps.
-            past_key_values (`Cache`, *optional*): Holds the state after the words seen, and gets the new ones.
-            initial_state (callable, *optional*): Makes the state before the first word, `(batch_size, hidden_size)`.
-                `None`: zeros.
-
-        Returns:
-            The states `(batch_size, length, hidden_size)`.
+        Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
+        mask `(batch_size, seen + length)`. `initial_state` makes the one before the first word, by default zeros.
         """
         layer = recurrent_layer(past_key_values, self.layer_idx)
         initial: list[torch.Tensor] = []
@@ -288,10 +256,8 @@ class CachedRecurrence(nn.Module):
         self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, initial: list[torch.Tensor], with_all: bool
     ) -> list[torch.Tensor]:
         """Return the state after each word (`with_all`: all carried states); words with mask 0 do not change it."""
-        order = None
         if attention_mask is not None:
-            order = left_aligned(attention_mask)
-            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), order)
+            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), left_aligned(attention_mask))
         if with_all and len(self.names) > 1:
             states = self.rnn(inputs, *initial, with_all=True)
         else:
@@ -300,7 +266,7 @@ class CachedRecurrence(nn.Module):
             return states
         count = (attention_mask != 0).cumsum(dim=1)
         carried = []
-        for part, after in enumerate(states):
-            before = initial[part] if part < len(initial) else torch.zeros_like(after[:, 0])
-            carried.append(take(torch.cat([before[:, None].to(after.dtype), after], dim=1), count))
+        for index, following in enumerate(states):
+            first = initial[index] if index < len(initial) else torch.zeros_like(following[:, 0])
+            carried.append(take(torch.cat([first[:, None].to(following.dtype), following], dim=1), count))
         return carried

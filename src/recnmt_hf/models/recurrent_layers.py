@@ -7,46 +7,61 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .kernels_shared import dropout, graph_operator, is_exporting, project, without_autocast
-from .seq2seq_loading import Initialization
+from .kernels_shared import dropout, graph_operator, is_exporting, project, wide_type, with_autocast
+from .seq2seq_loading import Initialization, is_loaded
+from .user_errors import UserError
 
 
 # Gates of each cell, in torch's order.
 CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
-def scan_steps(
-    step: Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]],
-    carry: Sequence[torch.Tensor],
-    inputs: torch.Tensor,
-) -> list[torch.Tensor]:
+Step = Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]
+
+
+def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> list[torch.Tensor]:
     """
-    Run a recurrence as a loop; in an exported graph as one operator, so that the number of steps stays free.
-
-    Args:
-        step (callable): Maps the carry and one of `inputs` to the next carry and the outputs of the step.
-        carry (sequence of `torch.Tensor`): Before the first step.
-        inputs (`torch.Tensor` of shape `(steps, ..)`).
-
-    Returns:
-        The outputs of all steps, each of shape `(steps, ..)`.
+    Run a recurrence as a loop, in an exported graph as one operator. `step` maps a carry and a row of `inputs` `(steps,
+    ..)` to the next carry and its outputs. Return the outputs of all steps.
     """
     if is_exporting():
         from torch._higher_order_ops.scan import scan
 
-        def traced(carry: list[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            following, outputs = step(carry, each)
-            # The carried state and the output must not be the same tensor.
-            return list(following), [output.clone() for output in outputs]
+        def traced_step(carry: list[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            next_carry, outputs = step(carry, row)
+            return list(next_carry), [output.clone() for output in outputs]  # no tensor may be both
 
-        return scan(traced, list(carry), inputs)[1]
-    rows: list[Sequence[torch.Tensor]] = []
-    for each in inputs.unbind(0):
-        carry, outputs = step(carry, each)
-        rows.append(outputs)
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
+        return scan(traced_step, list(carry), inputs)[1]
+    all_outputs: list[Sequence[torch.Tensor]] = []
+    for row in inputs.unbind(0):
+        carry, outputs = step(carry, row)
+        all_outputs.append(outputs)
+    return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
+
+
+def initialize_recurrent(start: Initialization, module: Any) -> None:
+    """
+    Initialise a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
+    matrices for each gate, zero biases (forget gate of an LSTM: 1).
+    """
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.dim() > 1 and start.uniform is not None:
+            start.matrix_(parameter)
+        elif "weight_hh" in name:
+            if not is_loaded(parameter):
+                for gate in parameter.split(parameter.shape[1]):
+                    init.orthogonal_(gate)
+        elif "weight_ih" in name:
+            init.xavier_uniform_(parameter)
+        else:
+            init.zeros_(parameter)
+            # torch adds both biases: one of them carries the whole forget bias.
+            is_lstm = parameter.shape[0] == 4 * module.hidden_size
+            if start.uniform is None and is_lstm and "bias_ih" in name and not is_loaded(parameter):
+                init.ones_(parameter.chunk(4)[1])
 
 
 class RecurrentLayer(nn.Module):
@@ -58,10 +73,8 @@ class RecurrentLayer(nn.Module):
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__()
         if cell not in CELLS:
-            raise ValueError(f"There is no recurrent cell {cell!r}; choose one of {', '.join(sorted(CELLS))}.")
-        self.cell = cell
-        self.input_size = input_size
-        self.hidden_size = hidden_size
+            raise UserError("layers.unknown_cell", field="cell", value=cell, allowed=", ".join(CELLS))
+        self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
         rows = CELLS[cell] * hidden_size
         self.weight_ih_l0 = nn.Parameter(torch.empty(rows, input_size))
         self.weight_hh_l0 = nn.Parameter(torch.empty(rows, hidden_size))
@@ -71,7 +84,7 @@ class RecurrentLayer(nn.Module):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of what is carried from step to step; the first is the output."""
+        """Return the names of the carried states; the first is the output."""
         return ("state", "memory") if self.cell == "lstm" else ("state",)
 
     def reset_parameters(self) -> None:
@@ -81,7 +94,7 @@ class RecurrentLayer(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def initialize(self, start: Initialization) -> None:
-        start.recurrent_(self)
+        initialize_recurrent(start, self)
 
     def extra_repr(self) -> str:
         return f"{self.cell}, {self.input_size}, {self.hidden_size}"
@@ -89,7 +102,7 @@ class RecurrentLayer(nn.Module):
     def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
         """
         Return the states `(batch_size, length, hidden_size)` of `inputs` `(batch_size, length, input_size)`, or with
-        `with_all` the list of [`steps`]. `initial` are states before the first word, `(batch_size, hidden_size)`;
+        `with_all` the list of [`steps`]. `initial` are the states before the first word, `(batch_size, hidden_size)`;
         `None`: zeros.
         """
         if with_all:
@@ -103,24 +116,19 @@ class RecurrentLayer(nn.Module):
         settings: dict[str, Any] = {"cell": self.cell, "training": self.training}
         if self.cell == "lstm" and inputs.device.type == "cpu":
             # Its kernel takes no mixture of types, which autocast would make.
-            with without_autocast(inputs.device):
+            with with_autocast(inputs.device, None):
                 wide = self.weight_hh_l0.dtype
                 return layer_states(inputs.to(wide), state.to(wide), *weights, **settings)[0]
         return layer_states(inputs, state, *weights, **settings)[0]
 
     def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """
-        Run step by step; `initial` are states `(batch_size, hidden_size)` in the order of `state_names`, missing ones
-        are zero. Return for each of `state_names` its values after every step, `(batch_size, length, hidden_size)`.
-        """
+        """Return the values of each of `state_names` after every step; missing `initial` ones are zero."""
         gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
         zeros = [inputs.new_zeros(inputs.shape[0], self.hidden_size) for _ in self.state_names[len(initial) :]]
         return [states.transpose(0, 1) for states in self.run_steps(gates, [*initial, *zeros])]
 
     def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
-        """
-        Run all steps from the input's part of the gates `(length, batch_size, gates * hidden_size)` and the carry.
-        """
+        """Run all steps from the input's part of the gates `(length, batch_size, gates * hidden_size)`."""
         return cell_states(gates, self.weight_hh_l0, self.bias_hh_l0, *carry, cell=self.cell)
 
 
@@ -132,10 +140,7 @@ def layer_shapes(inputs: torch.Tensor, state: torch.Tensor, *rest: torch.Tensor,
 def layer_states(
     inputs: torch.Tensor, state: torch.Tensor, *weights: torch.Tensor, cell: str, training: bool
 ) -> list[torch.Tensor]:
-    """
-    Run a layer of [`RecurrentLayer`] by torch's kernel; `state` is `(batch_size, hidden_size)`, `weights` are the
-    layer's parameters in their order. Return a list with the states.
-    """
+    """Run a [`RecurrentLayer`] by torch's kernel from `state` `(batch_size, hidden_size)` and its parameters."""
     state = state[None].contiguous()
     # weights, biases, layers, dropout, training, bidirectional, batch first
     kernel_settings: Any = (list(weights), True, 1, 0.0, training, False, True)
@@ -156,59 +161,48 @@ def cell_step(
         update = torch.sigmoid(update + of_update)
         new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
         return [(1 - update) * new + update * carry[0]]
-    into, forget, new, out = (gate + recurrent).chunk(4, -1)
-    memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(into) * torch.tanh(new)
+    write, forget, new, out = (gate + recurrent).chunk(4, -1)
+    memory = torch.sigmoid(forget) * carry[1] + torch.sigmoid(write) * torch.tanh(new)
     return [torch.sigmoid(out) * torch.tanh(memory), memory]
 
 
 def cell_shapes(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str) -> Any:
-    return [((gates.shape[0], *each.shape), torch.promote_types(gates.dtype, each.dtype)) for each in carry]
+    return [((gates.shape[0], *state.shape), torch.promote_types(gates.dtype, state.dtype)) for state in carry]
 
 
 @graph_operator(cell_shapes)
 def cell_states(
     gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str
 ) -> list[torch.Tensor]:
-    """Return all that a cell carries after each step, `(length, batch_size, hidden_size)`; see [`cell_step`]."""
+    """Return the carry of [`cell_step`] after each step, `(length, batch_size, hidden_size)`."""
 
     def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        following = cell_step(cell, carry, gate, weight, bias)
-        return following, following
+        states = cell_step(cell, carry, gate, weight, bias)
+        return states, states
 
     return scan_steps(step, carry, gates)
 
 
 def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
-    """
-    Return a recurrent layer of one direction: `cell` is `"rnn"`, `"gru"`, `"lstm"`, or a class with the methods of
-    [`RecurrentLayer`] that is made from the widths of input and state.
-    """
+    """Return a layer of the cell `"rnn"`, `"gru"` or `"lstm"`, or of a class with the methods of [`RecurrentLayer`]."""
     return RecurrentLayer(cell, input_size, hidden_size) if isinstance(cell, str) else cell(input_size, hidden_size)
 
 
 def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """
-    Return the mean of states `(batch_size, length, d)` over real tokens, `(batch_size, d)`; zeros for a row without
-    any. The mask has the shape `(batch_size, length)`, 1 keeps.
-    """
+    """Return the mean of states `(batch_size, length, d)` over real tokens; zeros for a row without any."""
     if attention_mask is None:
         return states.mean(dim=1)
     total = states.masked_fill(attention_mask[:, :, None] == 0, 0.0).sum(dim=1)
-    # Half precision does not count beyond some hundred.
-    wide = torch.float64 if states.dtype == torch.float64 else torch.float32
     count = (attention_mask != 0).sum(dim=1, keepdim=True).clamp(min=1)
-    return (total.to(wide) / count).to(states.dtype)
+    return (total.to(wide_type(states.dtype)) / count).to(states.dtype)  # half precision cannot hold the count
 
 
 def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
-    """
-    Return for each row of a mask `(batch_size, length)` the order of columns that puts real tokens first, in their
-    order, and padding last.
-    """
+    """Return the order of columns that moves the padding of each row of a mask `(batch_size, length)` to its end."""
     real = attention_mask != 0
-    seen = real.cumsum(dim=1)  # a count, not a sort: graphs of other engines have none that is stable
+    count = real.cumsum(dim=1)  # not a sort: graphs of other engines have no stable one
     columns = torch.arange(real.shape[1], device=real.device)
-    return inverse(torch.where(real, seen - 1, seen[:, -1:] + columns - seen))
+    return inverse(torch.where(real, count - 1, count[:, -1:] + columns - count))
 
 
 def inverse(order: torch.Tensor) -> torch.Tensor:
@@ -235,20 +229,7 @@ class MaskedRNN(nn.Module):
 
     The forward direction runs over the left-aligned batch, the backward direction over a copy reversed within each
     sentence, so that it starts at the last real token. This equals packed sequences, needs no lengths on the host, and
-    takes padding on either side. Outputs at padding are zero. `cell` is that of [`build_recurrent_layer`].
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf.layers import MaskedRNN
-    >>> rnn = MaskedRNN("gru", input_size=32, hidden_size=64, bidirectional=True)
-    >>> mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-    >>> states, last = rnn(torch.randn(2, 5, 32), mask)
-    >>> states.shape, last.shape
-    (torch.Size([2, 5, 128]), torch.Size([2, 128]))
-
-    ```
+    allows padding on either side. Outputs at padding are zero. [`build_recurrent_layer`] explains `cell`.
     """
 
     def __init__(
@@ -266,15 +247,9 @@ class MaskedRNN(nn.Module):
         initial_states: tuple[torch.Tensor | None, ...] = (None, None),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 keeps.
-            initial_states (pair of `torch.Tensor` of shape `(batch_size, hidden_size)`, *optional*): Before the first
-                step of each direction; `None`: zeros.
-
-        Returns:
-            The states `(batch_size, length, hidden_size or 2 * hidden_size)`, forward states first, and the last state
-            of each direction, `(batch_size, hidden_size or 2 * hidden_size)`; zeros for a row without real tokens.
+        Run over inputs `(batch_size, length, input_size)` with a mask `(batch_size, length)`, 1 keeps, from the states
+        of each direction before the first step, `(batch_size, hidden_size)`, zeros by default. Return all states,
+        forward ones first, and the last ones of both directions, zeros for a row without real tokens.
         """
         if attention_mask is None:
             outputs = [self.forward_rnn(inputs, initial_states[0])]
@@ -286,7 +261,7 @@ class MaskedRNN(nn.Module):
         order = left_aligned(attention_mask)
         lengths = (attention_mask != 0).sum(dim=1)
         aligned = take(inputs, order)
-        # Zeroed padding: whatever stands there (NaN included) must not reach the matmuls of real rows' gradients.
+        # Zero the padding: its values (NaN included) must not reach the matmuls of real rows' gradients.
         real = torch.arange(inputs.shape[1], device=inputs.device)[None, :] < lengths[:, None]
         aligned = aligned.masked_fill(~real[:, :, None], 0.0)
         outputs = [self.forward_rnn(aligned, initial_states[0])]
@@ -304,7 +279,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
     """
     A recurrent layer with the residual and norm of the Transformer: `LN(x + Drop(W_p [forward(x); backward(x)] +
     b_p))`, or pre-norm `x + Drop(W_p [..](LN(x)) + b_p)`. `cell` is a name as in [`MaskedRNN`], or a callable that
-    makes a masked recurrence from the widths of input and state and whether it has two directions.
+    makes a module like it from `d_model`, `hidden_size` and `bidirectional`.
     """
 
     def __init__(
@@ -318,8 +293,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         normalize_before: bool,
     ):
         super().__init__()
-        self.dropout = dropout
-        self.normalize_before = normalize_before
+        self.dropout, self.normalize_before = dropout, normalize_before
         build: Any = partial(MaskedRNN, cell) if isinstance(cell, str) else cell
         self.rnn = build(d_model, hidden_size, bidirectional)
         self.out_proj = nn.Linear((1 + bidirectional) * hidden_size, d_model)
@@ -332,9 +306,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         token_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """
-        Run over `(batch_size, length, d_model)`; `token_mask` `(batch_size, length)`, 1 keeps; `kernel_mask` is unused.
-        """
+        """Run over `(batch_size, length, d_model)`; `token_mask` `(batch_size, length)`: 1 keeps."""
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
         outputs = dropout(project(self.out_proj, self.rnn(inputs, token_mask)[0]), self.dropout, self.training)
         outputs = hidden_states + outputs

@@ -29,15 +29,13 @@ from .user_errors import UserError
 
 
 class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
-    """
-    Encoder and decoder with their embeddings. Subclasses set `encoder_class` and `decoder_class`; memories and extra
-    outputs follow from the fields of their output classes.
-    """
+    """Encoder and decoder with their embeddings. Subclasses set `encoder_class` and `decoder_class`."""
 
     encoder_class: type[Seq2SeqEncoder]
     decoder_class: type[Seq2SeqDecoder]
     output_class: type[Seq2SeqModelOutput] = Seq2SeqModelOutput
     extra_outputs: tuple[str, ...] = ()  # their names
+    further_inputs = ("decoder_input_ids",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -45,7 +43,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             return
         cls.encoder_class.output_class.find_memories()
         parts = cls.encoder_class.output_class, cls.decoder_class.output_class
-        cls.extra_outputs = tuple(each.name for part in parts for each in extra_fields(part))
+        cls.extra_outputs = tuple(field.name for part in parts for field in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)
 
     def __init__(self, config: Seq2SeqConfig):
@@ -63,20 +61,14 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         self.post_init()
 
     def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
-        """Return what the decoder reads of the encoder's output."""
-        found = encoder_outputs.memories()
-        found["encoder"] = found["encoder"]._replace(token_mask=attention_mask)
-        return found
-
-    @property
-    def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """Return transformers' dummy inputs with the decoder's input."""
-        inputs = super().dummy_inputs
-        return {**inputs, "decoder_input_ids": inputs["input_ids"]}
+        """Return the memories in the encoder's output, which the decoder reads."""
+        memories = encoder_outputs.memories()
+        memories["encoder"] = memories["encoder"]._replace(token_mask=attention_mask)
+        return memories
 
     def get_input_embeddings(self) -> nn.Embedding:
         embeddings = self.encoder.embed_tokens
-        if self.config.share_encoder_decoder_embeddings and any(hasattr(each, "unshard") for each in self.modules()):
+        if self.config.share_encoder_decoder_embeddings and any(hasattr(part, "unshard") for part in self.modules()):
             # FSDP is being applied. accelerate shards the module returned here apart from the rest of the model, and
             # torch requires all owners of a parameter in one group: make them one module.
             self.shared = self.decoder.embed_tokens = embeddings
@@ -106,8 +98,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
+            input_ids, attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): Source
+                tokens; the mask is 0 at padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`): Target tokens, shifted right.
             decoder_attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
             encoder_outputs ([`Seq2SeqEncoderOutput`] or `tuple`, *optional*): Replaces running the encoder.
@@ -116,13 +108,12 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
                 Unscaled embeddings in place of token ids.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise UserError(
-                "decoder_input_ids is missing. Remedy: pass labels to the model with the output layer "
-                "(...ForConditionalGeneration), which shifts them right; or pass decoder_input_ids; to translate, call "
-                "generate()."
-            )
-        encoder_outputs = self.run_encoder(encoder_outputs, input_ids, attention_mask, inputs_embeds, **kwargs)
+            raise UserError("model.missing_decoder_input", field="decoder_input_ids")
         kwargs["return_dict"] = True  # type: ignore[typeddict-unknown-key]
+        if encoder_outputs is None:
+            source = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encoder(**source, **kwargs)
+        encoder_outputs = self.encoder.output_class.rebuild(encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -136,31 +127,9 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             if self.decoder.attended != "cross_attentions":
                 decoder_outputs[self.decoder.attended] = decoder_outputs.cross_attentions
                 decoder_outputs.cross_attentions = ()
-            # Assisted decoding goes through them without looking whether a model has any.
+            # Assisted decoding iterates over them without a check for `None`.
             decoder_outputs.attentions = decoder_outputs.attentions or ()
             decoder_outputs.cross_attentions = decoder_outputs.cross_attentions or ()
-        return self.join(encoder_outputs, decoder_outputs)
-
-    def run_encoder(
-        self,
-        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> Seq2SeqEncoderOutput:
-        """Return the encoder's output, given or computed, in the encoder's own class."""
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                **{**kwargs, "return_dict": True},
-            )
-        return self.encoder.output_class.rebuild(encoder_outputs)
-
-    def join(self, encoder_outputs: Any, decoder_outputs: Any) -> Seq2SeqModelOutput:
-        """Return the output of both halves, with extra outputs."""
         return self.output_class(
             last_hidden_state=decoder_outputs.last_hidden_state,
             past_key_values=decoder_outputs.past_key_values,
@@ -175,12 +144,10 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
 
 
 class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
-    """
-    Output layer, loss and generation. A generating class derives from this and from `GenerationMixin`, and sets
-    `model_class`.
-    """
+    """Output layer, loss and generation. A generating class adds `GenerationMixin`, and sets `model_class`."""
 
     model_class: type[Seq2SeqModelBase]
+    further_inputs = ("decoder_input_ids",)
     output_class: type[Seq2SeqTranslationOutput] = Seq2SeqTranslationOutput
     final_logits_bias: torch.Tensor | None
     # The loss takes `smoothing`, and divides by `num_items_in_batch`.
@@ -200,23 +167,15 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
         bias = torch.zeros(1, config.decoder_vocab_size) if config.final_logits_bias else None
         self.register_buffer("final_logits_bias", bias)
-        shared = config.share_encoder_decoder_embeddings
-        self._tied_weights_keys = {}
-        if config.tie_word_embeddings:
-            source = "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"
-            self._tied_weights_keys["lm_head.weight"] = source
-        if shared:
-            self._tied_weights_keys["model.encoder.embed_tokens.weight"] = "model.shared.weight"
-            self._tied_weights_keys["model.decoder.embed_tokens.weight"] = "model.shared.weight"
-        # Tied names are not saved; saying so keeps the Trainer from calling them missing when it resumes.
+        ties = {f"model.{name}": f"model.{source}" for name, source in self.model._tied_weights_keys.items()}
+        target = "model.decoder.embed_tokens.weight"
+        self._tied_weights_keys = {"lm_head.weight": ties.get(target, target)} if config.tie_word_embeddings else {}
+        self._tied_weights_keys |= ties
+        # Tied names are not saved. The Trainer would otherwise report them as missing when it resumes.
         self._keys_to_ignore_on_save = list(self._tied_weights_keys) or None
-        # Outputs that the Trainer leaves out of predictions: all but the logits.
-        type(config).keys_to_ignore_at_inference = [
-            "past_key_values",
-            "encoder_last_hidden_state",
-            "auxiliary_loss",
-            *self.model_class.extra_outputs,
-        ]
+        # The Trainer's predictions are the logits alone.
+        names = *Seq2SeqConfig.keys_to_ignore_at_inference, "auxiliary_loss", *self.model_class.extra_outputs
+        type(config).keys_to_ignore_at_inference = list(names)
         self.post_init()
 
     def initialize(self, start: Initialization) -> None:
@@ -225,50 +184,22 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     # -- embeddings --------------------------------------------------------------------------------------------------
 
-    @property
-    def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """Return transformers' dummy inputs with the decoder's input."""
-        inputs = super().dummy_inputs
-        return {**inputs, "decoder_input_ids": inputs["input_ids"]}
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """Resize the source embedding, and with a shared vocabulary the target side too."""
-        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if self.config.share_encoder_decoder_embeddings:
-            self._resize_bias(embeddings.num_embeddings)
-        return embeddings
-
     def resize_decoder_token_embeddings(self, new_num_tokens: int, mean_resizing: bool = True) -> nn.Embedding:
         """Resize target embedding and output matrix; raises `UserError` for a shared vocabulary."""
         if self.config.share_encoder_decoder_embeddings:
-            raise UserError(
-                "share_encoder_decoder_embeddings=True: source and target are one matrix. Remedy: call "
-                "resize_token_embeddings, which resizes both."
-            )
-        decoder = self.model.decoder
-        decoder.embed_tokens = self._get_resized_embeddings(
-            decoder.embed_tokens, new_num_tokens, mean_resizing=mean_resizing
-        )
-        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens, mean_resizing=mean_resizing)
-        self.config.decoder_vocab_size = new_num_tokens
-        self._resize_bias(new_num_tokens)
+            raise UserError("model.shared_embeddings", field="share_encoder_decoder_embeddings", value=True)
+        decoder, settings = self.model.decoder, {"mean_resizing": mean_resizing}
+        decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, **settings)
+        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens, **settings)
+        self.set_target_size(new_num_tokens)
         self.tie_weights()
         return decoder.embed_tokens
 
-    def _resize_bias(self, new_num_tokens: int) -> None:
+    def set_target_size(self, size: int) -> None:
+        super().set_target_size(size)
         if self.final_logits_bias is not None:
-            bias = self.final_logits_bias.new_zeros(1, new_num_tokens)
-            kept = min(new_num_tokens, self.final_logits_bias.shape[1])
-            bias[:, :kept] = self.final_logits_bias[:, :kept]
-            self.final_logits_bias = bias
+            new_columns = size - self.final_logits_bias.shape[1]
+            self.final_logits_bias = nn.functional.pad(self.final_logits_bias, (0, new_columns))
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
@@ -294,12 +225,11 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         Args as for [`Seq2SeqModelBase`], and:
             labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): -100 is ignored.
                 `decoder_input_ids` defaults to the labels shifted right.
-            smoothing (`float`, *optional*, defaults to 0): Label smoothing; also accepted as `label_smoothing`, a name
-            for which transformers' Trainer would look among the labels.
+            smoothing (`float`, *optional*, defaults to 0): Label smoothing, also accepted as `label_smoothing`.
             num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels in all micro-batches of a step,
                 the divisor of the loss.
-            return_logits (`bool`, *optional*, defaults to `True`): `False` with `labels`: the loss is computed one
-                chunk of tokens at a time and `logits` is `None`, which saves memory and time. The loss is the same.
+            return_logits (`bool`, *optional*, defaults to `True`): With `False` the loss is computed one chunk of
+                tokens at a time and `logits` is `None`, which saves memory and time.
 
         Returns:
             [`Seq2SeqTranslationOutput`] with `logits` of shape `(batch_size, target_length, decoder_vocab_size)`.
@@ -332,20 +262,18 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
                 logits = logits + self.final_logits_bias
             if labels is not None:
                 loss = smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
-        made = self.lm_output(loss, logits, outputs)
+        values = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        result = self.output_class(loss=loss, logits=logits, **values)
         if labels is not None:
-            made.auxiliary_loss = self.auxiliary_loss(made, labels, num_items_in_batch)
-            if made.auxiliary_loss is not None:
-                made.loss = loss + made.auxiliary_loss  # type: ignore[operator]  # there are labels
-        return made
+            result.auxiliary_loss = self.auxiliary_loss(result, labels, num_items_in_batch)
+            if result.auxiliary_loss is not None:
+                result.loss = loss + result.auxiliary_loss  # type: ignore[operator]  # with labels
+        return result
 
     def auxiliary_loss(
         self, outputs: Seq2SeqTranslationOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor | None:
-        """
-        Return what a model adds to its loss, from its outputs and labels, or `None`. A sum over the batch is divided by
-        [`~.seq2seq_loss.divisor`], so that accumulated gradients equal those of one batch.
-        """
+        """Return a term that a model adds to its loss, a sum divided by [`~.seq2seq_loss.divisor`], or `None`."""
         return None
 
     def loss_without_logits(
@@ -357,38 +285,18 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     ) -> torch.Tensor:
         """Compute the loss of `features` `(batch_size, target_length, d_model)`, one chunk of tokens at a time."""
         head, bias = self.lm_head, self.final_logits_bias[0] if self.final_logits_bias is not None else None
-        is_sharded = hasattr(head, "unshard")
-        if is_sharded and nn.Linear in type(head).__bases__:
+        if hasattr(head, "unshard") and nn.Linear in type(head).__bases__:
             head.unshard()  # FSDP gathers a layer's weight when it is called; here it is read
         elif not is_plain(head, nn.Linear):
             return chunked_cross_entropy_of_layer(head, features, labels, bias, smoothing, num_items_in_batch)
         return chunked_cross_entropy(features, head.weight, labels, bias, smoothing, num_items_in_batch)
-
-    def lm_output(
-        self, loss: torch.Tensor | None, logits: torch.Tensor | None, outputs: Any
-    ) -> Seq2SeqTranslationOutput:
-        """Return the output, with extra outputs."""
-        return self.output_class(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-            **extra_values(self.model_class.extra_outputs, outputs),
-        )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift labels `(batch_size, target_length)` right behind the start token; -100 becomes padding."""
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             name = "decoder_start_token_id" if start is None else "pad_token_id"
-            raise UserError(
-                f"The configuration has {name}=None. Remedy: set it to the tokenizer's, or pass decoder_input_ids."
-            )
+            raise UserError("model.missing_special_token", field=name)
         shifted = labels.new_empty(labels.shape)
         shifted[:, 0] = start
         shifted[:, 1:] = labels[:, :-1]
@@ -399,10 +307,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def create_masks_for_generate(
         self, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        """
-        Return the decoder's mask for a static cache: the token mask of a padded prompt as it is, since positions and
-        recurrent states count by it.
-        """
+        """Return the decoder's mask for a static cache; positions need a prompt's token mask unchanged."""
         if attention_mask is not None:
             return attention_mask
         return create_masks_for_generate(attention_mask=None, **kwargs)
@@ -411,9 +316,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
     ) -> Any:
         # Beams share their source: its memories stay one row per source, and the decoder folds its beams into them.
-        kept = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
+        shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
         input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]  # of GenerationMixin
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
-        model_kwargs.update({name: value for name, value in kept.items() if value is not None})
-        return input_ids, model_kwargs
+        return input_ids, model_kwargs | {name: value for name, value in shared.items() if value is not None}

@@ -16,7 +16,7 @@ from .kernels_shared import (
     graph_operator,
     is_transformed,
     wide_product,
-    without_autocast,
+    with_autocast,
 )
 from .user_errors import UserError
 
@@ -25,22 +25,14 @@ IGNORE_INDEX = -100
 
 
 def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
-    """
-    Raise a `UserError` for labels that are neither ids nor -100; only on the CPU, since others would be synchronised.
-    """
-    if (
-        labels.device.type != "cpu"
-        or torch.compiler.is_compiling()
-        or type(labels) is not torch.Tensor
-        or is_transformed()  # `vmap` lets nobody look
-    ):
+    """Raise a `UserError` for labels that are neither ids nor -100, on the CPU where no transform hides the values."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or type(labels) is not torch.Tensor:
+        return
+    if is_transformed():
         return
     wrong = labels[((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)]
     if wrong.numel():
-        raise UserError(
-            f"The label {int(wrong[0])} is no id from 0 to {vocab_size - 1}. Remedy: mark what is to be ignored by "
-            f"{IGNORE_INDEX}, and use the tokenizer the model was made for."
-        )
+        raise UserError("model.wrong_label", field="labels", value=int(wrong[0]), last=vocab_size - 1)
 
 
 def smoothed_cross_entropy(
@@ -50,15 +42,9 @@ def smoothed_cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """
-    Compute the cross-entropy against `(1 - e) one-hot + e / V` (Szegedy et al., 2016, section 7) as `(1 - e) (lse -
-    z_y) + e (lse - mean(z))`, in at least float32.
-
-    Args:
-        logits (`torch.Tensor` of shape `(..., vocab_size)`), labels (`torch.LongTensor` of shape `(...)`): -100 is
-            ignored.
-        label_smoothing (`float`, *optional*, defaults to 0): e.
-        num_items_in_batch (`int` or `torch.Tensor`, *optional*): Divisor of the sum, given by the Trainer under
-            gradient accumulation. `None`: the number of labels.
+    Compute the cross-entropy of logits `(..., vocab_size)` and labels `(...)` against `(1 - e) one-hot + e / V`
+    (Szegedy et al., 2016, section 7) as `(1 - e) (lse - z_y) + e (lse - mean(z))`, in at least float32. The label -100
+    is ignored; `num_items_in_batch` is the divisor of the sum, by default the number of labels.
     """
     logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).to(logits.device)
     check_labels(labels, logits.shape[-1])
@@ -71,12 +57,13 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoot
     if label_smoothing == 0.0:
         return nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     ignored = labels == IGNORE_INDEX
-    picked = wide.gather(-1, labels.masked_fill(ignored, 0)[:, None])[:, 0]
-    losses = wide.logsumexp(dim=-1) - (1 - label_smoothing) * picked - label_smoothing * wide.mean(dim=-1)
+    chosen = wide.gather(-1, labels.masked_fill(ignored, 0)[:, None])[:, 0]
+    losses = wide.logsumexp(dim=-1) - (1 - label_smoothing) * chosen - label_smoothing * wide.mean(dim=-1)
     return losses.masked_fill(ignored, 0.0).sum()
 
 
 def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
+    """Return the divisor of a summed loss: `num_items_in_batch`, or the number of labels; at least 1."""
     if num_items_in_batch is None:
         return (labels != IGNORE_INDEX).sum().clamp(min=1)
     if isinstance(num_items_in_batch, torch.Tensor):
@@ -86,12 +73,8 @@ def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None)
 
 class ChunkedCrossEntropy(CustomGradient):
     """
-    Smoothed cross-entropy of a linear output layer, one chunk of tokens at a time, so that at most `chunk_size x
-    vocab_size` logits exist. Matmuls run in the states' type (that of autocast where it is on), sums in at least
-    float32.
-
-    The forward pass also computes the gradients of states and matrix. In float16 they would underflow without the
-    factor of a gradient scaler: there the backward pass computes the logits again. It cannot be differentiated twice.
+    Smoothed cross-entropy of a linear output layer in chunks of at most `chunk_size` tokens. Matmuls run in the states'
+    or autocast's type, sums in at least float32. The forward pass also computes the gradients.
     """
 
     @staticmethod
@@ -109,34 +92,29 @@ class ChunkedCrossEntropy(CustomGradient):
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
         sum_dtype = torch.promote_types(compute_dtype, torch.float32)
         one = torch.ones((), dtype=sum_dtype, device=states.device)
-        factor = one / divisor if wants_grad and compute_dtype != torch.float16 else None
-        total, *made = chunked_losses(states, matrix, bias, labels, label_smoothing, chunk_size, factor)
-        return total / divisor, *made
+        factor = one / divisor if wants_grad else None
+        settings = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
+        total, *gradients = chunked_losses(states, matrix, bias, labels, factor, **settings)
+        return total / divisor, *(gradients or (None, None))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor | None, ...]) -> None:
-        states, matrix, bias, labels, divisor, *settings, compute_dtype, _ = inputs
+        states, matrix = inputs[:2]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(made for made in output[1:] if made is not None))
-        if compute_dtype == torch.float16:
-            ctx.gradients = functools.partial(ChunkedCrossEntropy.late_gradients, *settings)
-            ctx.save_for_backward(states, matrix, bias, labels, torch.as_tensor(divisor))
-        else:
-            ctx.gradients = functools.partial(ChunkedCrossEntropy.scaled_gradients, (states.dtype, matrix.dtype))
-            inputs_to_differentiate = (states, matrix) if is_transformed() else ()
-            ctx.save_for_backward(*output[1:], *inputs_to_differentiate)
+        ctx.mark_non_differentiable(*(gradient for gradient in output[1:] if gradient is not None))
+        ctx.dtypes = states.dtype, matrix.dtype
+        # With the inputs, a second derivative by `torch.func` raises its error.
+        ctx.save_for_backward(*output[1:], *((states, matrix) if is_transformed() else ()))
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor | None, *of_made: None) -> Any:
+    def backward(ctx: Any, grad_output: torch.Tensor | None, *of_gradients: None) -> Any:
         if grad_output is None:
             return (None,) * 9
         if torch.is_grad_enabled() and not is_transformed():
-            # create_graph=True: what was formed in the forward pass would count as constant.
-            raise UserError(
-                "The loss without logits cannot be differentiated twice. Remedy: compute it with return_logits=True."
-            )
-        remedy = "compute the loss with return_logits=True"
-        return *final_gradients(ctx.gradients, grad_output, *ctx.saved_tensors, remedy=remedy), *(None,) * 7
+            # create_graph=True: gradients formed in the forward pass would count as constant.
+            raise UserError("gradients.second_derivative")
+        scale = functools.partial(ChunkedCrossEntropy.scaled_gradients, ctx.dtypes)
+        return *final_gradients(scale, grad_output, *ctx.saved_tensors), *(None,) * 7
 
     @staticmethod
     def scaled_gradients(
@@ -146,48 +124,12 @@ class ChunkedCrossEntropy(CustomGradient):
         grad_matrix: torch.Tensor,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale the gradients of the forward pass. `inputs` let a second derivative by `torch.func` raise its error."""
-        # Usually the loss is what backward starts from. Looking costs nothing on the CPU, scaling a tensor of the
-        # matrix's size does; elsewhere looking would wait for the device.
+        """Scale the gradients of the forward pass."""
+        # Usually it is 1. Reading it on the CPU saves scaling a tensor of the matrix's size; elsewhere one would wait.
         if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
             grad_states = grad_states * grad_output.to(grad_states.dtype)
             grad_matrix = grad_matrix * grad_output
         return grad_states.to(dtypes[0]), grad_matrix.to(dtypes[1])
-
-    @staticmethod
-    def late_gradients(
-        label_smoothing: float,
-        chunk_size: int,
-        grad_output: torch.Tensor,
-        states: torch.Tensor,
-        matrix: torch.Tensor,
-        bias: torch.Tensor | None,
-        labels: torch.Tensor,
-        divisor: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the gradients of float16."""
-        with without_autocast(states.device):
-            low = states.to(torch.float16), matrix.to(torch.float16)
-            made = chunked_losses(*low, bias, labels, label_smoothing, chunk_size, grad_output / divisor)
-        return made[1].to(states.dtype), made[2].to(matrix.dtype)
-
-
-def chunked_losses(
-    states: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    label_smoothing: float,
-    chunk_size: int,
-    factor: torch.Tensor | None,
-) -> tuple[torch.Tensor, Any, Any]:
-    """
-    Sum the losses of `states @ matrix.T + bias` for states `(tokens, d_model)` and a matrix `(vocab_size, d_model)`.
-    With a `factor` also return the gradients of the sum times this factor, those of `states` in their own type.
-    """
-    settings = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
-    total, *gradients = losses_of_chunks(states, matrix, bias, labels, factor, **settings)
-    return total, *(gradients or (None, None))
 
 
 def loss_shapes(
@@ -198,12 +140,13 @@ def loss_shapes(
     factor: torch.Tensor | None,
     **settings: Any,
 ) -> Any:
+    """Return shapes and types of the results of [`chunked_losses`]."""
     wide = torch.promote_types(states.dtype, torch.float32)
     return [((), wide)] + ([] if factor is None else [(states.shape, states.dtype), (matrix.shape, wide)])
 
 
 @graph_operator(loss_shapes)
-def losses_of_chunks(
+def chunked_losses(
     states: torch.Tensor,
     matrix: torch.Tensor,
     bias: torch.Tensor | None,
@@ -213,7 +156,10 @@ def losses_of_chunks(
     label_smoothing: float,
     chunk_size: int,
 ) -> list[torch.Tensor]:
-    """Compute [`chunked_losses`] as one operator of compiled graphs."""
+    """
+    Sum the losses of `states @ matrix.T + bias` for states `(tokens, d_model)` and a matrix `(vocab_size, d_model)`.
+    With a `factor` also return the gradients of the sum times this factor, those of `states` in their own type.
+    """
     ignored = labels == IGNORE_INDEX
     targets = labels.masked_fill(ignored, 0)
     vocab_size, dtype = matrix.shape[0], states.dtype
@@ -226,19 +172,19 @@ def losses_of_chunks(
         logits = wide_product(states[part], matrix.t()).to(sum_dtype)
         if bias is not None:
             logits += bias
-        kept = (~ignored[part]).to(sum_dtype)
-        picked = logits.gather(-1, targets[part, None])[:, 0]
+        is_counted = (~ignored[part]).to(sum_dtype)
+        chosen = logits.gather(-1, targets[part, None])[:, 0]
         mean = logits.mean(dim=-1) if label_smoothing else 0.0
         peak = logits.amax(dim=-1)
         # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
         exponentials = logits.sub_(peak[:, None]).exp_()
         sums = exponentials.sum(dim=-1)
-        losses = sums.log() + peak - (1 - label_smoothing) * picked - label_smoothing * mean
-        total += (losses * kept).sum()
+        losses = sums.log() + peak - (1 - label_smoothing) * chosen - label_smoothing * mean
+        total += (losses * is_counted).sum()
         if factor is None:
             continue
         # d loss / d logits = softmax - (1 - e) one-hot - e / V, zero for ignored labels
-        share = kept * factor
+        share = is_counted * factor
         grad = exponentials.mul_((share / sums)[:, None])
         if label_smoothing:
             grad.sub_((share * (label_smoothing / vocab_size))[:, None])
@@ -268,7 +214,11 @@ def chunked_cross_entropy(
     labels = labels.reshape(-1).to(hidden_states.device)
     check_labels(labels, weight.shape[0])
     compute_dtype = autocast_dtype(hidden_states.device) or hidden_states.dtype
-    with without_autocast(hidden_states.device):
+    if compute_dtype == torch.float16:  # gradients of the forward pass would underflow without a scaler's factor
+        layer = functools.partial(nn.functional.linear, weight=weight)
+        settings = label_smoothing, num_items_in_batch, chunk_size
+        return chunked_cross_entropy_of_layer(layer, hidden_states, labels, bias, *settings)
+    with with_autocast(hidden_states.device, None):
         return ChunkedCrossEntropy.apply(
             hidden_states.reshape(-1, hidden_states.shape[-1]),
             weight,
@@ -292,8 +242,8 @@ def chunked_cross_entropy_of_layer(
     chunk_size: int = 1024,
 ) -> torch.Tensor:
     """
-    Compute [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks); the
-    backward pass computes the logits of each chunk again.
+    Compute [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks), and in
+    float16; the backward pass computes the logits again.
     """
     labels = labels.reshape(-1).to(hidden_states.device)
     states = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -305,8 +255,6 @@ def chunked_cross_entropy_of_layer(
         return summed_cross_entropy(logits, labels, label_smoothing)
 
     parts = zip(states.split(chunk_size), labels.split(chunk_size), strict=True)
-    if torch.is_grad_enabled():
-        total = sum(checkpoint(part_loss, *part, use_reentrant=False) for part in parts)
-    else:
-        total = sum(part_loss(*part) for part in parts)
+    compute = functools.partial(checkpoint, part_loss, use_reentrant=False) if torch.is_grad_enabled() else part_loss
+    total: Any = sum(compute(*part) for part in parts)
     return total / divisor(labels, num_items_in_batch)

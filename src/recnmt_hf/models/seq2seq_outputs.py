@@ -1,9 +1,6 @@
 """
-Memories that the encoder passes to the decoder, and output classes of the models.
-
-A model declares what it returns beside the usual fields once, as fields of its encoder's or its decoder's output class:
-memories, which the decoder reads, and extra outputs, which show what the model did. Both reach the outputs of the bare
-and of the generating model under the same names.
+Memories that the encoder passes to the decoder, and output classes. Those of encoder and decoder declare memories and
+extra outputs, which also reach the outputs of the bare and of the generating model.
 """
 
 import sys
@@ -22,9 +19,8 @@ from .user_errors import UserError
 
 class Memory(NamedTuple):
     """
-    States of a source that the decoder reads, one row per source: `states` `(num_sources, length, d)` or `(num_sources,
-    d)`, `token_mask` `(num_sources, length)`, 1 keeps (`None`: all are real), and `kernel_mask`, the same as the
-    attention kernels expect it ([`~.seq2seq_stacks.Seq2SeqDecoder.prepare_mask`]).
+    States that the decoder reads, one row per source, `(num_sources, length, d)` or `(num_sources, d)`; their token
+    mask `(num_sources, length)`, or `None` if all are real, and the kernel mask.
     """
 
     states: torch.Tensor
@@ -36,15 +32,12 @@ class Memories(dict[str, Memory]):
     """The memories of a batch by name. `"encoder"` is the one that every decoder layer's `encoder_attn` reads."""
 
     def __missing__(self, name: str) -> Memory:
-        raise UserError(
-            f"encoder_outputs lacks {name}_hidden_state, which the decoder attends. Remedy: pass the output of this "
-            "model's own get_encoder() as it came."
-        )
+        raise UserError("model.missing_memory", field="encoder_outputs", memory=name)
 
     def with_states(self, states: Iterable[torch.Tensor]) -> "Memories":
         """Return the memories with these states in place of their own."""
         pairs = zip(self.items(), states, strict=True)
-        return Memories((name, memory._replace(states=own)) for (name, memory), own in pairs)
+        return Memories((name, memory._replace(states=new)) for (name, memory), new in pairs)
 
 
 def memory_states(name: str) -> dict[str, str]:
@@ -62,41 +55,31 @@ def memory_mask(name: str) -> dict[str, str]:
 
 @dataclass
 class Seq2SeqEncoderOutput(BaseModelOutput):
-    """
-    Output of an encoder. Subclasses add memories ([`memory_states`], [`memory_mask`]), which the decoder reads, and
-    extra outputs, tuples with an entry for each layer.
-    """
+    """Output of an encoder. Subclasses add memories ([`memory_states`], [`memory_mask`]) and extra outputs."""
 
     memory_parts: ClassVar[tuple[tuple[str, str, str], ...]] = ()
 
     @classmethod
     def find_memories(cls) -> None:
         """Set `memory_parts` (field, memory, part) from the fields, whose metadata compiled code cannot read."""
-        declared = [(each.name, each.metadata) for each in fields(cls) if "memory" in each.metadata]
-        cls.memory_parts = tuple((name, found["memory"], found["part"]) for name, found in declared)
+        declared = [(field.name, field.metadata) for field in fields(cls) if "memory" in field.metadata]
+        cls.memory_parts = tuple((name, metadata["memory"], metadata["part"]) for name, metadata in declared)
 
     @classmethod
     def rebuild(cls, value: Any) -> "Seq2SeqEncoderOutput":
-        """
-        Return an instance of this class made from another output, a mapping, or a tuple. A tuple shorter than the
-        fields (`return_dict=False` omits empty ones) is read by type: tensors are the last states and memories, tuples
-        the rest.
-        """
+        """Return an instance made from another output, a mapping, or a tuple, perhaps without the empty fields."""
         if type(value) is cls:
             return value
-        own = fields(cls)
+        names = [field.name for field in fields(cls)]
         if hasattr(value, "keys"):
-            return cls(**{each.name: value[each.name] for each in own if each.name in value})
-        values = list(value)
-        if len(values) == len(own):
-            return cls(*values)
-        tensors = [each.name for each in own if each.name == "last_hidden_state" or "memory" in each.metadata]
-        layers = [each.name for each in own if each.name not in tensors]
-        named: dict[str, Any] = dict(
-            zip(tensors, (one for one in values if isinstance(one, torch.Tensor)), strict=False)
-        )
-        named.update(zip(layers, (one for one in values if isinstance(one, (tuple, list))), strict=False))
-        return cls(**named)
+            return cls(**{name: value[name] for name in names if name in value})
+        if len(value) == len(names):
+            return cls(*value)
+        tensors = ["last_hidden_state", *(name for name, *_ in cls.memory_parts)]
+        layers = [name for name in names if name not in tensors]
+        by_type: dict[str, Any] = dict(zip(tensors, (v for v in value if isinstance(v, torch.Tensor)), strict=False))
+        by_type.update(zip(layers, (v for v in value if isinstance(v, (tuple, list))), strict=False))
+        return cls(**by_type)
 
     def memories(self) -> Memories:
         """Return the declared memories; the last states are `"encoder"`."""
@@ -105,12 +88,12 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
             value = getattr(self, name)
             if value is not None:
                 parts.setdefault(memory, {})[part] = value
-        return Memories((name, Memory(**found)) for name, found in parts.items() if "states" in found)
+        return Memories((name, Memory(**values)) for name, values in parts.items() if "states" in values)
 
 
 @dataclass
 class Seq2SeqDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Output of a decoder. Subclasses add extra outputs, tuples with an entry for each layer that has them."""
+    """Output of a decoder. Subclasses add extra outputs, tuples with an entry per layer that has them."""
 
 
 @dataclass
@@ -122,37 +105,30 @@ class Seq2SeqTranslationOutput(Seq2SeqLMOutput):
 
 def extra_fields(output_class: type) -> list[Any]:
     """Return the fields that an output class adds to those of transformers."""
-    usual = {each.name for each in fields(BaseModelOutputWithPastAndCrossAttentions)}  # those of an encoder among them
-    return [each for each in fields(output_class) if each.name not in usual]
+    usual = {field.name for field in fields(BaseModelOutputWithPastAndCrossAttentions)}  # includes those of encoders
+    return [field for field in fields(output_class) if field.name not in usual]
 
 
 def with_extra_outputs(base: type, parts: Sequence[type], name: str, module: str) -> type:
-    """
-    Make an output class with the fields of `base` and the extra fields of the classes `parts`. It can be imported from
-    `module` under `name`, for pickling.
-    """
-    extra = [each for part in parts for each in extra_fields(part)]
+    """Make an output class `module.name` with the fields of `base` and the extra fields of the classes `parts`."""
+    extra = [(item.name, item.type, field(default=None)) for part in parts for item in extra_fields(part)]
     if not extra:
         return base
-    described = " ".join(f"[`{part.__name__}`]" for part in parts if extra_fields(part))
-    made = make_dataclass(
-        name,
-        [(each.name, each.type, field(default=None)) for each in extra],
-        bases=(base,),
-        namespace={"__doc__": f"[`{base.__name__}`] with the extra outputs of {described}."},
-    )
-    made.__module__, made.__qualname__ = module, name
+    sources = " ".join(f"[`{part.__name__}`]" for part in parts if extra_fields(part))
+    described = {"__doc__": f"[`{base.__name__}`] with the extra outputs of {sources}."}
+    output_class = make_dataclass(name, extra, bases=(base,), namespace=described)
+    output_class.__module__, output_class.__qualname__ = module, name
     if module in sys.modules:
-        setattr(sys.modules[module], name, made)
-    return made
+        setattr(sys.modules[module], name, output_class)
+    return output_class
 
 
 def extra_values(names: Sequence[str], *outputs: Any) -> dict[str, Any]:
     """Return the extra outputs `names` of these outputs; `None` or `()` means not recorded."""
-    found = dict.fromkeys(names)
+    values = dict.fromkeys(names)
     for output in outputs:
         for name in names:
             value = getattr(output, name, None)
             if value is not None and not (isinstance(value, tuple) and not value):
-                found[name] = value
-    return found
+                values[name] = value
+    return values

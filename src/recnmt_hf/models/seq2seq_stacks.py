@@ -1,6 +1,8 @@
-"""What every encoder and every decoder does: embeddings, masks, the cache, and one row per source for all of its beams.
+"""
+Base classes of encoders and decoders: embeddings, masks, the cache, and one row per source for all of its beams.
 
-A model's own encoder or decoder overrides `run`, which applies the layers, and `finish`, which makes the output."""
+Subclasses override `run`, which applies the layers, and `finish`, which makes the output.
+"""
 
 import functools
 import math
@@ -21,15 +23,14 @@ from .configuration_seq2seq import Seq2SeqConfig
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
-from .source_memory import fill_cache, kept_mask, one_row_per_source, use_source_memory
+from .source_memory import fill_cache, kept, one_row_per_source, use_source_memory
 from .user_errors import UserError
 
 
 def sinusoid_table(num_positions: int, dim: int, interleaved: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """
-    Return sinusoids `(num_positions, dim)` of angles `pos / 10000^(2i / dim)` (Vaswani et al., 2017, section 3.5),
-    computed in float64. `interleaved`: channel `2i` is the sine, `2i + 1` the cosine (the paper); else all sines come
-    first (MarianMT).
+    Return sinusoids `(num_positions, dim)` (Vaswani et al., 2017, section 3.5), `interleaved` as in the paper, or all
+    sines before all cosines (MarianMT).
     """
     position = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None]
     frequency = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
@@ -64,9 +65,9 @@ class SinusoidalPositionEmbedding(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # A table widened from another type would lack half of its digits.
-        before = self.table.dtype
+        dtype = self.table.dtype
         super()._apply(fn, recurse)
-        if self.table.dtype != before and self.table.device.type != "meta":
+        if self.table.dtype != dtype and self.table.device.type != "meta":
             self.table.copy_(self.compute_table())
         return self
 
@@ -101,12 +102,9 @@ def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, positi
 
 
 def check_length(length: int, limit: int) -> None:
-    """Raise a `UserError` for too long a sequence. An exported graph does not check, which would bound its lengths."""
+    """Raise a `UserError` for too long a sequence, but not in an exported graph, whose lengths it would bound."""
     if not is_exporting() and length > limit:
-        raise UserError(
-            f"A sequence of {length} tokens does not fit the position table of {limit} rows. Remedy: shorten or split "
-            f"the input, or build the model with max_position_embeddings >= {length}."
-        )
+        raise UserError("model.sequence_too_long", field="max_position_embeddings", value=limit, length=length)
 
 
 def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Module | None:
@@ -120,9 +118,8 @@ def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Modu
 
 class TokenAndPositionInput(nn.Module):
     """
-    Embeddings plus positions, with dropout (Vaswani et al., 2017, sections 3.4-3.5). The embedding itself, which may be
-    shared, belongs to the stack. `position_kind` is a `position_embedding_type`, `channels` the width of positions
-    (default: `d_model`).
+    Adds positions of the type `position_kind` and width `channels` to embeddings, with dropout (Vaswani et al., 2017,
+    section 3.5).
     """
 
     def __init__(self, config: Seq2SeqConfig, position_kind: str, channels: int | None = None):
@@ -141,58 +138,32 @@ class TokenAndPositionInput(nn.Module):
         add_positions: bool = True,
     ) -> torch.Tensor:
         """
-        Add positions to scaled embeddings `(batch_size, length, d_model)`. With a token mask `(batch_size, seen +
-        length)` they count real tokens, else they start at `offset`. The cache is for inputs with states of their own;
-        `add_positions=False` returns the embeddings alone.
+        Map scaled embeddings `(batch_size, length, d_model)`; positions count the real tokens of a token mask
+        `(batch_size, seen + length)`, or start at `offset`. Recurrent inputs use the cache.
         """
         states = self.with_positions(embeddings, attention_mask, offset) if add_positions else embeddings
         return dropout(states, self.dropout, self.training)
 
-    def with_positions(
-        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, offset: int | torch.Tensor
-    ) -> torch.Tensor:
-        """Return embeddings `(batch_size, length, channels)` plus positions, where there are some."""
+    def with_positions(self, embeddings: torch.Tensor, attention_mask: Any, offset: int | torch.Tensor) -> torch.Tensor:
+        """Return embeddings `(batch_size, length, channels)` plus positions, if the model has them."""
         if self.embed_positions is None:
             return embeddings
-        length = embeddings.shape[1]
-        position_ids = None
+        length, position_ids = embeddings.shape[1], None
         if attention_mask is not None and attention_mask.dim() == 2:
             check_length(attention_mask.shape[1], self.max_positions)
             position_ids = positions_from_mask(attention_mask)[:, -length:]
         return embeddings + self.embed_positions(length, offset, position_ids).to(embeddings.dtype)
 
 
-def embed(embed_tokens: nn.Embedding, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> Any:
-    """Look up embeddings, with readable errors for missing inputs and ids outside the vocabulary."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise UserError("Give exactly one of token ids and embeddings (input_ids or inputs_embeds).")
-    if inputs_embeds is not None:
-        return inputs_embeds
-    assert input_ids is not None
-    try:
-        return embed_tokens(input_ids)
-    except IndexError as error:
-        raise UserError(
-            f"Token ids from {int(input_ids.min())} to {int(input_ids.max())} do not fit an embedding of "
-            f"{embed_tokens.num_embeddings} rows (ids 0 to {embed_tokens.num_embeddings - 1}). Remedy: use the "
-            "tokenizer the model was trained with, or resize the embeddings."
-        ) from error
-
-
-def chosen_hidden_states(
-    states: list[torch.Tensor], last: torch.Tensor | None, wanted: bool | int | list[int] | None
-) -> Any:
-    """
-    Return the `hidden_states` of an output: the input and outputs of the layers, with `last` in place of the last one.
-    `wanted` is the value of `output_hidden_states`: all, none, or indices.
-    """
-    if wanted is None or wanted is False:
+def select_hidden_states(states: list[torch.Tensor], last: Any, choice: bool | int | list[int] | None) -> Any:
+    """Return an output's `hidden_states` by the value of `output_hidden_states`, with `last` as the last one."""
+    if choice is None or choice is False:
         return None
-    found = (*states[:-1], last)
-    if wanted is True:
-        return found
-    places = {place % len(found) for place in ([wanted] if isinstance(wanted, int) else wanted)}
-    return tuple(state if place in places else None for place, state in enumerate(found))
+    outputs = (*states[:-1], last)
+    if choice is True:
+        return outputs
+    indices = {index % len(outputs) for index in ([choice] if isinstance(choice, int) else choice)}
+    return tuple(state if index in indices else None for index, state in enumerate(outputs))
 
 
 def recording_extra_outputs(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,7 +188,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_input = self.build_input(config)
-        self.layer_norm: nn.Module | None = None  # of a pre-norm stack, after the last layer
+        self.layer_norm: nn.Module | None = None  # after the last layer of a pre-norm stack
         self.gradient_checkpointing = False
 
     def build_input(self, config: Any) -> nn.Module:
@@ -225,15 +196,23 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         return TokenAndPositionInput(config, "none")
 
     def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return scaled embeddings `(batch_size, length, d_model)`."""
-        found = embed(self.embed_tokens, input_ids, inputs_embeds)
-        return found if self.scale == 1.0 else found * self.scale
+        """Return scaled embeddings `(batch_size, length, d_model)`. Raises `UserError` for missing or wrong ids."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("model.ids_or_embeddings", field="input_ids")
+        try:
+            embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        except IndexError as error:
+            assert input_ids is not None
+            wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
+            last = self.embed_tokens.num_embeddings - 1
+            raise UserError("model.id_outside_vocabulary", field="input_ids", value=wrong, last=last) from error
+        return embeddings if self.scale == 1.0 else embeddings * self.scale
 
 
 class Seq2SeqEncoder(Seq2SeqStack):
     """
-    Base class of all encoders. A subclass has `layers`, or overrides `run`. `needs_token_mask` declares that the
-    encoder needs a mask of shape `(batch_size, source_length)`, because tokens are counted or read in order.
+    Base class of all encoders. A subclass has `layers`, or overrides `run`. With `needs_token_mask` only a mask of
+    shape `(batch_size, source_length)` is allowed.
     """
 
     output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput
@@ -257,26 +236,14 @@ class Seq2SeqEncoder(Seq2SeqStack):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqEncoderOutput:
-        """
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps, 0 is padding.
-            inputs_embeds (`torch.Tensor` of shape `(batch_size, source_length, d_model)`, *optional*): Unscaled.
-
-        Raises:
-            UserError: Ids outside the vocabulary, too long a sequence, or a mask that does not tell which tokens are
-            real.
-        """
+        """Args as for [`~.seq2seq_base.Seq2SeqModelBase`]."""
         embeddings = self.embeddings(input_ids, inputs_embeds)
         if self.needs_token_mask and attention_mask is not None and attention_mask.dim() != 2:
-            raise UserError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, but recurrence needs to know which tokens "
-                "are real. Remedy: give a mask of shape (batch_size, source_length), 1 for tokens and 0 for padding."
-            )
+            raise UserError("model.mask_shape", field="attention_mask", value=tuple(attention_mask.shape))
         states = self.run(self.embed_input(embeddings, attention_mask), attention_mask, **kwargs)
         outputs = self.finish(states, embeddings, attention_mask, **kwargs)
-        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        outputs.hidden_states = chosen_hidden_states(states, outputs.last_hidden_state, wanted)
+        choice = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        outputs.hidden_states = select_hidden_states(states, outputs.last_hidden_state, choice)
         return outputs
 
     def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
@@ -296,10 +263,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
 
 
 class Seq2SeqDecoder(Seq2SeqStack):
-    """
-    Base class of all decoders, recurrent or not. `attended` is the field of the model's output for the weights of
-    `encoder_attn`; another name than `"cross_attentions"` means that they do not link source words.
-    """
+    """Base class of all decoders. `attended` is the field of the model's output for the weights of `encoder_attn`."""
 
     output_class: type[Seq2SeqDecoderOutput] = Seq2SeqDecoderOutput
     attended = "cross_attentions"
@@ -333,13 +297,9 @@ class Seq2SeqDecoder(Seq2SeqStack):
     ) -> Seq2SeqDecoderOutput:
         """
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): Target tokens.
-            attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps; a
-                recurrent state does not change where it is 0.
+            input_ids, attention_mask, inputs_embeds: The decoder's inputs of [`~.seq2seq_base.Seq2SeqModelBase`].
             encoder_hidden_states, encoder_attention_mask: The memory `"encoder"`, `(num_sources, source_length, d)`,
                 and its token mask, where `memories` does not have it. `batch_size` is a multiple of `num_sources`.
-            past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps.
-            inputs_embeds (`torch.Tensor` of shape `(batch_size, target_length, d_model)`, *optional*): Unscaled.
             memories ([`Memories`], *optional*): The memories that the decoder reads, one row per source.
         """
         embeddings = self.embeddings(input_ids, inputs_embeds)
@@ -354,18 +314,15 @@ class Seq2SeqDecoder(Seq2SeqStack):
         # Before the input's own states are written, which a cache might count as words seen.
         kernel_mask = self.build_mask(embeddings, attention_mask, past_key_values)
         if attention_mask is not None and attention_mask.dim() != 2:
-            attention_mask = None  # of a static cache: who sees whom, without padding
+            attention_mask = None  # a static cache's mask of queries and keys, without padding
         hidden_states = self.embed_input(embeddings, attention_mask, seen, past_key_values)
         if past_key_values is not None:
             kwargs["query_offset"] = seen  # type: ignore[typeddict-unknown-key]  # for the attention's own functions
         states = self.run(hidden_states, kernel_mask, attention_mask, memories, past_key_values, **kwargs)
         last = self.finish(states, memories, past_key_values)
-        wanted = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        return self.output_class(
-            last_hidden_state=last,
-            past_key_values=past_key_values,
-            hidden_states=chosen_hidden_states(states, last, wanted),
-        )
+        choice = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        hidden_states = select_hidden_states(states, last, choice)
+        return self.output_class(last_hidden_state=last, past_key_values=past_key_values, hidden_states=hidden_states)
 
     def run(
         self,
@@ -376,11 +333,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
-        """
-        Run all layers over their input `(batch_size, target_length, d_model)`; return the input and each output.
-        `kernel_mask` comes from `build_mask`, `token_mask` has the shape `(batch_size, seen + target_length)`, memories
-        have one row per source ([`~.source_memory.spread_over_beams`]).
-        """
+        """Run all layers over `(batch_size, target_length, d_model)`; return the input and all outputs."""
         states = [hidden_states]
         for layer in self.layers:
             states.append(layer(states[-1], kernel_mask, memories, past_key_values=past_key_values, **kwargs))
@@ -393,10 +346,8 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def prepare_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache, made where none is given; cross-attention layers keep one row per source."""
         if past_key_values is None and use_cache:
-            decoder_config = self.config.get_text_config(decoder=True)
-            past_key_values = EncoderDecoderCache(
-                DynamicCache(config=decoder_config), DynamicCache(config=decoder_config)
-            )
+            config = self.config.get_text_config(decoder=True)
+            past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
         fill_cache(past_key_values, self.config.cache_layer_types())
         use_source_memory(past_key_values, self.config.decoder_layers)
         return past_key_values
@@ -407,5 +358,5 @@ class Seq2SeqDecoder(Seq2SeqStack):
         for name, (states, token_mask, _) in memories.items():
             token_mask = one_row_per_source(token_mask, states.shape[0])
             prepare = functools.partial(self.prepare_mask, states, token_mask)
-            prepared[name] = Memory(states, token_mask, kept_mask(past_key_values, name, prepare))
+            prepared[name] = Memory(states, token_mask, kept(past_key_values, f"{name} mask", prepare))
         return prepared

@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 
 from .recurrent_layers import left_aligned, masked_mean, take
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
-from .seq2seq_loss import IGNORE_INDEX
+from .seq2seq_loss import smoothed_cross_entropy
 from .seq2seq_stacks import Seq2SeqEncoder
 from .user_errors import UserError
 
@@ -39,14 +39,14 @@ class QueryPooling(nn.Module):
             values = values.masked_fill(is_padding.transpose(1, 2)[..., None], 0.0)
         wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
         weights = torch.softmax(scores, dim=-1, dtype=wide).to(values.dtype)
-        found = self.out_proj(torch.einsum("bhl,blhd->bhd", weights, values).flatten(1))
+        pooled = self.out_proj(torch.einsum("bhl,blhd->bhd", weights, values).flatten(1))
         if attention_mask is not None:
-            found = found.masked_fill((attention_mask == 0).all(dim=1)[:, None], 0.0)
-        return found
+            pooled = pooled.masked_fill((attention_mask == 0).all(dim=1)[:, None], 0.0)
+        return pooled
 
 
 def last_states(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """The states `(batch_size, d)` of the last real tokens of `(batch_size, length, d)`; of padding alone zeros."""
+    """Return the states `(batch_size, d)` of the last real tokens of `(batch_size, length, d)`, or zeros."""
     if attention_mask is None:
         return states[:, -1]
     lengths = (attention_mask != 0).sum(dim=1)
@@ -55,10 +55,7 @@ def last_states(states: torch.Tensor, attention_mask: torch.Tensor | None) -> to
 
 
 class PairClassifier(nn.Module):
-    """
-    The classifier of Tran et al. (2018), two hidden layers with ReLU over both sentences' vectors. `features` is
-    `"both"`: [u; v], or `"compared"`: [u; v; u * v; |u - v|] (Shen et al., 2019).
-    """
+    """Two hidden layers (Tran et al., 2018) over [u; v], `"compared"`: [u; v; u * v; |u - v|] (Shen et al., 2019)."""
 
     def __init__(self, d_model: int, features: str, num_labels: int, dropout: float):
         super().__init__()
@@ -69,7 +66,7 @@ class PairClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Logits `(batch_size, num_labels)` of vectors `(batch_size, d_model)`."""
+        """Return logits `(batch_size, num_labels)` of vectors `(batch_size, d_model)`."""
         parts = [first, second]
         if self.features == "compared":
             parts += [first * second, (first - second).abs()]
@@ -85,6 +82,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     """
 
     encoder_class: type[Seq2SeqEncoder]
+    further_inputs = ("pair_input_ids",)
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -100,12 +98,6 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     def auto_map(cls) -> dict[str, str]:
         return {"AutoModelForSequenceClassification": f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"}
 
-    @property
-    def dummy_inputs(self) -> dict[str, torch.Tensor]:
-        """As in transformers, with second sentences."""
-        inputs = super().dummy_inputs
-        return {**inputs, "pair_input_ids": inputs["input_ids"]}
-
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
 
@@ -113,7 +105,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         self.encoder.embed_tokens = value
 
     def pool(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """The vectors `(batch_size, d_model)` of sentences with states `(batch_size, length, d_model)`."""
+        """Return the vectors `(batch_size, d_model)` of sentences with states `(batch_size, length, d_model)`."""
         if self.pooling is not None:
             return self.pooling(states, attention_mask)
         return (last_states if self.config.pair_pooling == "last" else masked_mean)(states, attention_mask)
@@ -134,50 +126,39 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
             input_ids, pair_input_ids (`torch.LongTensor` of shape `(batch_size, length)`): First and second sentences.
             attention_mask, pair_attention_mask (`torch.Tensor` of the same shapes, *optional*): 1 keeps, 0 is padding.
             labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*): Classes; -100 is ignored.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Divisor of the summed loss; `None`: the number of
-                labels.
 
         Returns:
             `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`. Its `hidden_states` and
             `attentions` are the encoder's, of `2 * batch_size` rows: first sentences first.
         """
         if input_ids is None or pair_input_ids is None or len(input_ids) != len(pair_input_ids):
-            given = [None if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
-            raise UserError(
-                f"input_ids and pair_input_ids have {given[0]} and {given[1]} rows. Remedy: give as many second as "
-                "first sentences."
-            )
-        both, mask = self.stacked(input_ids, attention_mask, pair_input_ids, pair_attention_mask)
+            rows = [None if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
+            raise UserError("model.pair_counts", field="pair_input_ids", value=rows[1], rows=rows[0])
+        both, mask = self.stack(input_ids, attention_mask, pair_input_ids, pair_attention_mask)
         encoded = self.encoder(input_ids=both, attention_mask=mask, **{**kwargs, "return_dict": True})
         first, second = self.pool(encoded.last_hidden_state, mask).chunk(2)
         logits = self.classifier(first, second)
         loss = None
         if labels is not None:
-            # Half precision is too coarse for a sum over a batch.
-            wide = logits if logits.dtype == torch.float64 else logits.float()
-            loss = nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-            divisor = (labels != IGNORE_INDEX).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = loss / (divisor.to(loss.device) if isinstance(divisor, torch.Tensor) else divisor)
+            loss = smoothed_cross_entropy(logits, labels, num_items_in_batch=num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
-    def stacked(
+    def stack(
         self,
         first: torch.Tensor,
         first_mask: torch.Tensor | None,
         second: torch.Tensor,
         second_mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Both sides below each other, padded on the right to one length, and their mask."""
-        length = max(first.shape[1], second.shape[1])
+        """Concatenate both sides along the batch, padded on the right to one length, and their masks."""
         if first_mask is None and second_mask is None and first.shape == second.shape:
             return torch.cat([first, second]), None
-        masks = [
-            torch.ones_like(ids) if mask is None else mask.to(ids.dtype)
-            for ids, mask in ((first, first_mask), (second, second_mask))
-        ]
-        widen = [(0, length - ids.shape[1]) for ids in (first, second)]
-        padding = self.config.pad_token_id or 0
-        both = [nn.functional.pad(ids, by, value=padding) for ids, by in zip((first, second), widen, strict=True)]
-        return torch.cat(both), torch.cat([nn.functional.pad(m, by) for m, by in zip(masks, widen, strict=True)])
+        length, padding = max(first.shape[1], second.shape[1]), self.config.pad_token_id or 0
+        all_ids, masks = [], []
+        for ids, mask in ((first, first_mask), (second, second_mask)):
+            mask = torch.ones_like(ids) if mask is None else mask.to(ids.dtype)
+            all_ids.append(nn.functional.pad(ids, (0, length - ids.shape[1]), value=padding))
+            masks.append(nn.functional.pad(mask, (0, length - ids.shape[1])))
+        return torch.cat(all_ids), torch.cat(masks)

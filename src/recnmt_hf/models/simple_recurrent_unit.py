@@ -19,14 +19,12 @@ class SimpleRecurrentUnit(nn.Module):
         f_t = sigmoid(W_f x_t + v_f * c_{t-1} + b_f)          c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t)
         r_t = sigmoid(W_r x_t + v_r * c_{t-1} + b_r)          h_t = r_t * c_t + (1 - r_t) * x_t
 
-    All matmuls are one, over all words; from step to step only channels are multiplied. Where state and input differ
-    in width, h_t takes a projection of x_t. It stands where a [`~.recurrent_layers.RecurrentLayer`] does.
-
-    Args:
-        input_size, hidden_size (`int`): Widths of input and state.
+    One matmul over all words serves all gates; from step to step only channels are multiplied. If state and input
+    differ in width, a projection replaces the x_t of h_t. The methods are those of
+    [`~.recurrent_layers.RecurrentLayer`].
     """
 
-    # h is put out, c is carried.
+    # h is the output, c is carried.
     state_names = ("state", "memory")
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -42,26 +40,18 @@ class SimpleRecurrentUnit(nn.Module):
         init.zeros_(self.gate_bias)
 
     def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
-        """As that of [`~.recurrent_layers.RecurrentLayer`]."""
-        found = self.steps(inputs, [state for state in initial if state is not None])
-        return found if with_all else found[0]
+        """See [`~.recurrent_layers.RecurrentLayer`]."""
+        states = self.steps(inputs, [state for state in initial if state is not None])
+        return states if with_all else states[0]
 
     def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """
-        Args:
-            inputs (`torch.Tensor` of shape `(batch_size, length, input_size)`).
-            initial (sequence of `torch.Tensor` of shape `(batch_size, hidden_size)`): h and c before the first word;
-                h has no effect on what follows. What is left out is zero.
-
-        Returns:
-            h and c after every word, each `(batch_size, length, hidden_size)`.
-        """
+        """Return h and c after every word; `initial` are h, which has no effect, and c, zero by default."""
         forget, reset, value, *rest = self.in_proj(inputs).transpose(0, 1).chunk(self.parts, -1)
         skipped = rest[0] if rest else inputs.transpose(0, 1)
         memory = initial[1] if len(initial) > 1 else torch.zeros_like(value[0])
         gates = torch.cat([forget + self.gate_bias[0], value], dim=-1)
-        memories, before = unit_memories(gates, memory.to(gates.dtype), self.gate_weight)
-        reset = torch.sigmoid(torch.addcmul(reset + self.gate_bias[1], self.gate_weight[1], before))
+        memories, previous = unit_memories(gates, memory.to(gates.dtype), self.gate_weight)
+        reset = torch.sigmoid(torch.addcmul(reset + self.gate_bias[1], self.gate_weight[1], previous))
         states = torch.lerp(skipped.to(memories.dtype), memories, reset)
         return [states.transpose(0, 1), memories.transpose(0, 1)]
 
@@ -73,21 +63,14 @@ def memory_shapes(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.
 @graph_operator(memory_shapes)
 def unit_memories(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.Tensor) -> list[torch.Tensor]:
     """
-    Run the recurrence of c.
-
-    Args:
-        gates (`torch.Tensor` of shape `(length, batch_size, 2 * hidden_size)`): `W_f x + b_f` and `W x`.
-        memory (`torch.Tensor` of shape `(batch_size, hidden_size)`): c before the first word.
-        gate_weight (`torch.Tensor` of shape `(2, hidden_size)`): `v_f` is its first row.
-
-    Returns:
-        c after and before every word, each `(length, batch_size, hidden_size)`.
+    Return c after and before every word from `gates` `[W_f x + b_f; W x]`, `(length, batch_size, 2 * hidden_size)`, and
+    c before the first one; `v_f` is the first row of `gate_weight`.
     """
 
-    def step(carry: Sequence[torch.Tensor], each: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        of_word, new = each.chunk(2, -1)
-        kept = torch.sigmoid(torch.addcmul(of_word, gate_weight[0], carry[0]))
-        following = torch.lerp(new, carry[0], kept)
-        return [following], [following, carry[0]]
+    def step(carry: Sequence[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        score, value = row.chunk(2, -1)
+        forget = torch.sigmoid(torch.addcmul(score, gate_weight[0], carry[0]))
+        memory = torch.lerp(value, carry[0], forget)
+        return [memory], [memory, carry[0]]
 
     return scan_steps(step, [memory], gates)

@@ -1,7 +1,4 @@
-"""
-Cache layers with the projected memories of the sources, one row per source, and how they are filled. They are part of
-an ordinary `EncoderDecoderCache` (`past_key_values`).
-"""
+"""Cache layers of an ordinary `EncoderDecoderCache` with the projected memories of the sources, one row per source."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +15,7 @@ from transformers.cache_utils import (
 
 
 class BeamMoves:
-    """
-    Answers whether a reordering keeps every decoder row with its source. All layers of a cache ask with the same rows,
-    one after the other; the first compares them, and each other layer may use its answer once.
-    """
+    """Checks whether a reordering keeps every decoder row with its source, once for all layers of a cache."""
 
     def __init__(self) -> None:
         self.rows: torch.Tensor | None = None
@@ -30,9 +24,7 @@ class BeamMoves:
         self.answered: set[int] = set()
 
     def stay_within_sources(self, layer: "SourceMemoryLayer", rows: torch.Tensor, group: int) -> bool:
-        """
-        Compare `rows` `(decoder_rows,)`, where row `i` becomes a copy of row `rows[i]`, in groups of `group` rows.
-        """
+        """Check `rows` `(decoder_rows,)`, where row `i` becomes a copy of row `rows[i]`, in groups of `group` rows."""
         if self.rows is not rows or self.group != group or id(layer) in self.answered:
             own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
             self.stay = torch.equal(rows.div(group, rounding_mode="floor"), own)
@@ -43,23 +35,18 @@ class BeamMoves:
 
 class SourceMemoryLayer(DynamicLayer):
     """
-    Projected encoder memories of one decoder layer, one row per source, however many beams translate it.
-
-    `keys` and `values` are the memory `"encoder"`, `(num_sources, num_heads, source_length, head_dim)`; all memories
-    are in `memories` by name. The decoder has `num_sources * g` rows, `g` consecutive rows for each source (as
-    `generate` expands them); attention folds them into the queries of their source. Beams move only within their
-    source, so that reordering them changes nothing here.
-
-    The first layer of a cache also keeps what all layers share: prepared masks in `masks`, and vectors of a source that
-    every step needs in `vectors`, with a copy for each row in `spread` ([`kept_mask`], [`kept_vector`]).
+    Projected memories of one decoder layer by name; `keys` and `values` are `"encoder"`, `(num_sources, num_heads,
+    source_length, head_dim)`. The decoder has `num_sources * g` rows, `g` consecutive ones for each source, which
+    attention folds into queries. Beams move only within their source, so that reordering changes nothing here. The
+    first layer of a cache also keeps by name what all layers share: masks and vectors of the sources in `shared`
+    ([`kept`]), with one copy of a vector per row in `spread` ([`kept_vector`]).
     """
 
     def __init__(self, moves: BeamMoves | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.moves = moves or BeamMoves()
         self.memories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.masks: dict[str, torch.Tensor | None] = {}
-        self.vectors: dict[str, torch.Tensor] = {}
+        self.shared: dict[str, torch.Tensor | None] = {}
         self.spread: dict[str, torch.Tensor] = {}
         self.decoder_rows = 0
 
@@ -77,10 +64,10 @@ class SourceMemoryLayer(DynamicLayer):
         return self.keys, self.values
 
     def reset(self) -> None:
-        # Dropped, not zeroed (as releases before 5.20 do with growing layers): the next source has its own length.
+        # Dropped, not zeroed as in transformers before 5.20: the next source has its own length.
         self.keys = self.values = None
         self.is_initialized = False
-        self.memories, self.masks, self.vectors, self.spread, self.decoder_rows = {}, {}, {}, {}, 0
+        self.memories, self.shared, self.spread, self.decoder_rows = {}, {}, {}, 0
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.keys is not None:
@@ -92,8 +79,8 @@ class SourceMemoryLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.keys is None:
-            # Without a memory, rows cannot be assigned to sources: what plain paths keep is prepared again.
-            self.masks, self.vectors, self.spread = {}, {}, {}
+            # Without a memory, rows cannot be assigned to sources: masks and vectors are prepared again.
+            self.shared, self.spread = {}, {}
             return
         rows = torch.arange(self.decoder_rows, device=self.keys.device)
         self.take_rows(rows[indices.to(self.keys.device)])
@@ -107,11 +94,9 @@ class SourceMemoryLayer(DynamicLayer):
         source_of_row = torch.div(rows, group, rounding_mode="floor")
         for name, (keys, values) in self.memories.items():
             self.memories[name] = (keys.index_select(0, source_of_row), values.index_select(0, source_of_row))
-        for name, mask in self.masks.items():
-            if mask is not None and mask.shape[0] == num_sources:
-                self.masks[name] = mask.index_select(0, source_of_row)
-        for name, vector in self.vectors.items():
-            self.vectors[name] = vector.index_select(0, source_of_row)
+        for name, item in self.shared.items():
+            if item is not None and item.shape[0] == num_sources:  # a mask may have one row for all
+                self.shared[name] = item.index_select(0, source_of_row)
         self.spread = {}
         self.keys, self.values = self.memories["encoder"]
         self.decoder_rows = rows.shape[0]
@@ -126,17 +111,13 @@ class SourceMemoryLayer(DynamicLayer):
     def _move(self, device: torch.device | str) -> None:
         if self.is_initialized:
             self.memories = {name: (k.to(device), v.to(device)) for name, (k, v) in self.memories.items()}
-            self.masks = {name: None if m is None else m.to(device) for name, m in self.masks.items()}
-            self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
+            self.shared = {name: None if item is None else item.to(device) for name, item in self.shared.items()}
             self.spread = {}
             self.keys, self.values = self.memories["encoder"]
 
 
 def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
-    """
-    Replace empty, growing cross-attention layers by [`SourceMemoryLayer`], and add missing ones for a decoder of
-    `num_layers` layers; other layers stay as they are.
-    """
+    """Replace empty, growing cross-attention layers by [`SourceMemoryLayer`], and add missing ones to `num_layers`."""
     if not isinstance(past_key_values, EncoderDecoderCache):
         return
     cache = past_key_values.cross_attention_cache
@@ -145,7 +126,7 @@ def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
         return
     moves = BeamMoves()
     for i, layer in enumerate(layers):
-        # Exactly the growing layers (recurrent ones included): static ones have fixed addresses to keep.
+        # Only growing layers (recurrent ones included): static ones must keep their addresses.
         if isinstance(layer, DynamicLayer) and not layer.is_initialized:
             layers[i] = SourceMemoryLayer(moves)
     if isinstance(cache, DynamicCache):
@@ -166,39 +147,32 @@ def one_row_per_source(attention_mask: torch.Tensor | None, num_sources: int) ->
 
 
 def first_source_layer(past_key_values: Cache | None) -> SourceMemoryLayer | None:
-    """Return the cache layer that keeps what all layers share; `None` where the cache has none."""
+    """Return the cache layer with the masks and vectors that all layers share, or `None`."""
     cache = getattr(past_key_values, "cross_attention_cache", None)
     layer = cache.layers[0] if cache is not None and cache.layers else None
     return layer if isinstance(layer, SourceMemoryLayer) else None
 
 
-def kept_mask(
-    past_key_values: Cache | None, name: str, prepare: Callable[[], torch.Tensor | None]
-) -> torch.Tensor | None:
-    """Return the kernel mask of the memory `name`: prepared at the first step of a generation, then cached."""
+def kept(past_key_values: Cache | None, name: str, compute: Callable[[], Any]) -> Any:
+    """Return `compute()`, one row per source or `None`: computed at a generation's first step, cached under `name`."""
     layer = first_source_layer(past_key_values)
     if layer is None:
-        return prepare()
-    if name not in layer.masks:
-        layer.masks[name] = prepare()
-    return layer.masks[name]
+        return compute()
+    if name not in layer.shared:
+        layer.shared[name] = compute()
+    return layer.shared[name]
 
 
 def kept_vector(
     past_key_values: Cache | None, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int
 ) -> torch.Tensor:
-    """
-    Return a tensor `(decoder_rows, ..)` of the sources that every step needs: `compute` returns `(num_sources, ..)` at
-    the first step; the result is repeated over beams, and cached under `name`.
-    """
-    layer = first_source_layer(past_key_values)
+    """Return `compute()`, `(num_sources, ..)`, repeated over beams to `(decoder_rows, ..)` and cached under `name`."""
+    layer, vector = first_source_layer(past_key_values), kept(past_key_values, name, compute)
     if layer is None:
-        return spread_over_beams(compute(), decoder_rows)
-    if name not in layer.vectors:
-        layer.vectors[name] = compute()
+        return spread_over_beams(vector, decoder_rows)
     # Rows of a source have the same vector, so that moves of beams within it change nothing.
     if name not in layer.spread or layer.spread[name].shape[0] != decoder_rows:
-        layer.spread[name] = spread_over_beams(layer.vectors[name], decoder_rows)
+        layer.spread[name] = spread_over_beams(vector, decoder_rows)
     return layer.spread[name]
 
 
@@ -212,14 +186,8 @@ def read_source_memory(
     decoder_rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """
-    Return keys, values and kernel mask of a memory: projected at the first step of a generation, then cached.
-
-    Args:
-        name (`str`): Name in the cache; static caches only have room for `"encoder"`. A slash and a layout may follow.
-        layer_idx (`int`, *optional*): Index of the cache layer; `None` where nothing is cached.
-        project_memory (callable): Maps states `(num_sources, key_length, d)` to keys and values `(num_sources,
-        num_heads, key_length, ..)`.
-        decoder_rows (`int`): `num_sources` times the beams of each.
+    Return keys, values and kernel mask of a memory, which `project_memory` projects at the first step of a generation:
+    `(num_sources, num_heads, key_length, ..)`. Then they are cached under `name`, in static caches only `"encoder"`.
     """
     if not isinstance(past_key_values, EncoderDecoderCache) or layer_idx is None:
         return *project_memory(key_value_states), attention_mask
@@ -241,17 +209,11 @@ def read_source_memory(
     key, value = project_memory(key_value_states)
     key, value = spread_over_beams(key, decoder_rows), spread_over_beams(value, decoder_rows)
     if isinstance(layer, StaticLayer) and layer.max_cache_len != key.shape[2]:
-        # Places behind the memory would be attended too. A cache is sized by the source, or filled for the second time.
+        # Positions after the memory would be attended too. The cache has another size, or is filled for a second time.
         layer.max_cache_len, layer.is_initialized = key.shape[2], False
     key, value = cache.update(key, value, layer_idx)
     past_key_values.is_updated[layer_idx] = True
     return key, value, attention_mask
-
-
-def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
-    """Return whether a cache keeps memories of a layer with one row for each source."""
-    cache = getattr(past_key_values, "cross_attention_cache", None)
-    return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
 
 
 def self_attention_cache(past_key_values: Cache) -> Cache:

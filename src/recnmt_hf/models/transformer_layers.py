@@ -1,8 +1,6 @@
-"""
-The Transformer's encoder and decoder layers, post- or pre-norm, built around attention modules given to them, and the
-stacks of these layers: the bases of every Transformer encoder and decoder of the package.
-"""
+"""The Transformer's layers, post- or pre-norm, and the base classes of Transformer encoders and decoders."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,13 +14,13 @@ from .attention import causal_mask, self_mask
 from .configuration_transformer import TransformerConfig
 from .kernels_shared import dropout, project
 from .seq2seq_outputs import Memories
-from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, TokenAndPositionInput
+from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, Seq2SeqStack, TokenAndPositionInput
 
 
 class TransformerSublayers(GradientCheckpointingLayer):
     """
-    Residual connections around sub-layers, and the feed-forward block. Post-norm computes `LN(x + Drop(sub(x)))`,
-    pre-norm `x + Drop(sub(LN(x)))` (Vaswani et al., 2017, section 5.4).
+    Feed-forward block, and residual connections: post-norm `LN(x + Drop(sub(x)))` or pre-norm `x + Drop(sub(LN(x)))`
+    (Vaswani et al., 2017, section 5.4).
     """
 
     def __init__(self, config: PreTrainedConfig, ffn_dim: int):
@@ -67,18 +65,13 @@ class TransformerEncoderLayer(TransformerSublayers):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Run over `(batch_size, source_length, d_model)`; `token_mask` is for layers that count tokens."""
-        attended, _ = self.self_attn(
-            self.before(hidden_states, self.self_attn_layer_norm), attention_mask=kernel_mask, **kwargs
-        )
-        hidden_states = self.after(attended, hidden_states, self.self_attn_layer_norm)
-        return self.feed_forward(hidden_states)
+        states = self.before(hidden_states, self.self_attn_layer_norm)
+        attended, _ = self.self_attn(states, attention_mask=kernel_mask, **kwargs)
+        return self.feed_forward(self.after(attended, hidden_states, self.self_attn_layer_norm))
 
 
 class TransformerDecoderLayer(TransformerSublayers):
-    """
-    Causal self-attention, attention to the memory `"encoder"`, feed-forward. A subclass reads further memories in
-    `fuse`.
-    """
+    """Causal self-attention, attention to the memory `"encoder"`, feed-forward; `fuse` may read further memories."""
 
     def __init__(self, config: PreTrainedConfig, self_attn: nn.Module, encoder_attn: nn.Module):
         super().__init__(config, config.decoder_ffn_dim)
@@ -107,65 +100,53 @@ class TransformerDecoderLayer(TransformerSublayers):
         if states:
             memories = memories.with_states(states)
         kwargs["past_key_values"] = past_key_values
-        attended, _ = self.self_attn(
-            self.before(hidden_states, self.self_attn_layer_norm), attention_mask=kernel_mask, **kwargs
-        )
+        queries = self.before(hidden_states, self.self_attn_layer_norm)
+        attended, _ = self.self_attn(queries, attention_mask=kernel_mask, **kwargs)
         own = self.after(attended, hidden_states, self.self_attn_layer_norm)
-        source = memories["encoder"]
-        attended, _ = self.encoder_attn(
-            self.before(own, self.encoder_attn_layer_norm), source.states, source.kernel_mask, **kwargs
-        )
+        queries, source = self.before(own, self.encoder_attn_layer_norm), memories["encoder"]
+        attended, _ = self.encoder_attn(queries, source.states, source.kernel_mask, **kwargs)
         hidden_states = self.after(attended, own, self.encoder_attn_layer_norm)
         return self.feed_forward(self.fuse(own, hidden_states, memories, **kwargs))
 
     def fuse(self, own: torch.Tensor, attended: torch.Tensor, memories: Memories, **kwargs: Any) -> torch.Tensor:
-        """
-        Combine the states after self-attention (`own`) and after the memory `"encoder"` (`attended`) with other
-        memories.
-        """
+        """Combine the states after self-attention (`own`) and after `encoder_attn` with other memories."""
         return attended
 
 
-def final_norm(config: TransformerConfig) -> nn.LayerNorm | None:
-    """Return the norm after the last layer of a pre-norm stack."""
-    return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
+class TransformerStack(Seq2SeqStack):
+    """
+    Positions, layers and final norm of an encoder or a decoder. `build_layer` of a subclass builds layer `index`,
+    called as [`TransformerEncoderLayer`] or [`TransformerDecoderLayer`].
+    """
 
+    side: str  # "encoder" or "decoder"
+    build_layer: Callable[..., nn.Module]
 
-class TransformerEncoderStack(Seq2SeqEncoder):
-    """Embeddings with positions, and the layers that a subclass builds in `build_layer`."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__(config)
-        self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(config.encoder_layers)])
-        self.layer_norm = final_norm(config)
+    def __init__(self, config: TransformerConfig, *args: Any):
+        super().__init__(config, *args)
+        count = getattr(config, f"{self.side}_layers")
+        self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(count)])
+        if config.normalize_before:
+            self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def build_input(self, config: Any) -> nn.Module:
-        kind = config.position_embedding_type if config.encoder_position_embeddings else "none"
-        return TokenAndPositionInput(config, kind)
+        has_positions = getattr(config, f"{self.side}_position_embeddings")
+        return TokenAndPositionInput(config, config.position_embedding_type if has_positions else "none")
 
-    def build_layer(self, config: Any, index: int) -> nn.Module:
-        """Build layer `index`, called as [`TransformerEncoderLayer`]."""
-        raise NotImplementedError(f"{type(self).__name__} must override build_layer")
+
+class TransformerEncoderStack(TransformerStack, Seq2SeqEncoder):
+    """Base class of Transformer encoders."""
+
+    side = "encoder"
 
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
         return self_mask(self.config, states, token_mask)
 
 
-class TransformerDecoderStack(Seq2SeqDecoder):
-    """Embeddings with positions, and the decoder layers that a subclass builds in `build_layer`."""
+class TransformerDecoderStack(TransformerStack, Seq2SeqDecoder):
+    """Base class of Transformer decoders."""
 
-    def __init__(self, config: TransformerConfig):
-        super().__init__(config)
-        self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(config.decoder_layers)])
-        self.layer_norm = final_norm(config)
-
-    def build_input(self, config: Any) -> nn.Module:
-        kind = config.position_embedding_type if config.decoder_position_embeddings else "none"
-        return TokenAndPositionInput(config, kind)
-
-    def build_layer(self, config: Any, index: int) -> nn.Module:
-        """Build layer `index`, called as [`TransformerDecoderLayer`]."""
-        raise NotImplementedError(f"{type(self).__name__} must override build_layer")
+    side = "decoder"
 
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
         return causal_mask(self.config, states, token_mask, past_key_values)

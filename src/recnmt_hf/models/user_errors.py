@@ -1,19 +1,76 @@
 """
-Errors that whoever runs the program can mend: the message names the cause and the remedy.
-
-The console command prints the message of these alone; any other exception is a fault of the program and shows where it
-came from. The file stands here because configurations and models raise them too, and travel to the Hub without the
-rest of the package.
+Errors that the user can remedy. Each has a code with a text in `MESSAGES`: those of configurations and models, which
+travel to the Hub. `recnmt_hf/errors.py` holds and registers all others.
 """
+
+import reprlib
+from enum import Enum
+from functools import partial
+from typing import Any
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+_short.maxlevel, _short.maxlist, _short.maxdict = 2, 4, 4
+
+# Code -> message: what is wrong, the value, what is allowed, what to do. Names in braces are `field`, `value` (quoted)
+# and the details of the error.
+MESSAGES: dict[str, str] = {
+    # configurations
+    "config.wrong_value": "{field}={value} is not allowed; it must be {allowed}.",
+    "config.conflict": "{field}={value} is not allowed with {context}; it must be {allowed}.",
+    "config.unknown_preset": "{config} has no preset {value}. Choose one of {names}, or pass the fields to {config}().",
+    # inputs and outputs
+    "model.missing_decoder_input": "{field} is missing. Pass it or labels. To translate, call generate().",
+    "model.ids_or_embeddings": "Pass either token ids or embeddings (input_ids or inputs_embeds).",
+    "model.id_outside_vocabulary": "{field} contains {value}; it must be from 0 to {last}. Use the model's tokenizer.",
+    "model.wrong_label": "{field} contains {value}; it must be from 0 to {last}, or -100 to be ignored.",
+    "model.missing_special_token": "{field} is None in the configuration. Set it, or pass decoder_input_ids.",
+    "model.mask_shape": "{field} has the shape {value}; it must be (batch_size, source_length), 1 for tokens.",
+    "model.sequence_too_long": "A sequence of {length} tokens exceeds {field}={value}. Shorten or split the input.",
+    "model.missing_memory": "{field} lacks {memory}_hidden_state. Pass the unchanged output of get_encoder().",
+    "model.pair_counts": "input_ids has {rows} rows and {field} has {value}. Pass one second sentence per first one.",
+    "model.attention_kernel": "{field}={value} does not support self_attention_type={kind!r}. Use 'sdpa' or 'eager'.",
+    # embeddings and checkpoints
+    "model.shared_embeddings": "{field}={value}: resize_token_embeddings resizes source and target.",
+    "model.embeddings_differ": "{field} differs from {source}. Do not adapt embeddings, or set "
+    "share_encoder_decoder_embeddings=False.",
+    "model.other_baseline": "{model} and {field} have no parameter in common. Use a baseline of the same sizes.",
+    "checkpoint.no_safetensors": "{field} contains no .safetensors file. Pass a folder written by save_pretrained.",
+    # families
+    "environment.fast_paths": "The environment variable {field}={value} is not allowed. Set it to 0, 1 or auto.",
+    "gradients.second_derivative": "This gradient cannot be differentiated again. Set the environment variable "
+    "RECNMT_FAST_PATHS=0, pass return_logits=True, and do not compile the model.",
+    "cache.past_not_recorded": "{steps} steps to undo were not recorded. Call activate_past_recording() before them.",
+    "cache.no_recurrent_state": "This {kind} cannot store the decoder's recurrent state. Omit past_key_values, or make "
+    "its caches with config=model.config.get_text_config(decoder=True). Prefix tuning is not supported; use LoRA.",
+    "layers.unknown_cell": "{field}={value} is not a recurrent cell. Choose one of {allowed}.",
+}
+
+
+def short_repr(value: Any) -> str:
+    """Quote a value for a message, on at most one line."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"a number of {value.bit_length()} bits"
+    return str(value.value) if isinstance(value, Enum) else _short.repr(value)
 
 
 class UserError(ValueError):
-    """A value, a file or a combination of options that cannot be right."""
+    """
+    An input that the user has to correct, a `ValueError`. `code` is a key of `MESSAGES`, `field` the wrong option,
+    field or file, with which the text starts if the message does not mention it, and `details` are further values.
+    """
 
+    def __init__(self, code: str, *, field: str | None = None, value: Any = None, **details: Any) -> None:
+        self.code, self.field, self.value, self.details = code, field, value, details
+        message = MESSAGES[code]
+        text = message.format(field=field, value=short_repr(value), **details)
+        super().__init__(text if field is None or "{field}" in message else f"{field}: {text}")
 
-class MissingFileError(UserError, FileNotFoundError):
-    """A file or folder that is not there."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), field=self.field, value=self.value, **self.details), (self.code,)
 
-
-class ExistingFileError(UserError, FileExistsError):
-    """A file or folder that is there already and must not be overwritten."""
+    def inside(self, place: str) -> "UserError":
+        """Return this error with its field in a section: `max_steps` inside `training` is `training.max_steps`."""
+        field = f"{place}.{self.field}" if self.field else place
+        return type(self)(self.code, field=field, value=self.value, **self.details)

@@ -11,45 +11,32 @@ from typing import Annotated, Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from .._values import Option, Range, option, options_of, shown
+from .._values import MOST_SEED, Option, Range, option, options_of
+from ..errors import UserError
 from ..metrics.rouge import ROUGE_UNITS
-from ..models.user_errors import UserError
 from .metrics import TEXT_METRICS, TextScorer, higher_is_better
 
 
-# Ranges of transformers' arguments, which declare none themselves.
 _STEPS = Range(above=0, share=True)
 _FRACTION = Range(least=0, below=1)
-_SEED = Range(least=0, most=2**32 - 1)
-TRANSFORMERS_RANGES: dict[str, Range] = {
-    "num_train_epochs": Range(above=0),
-    "max_steps": Range(least=1),
-    "learning_rate": Range(least=0, most=10**6),  # larger values are typing errors
-    "warmup_steps": Range(least=0, share=True),
-    "weight_decay": Range(least=0),
-    "adam_beta1": _FRACTION,
-    "adam_beta2": _FRACTION,
-    "adam_epsilon": Range(above=0),
-    "max_grad_norm": Range(least=0),
-    "label_smoothing_factor": _FRACTION,
-    "gradient_accumulation_steps": Range(least=1),
-    "eval_steps": _STEPS,
-    "save_steps": _STEPS,
-    "logging_steps": _STEPS,
-    "eval_delay": Range(least=0),
-    "per_device_train_batch_size": Range(least=1),
-    "per_device_eval_batch_size": Range(least=1),
-    "eval_accumulation_steps": Range(least=1),
-    "torch_empty_cache_steps": Range(least=1),
-    "neftune_noise_alpha": Range(least=0),
-    "generation_max_length": Range(least=1),
-    "generation_num_beams": Range(least=1),
-    "dataloader_num_workers": Range(least=0, most=1024),
-    "dataloader_prefetch_factor": Range(least=1),
-    "ddp_bucket_cap_mb": Range(least=1),
-    "ddp_timeout": Range(least=1),
-    "seed": _SEED,
-    "data_seed": _SEED,
+# Ranges of transformers' arguments, which do not declare any.
+TRANSFORMERS_RANGES = {
+    name: allowed
+    for names, allowed in (
+        ("eval_steps save_steps logging_steps", _STEPS),
+        ("warmup_steps", Range(least=0, share=True)),
+        ("max_steps gradient_accumulation_steps eval_accumulation_steps torch_empty_cache_steps", Range(least=1)),
+        ("per_device_train_batch_size per_device_eval_batch_size", Range(least=1)),
+        ("generation_max_length generation_num_beams dataloader_prefetch_factor ddp_bucket_cap_mb", Range(least=1)),
+        ("ddp_timeout", Range(least=1, most=10**9)),
+        ("learning_rate", Range(least=0, most=10**6)),  # larger values are typing errors
+        ("weight_decay max_grad_norm eval_delay neftune_noise_alpha", Range(least=0)),
+        ("adam_beta1 adam_beta2 label_smoothing_factor", _FRACTION),
+        ("num_train_epochs adam_epsilon", Range(above=0)),
+        ("dataloader_num_workers", Range(least=0, most=1024)),
+        ("seed data_seed", Range(least=0, most=MOST_SEED)),
+    )
+    for name in names.split()
 }
 
 
@@ -58,34 +45,36 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the fields below."""
 
     max_tokens: Annotated[int, Range(least=1)] = option(
-        4096, "source tokens, and target tokens, of a batch on one device, padding included"
+        4096, "maximum number of source tokens, and of target tokens, in a batch of one device, padding included"
     )
-    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "most sentences of a batch")
+    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "maximum number of sentences in a batch")
     max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
         None,
-        "most sentences times squared source length of a batch; null: any number, but for a model that compares all "
-        "pairs of words (RNMT) 64 max_tokens, so that batches of sentences longer than 64 tokens get smaller; 0: any "
-        "number for that too",
+        "maximum of sentences times squared source length in a batch; 0: no limit; null: no limit, but 64 * max_tokens "
+        "for a model that compares all pairs of words (RNMT), so that it gets small batches of long sentences",
     )
-    optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of what optim names")
+    optimizer: str | None = option(
+        None, "adadelta (Zeiler, 2012) instead of the optimizer in optim", choices=(None, "adadelta")
+    )
     adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
     adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "added under Adadelta's roots")
     text_metric: str = option(
         "bleu",
-        "what measures the text generated for validation and test sets; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L, for "
-        "summaries",
+        "metric of the text generated for validation and test sets; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L",
         choices=tuple(TEXT_METRICS),
     )
     rouge_units: str = option(
-        "words", "what ROUGE counts; english: letters a to z with Porter's stemmer", choices=ROUGE_UNITS
+        "words", "units that ROUGE counts; english: letters a to z with Porter's stemmer", choices=ROUGE_UNITS
     )
     bleu_samples: Annotated[int, Range(least=0)] = option(
-        500, "validation sentences translated for BLEU or ROUGE; 0 switches it off"
+        500, "number of validation sentences translated for BLEU or ROUGE; 0: none"
     )
-    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of that translation")
-    bleu_lowercase: bool = option(False, "case-insensitive BLEU, of the test sets too")
-    keep_last: Annotated[int, Range(least=1)] = option(5, "newest checkpoints kept")
-    keep_best: Annotated[int, Range(least=0)] = option(1, "best checkpoints kept, by metric_for_best_model")
+    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of these translations")
+    bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
+    keep_last: Annotated[int, Range(least=1)] = option(5, "number of newest checkpoints to keep")
+    keep_best: Annotated[int, Range(least=0)] = option(
+        1, "number of best checkpoints to keep, by metric_for_best_model"
+    )
 
     def __post_init__(self) -> None:
         for name, entry in training_options().items():
@@ -96,36 +85,31 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
         super().__post_init__()
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
+            other, remedy = "dataloader_num_workers of at least 1", "set dataloader_num_workers, or remove the field"
             raise UserError(
-                "dataloader_persistent_workers=True needs dataloader_num_workers >= 1, got 0. Remedy: set "
-                "dataloader_num_workers, or leave dataloader_persistent_workers out."
-            )
-        if self.optimizer not in (None, "adadelta"):
-            raise UserError(
-                f"optimizer={self.optimizer!r} is not allowed; it must be adadelta. Remedy: leave it out and name "
-                "transformers' optimizers in optim, e.g. optim=adamw_torch."
+                "recipe.requires", field="dataloader_persistent_workers", value=True, other=other, remedy=remedy
             )
 
     @property
     def device(self) -> torch.device:
-        """As in transformers, but `cpu` has no number: torch 2.6 cannot load an optimizer's state to cpu:0."""
+        """Device; `cpu` without a number, because torch 2.6 cannot load the state of an optimizer to cpu:0."""
         device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
 
     @property
     def folder(self) -> Path:
-        """Output folder; transformers chooses one if none is given."""
+        """Output folder; transformers sets it if it is not given."""
         assert self.output_dir is not None
         return Path(self.output_dir)
 
     @property
     def best_is_highest(self) -> bool:
-        """Whether more of `metric_for_best_model` is better."""
+        """Whether higher values of `metric_for_best_model` are better."""
         return self.greater_is_better is not False
 
     @property
     def scorer(self) -> TextScorer:
-        """How generated text is scored."""
+        """Scorer of generated text."""
         return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase)
 
 
@@ -148,29 +132,32 @@ def training_options() -> dict[str, Option]:
 
 
 def make_arguments(settings: Mapping[str, Any], output_dir: Path) -> TranslationTrainingArguments:
-    """
-    Make the Trainer's arguments from settings of a recipe.
-
-    Raises:
-        UserError: Transformers rejects a setting; the message names it.
-    """
+    """Make the Trainer's arguments from settings of a recipe; `UserError` if transformers rejects one."""
     try:
         return TranslationTrainingArguments(output_dir=str(output_dir), **settings)
     except UserError as error:
-        raise UserError(f"training.{error}") from error
+        raise error.inside("training") from error
     except Exception as error:  # of any library that transformers passes a value to
-        what = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise UserError(f"{rejected(settings, output_dir)}: {what}. Remedy: correct it, or leave it out.") from error
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        wrong = rejected(settings, output_dir)
+        value = [settings[name] for name in wrong]
+        raise UserError(
+            "recipe.rejected",
+            field=", ".join(f"training.{name}" for name in wrong) or "training",
+            value=value[0] if len(value) == 1 else value,
+            reason=reason,
+            remedy="correct it, or remove it",
+        ) from error
 
 
-def rejected(settings: Mapping[str, Any], output_dir: Path) -> str:
-    """Name the settings, with their values, that are wrong: without any one of them the arguments can be made."""
+def rejected(settings: Mapping[str, Any], output_dir: Path) -> list[str]:
+    """Return the names of the wrong settings: the arguments can be made without any one of them."""
     names = []
-    for name, value in settings.items():
+    for name in settings:
         others = {other: settings[other] for other in settings if other != name}
         try:
             TranslationTrainingArguments(output_dir=str(output_dir), **others)
         except Exception:
             continue
-        names.append(f"training.{name}={shown(value)}")
-    return ", ".join(names) or "training"
+        names.append(name)
+    return names

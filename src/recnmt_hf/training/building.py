@@ -18,18 +18,18 @@ from transformers import (
 )
 
 from .._loading_errors import looks_local
-from .._values import Range, check_content, check_fields, check_value, documented, option, shown
+from .._values import Range, check_content, check_fields, check_value, documented, option
 from ..data.tokenizer_checks import check_padding, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
-from ..models.user_errors import UserError
 
 
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
 EXAMPLE = "package.module:ClassForConditionalGeneration"
-# Larger sizes are typing errors; they are refused before memory is allocated.
+# Larger sizes are typing errors; they are rejected before memory is allocated.
 MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS = 1000, 2**20, 10**7
 
 
@@ -40,14 +40,16 @@ class ModelSection:
 
     type: str = option(
         "nmt_transformer",
-        f"its `model_type`: {', '.join(MODEL_TYPES)}, or another that is registered with `AutoConfig`; or the path of "
-        f"a class to import: `{EXAMPLE}`",
+        f"its `model_type`: {', '.join(MODEL_TYPES)}, or another one registered with `AutoConfig`; or the path of a "
+        f"class to import: `{EXAMPLE}`",
     )
     preset: str = option("small", "its size")
     fields: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "configuration fields in place of the preset's"}
+        default_factory=dict, metadata={"help": "configuration fields that replace those of the preset"}
     )
-    init_from: str | None = option(None, "a trained baseline to start from (`init_from_baseline`), with its tokenizers")
+    init_from: str | None = option(
+        None, "trained baseline that gives initial weights (`init_from_baseline`) and tokenizers"
+    )
 
     @property
     def base_model(self) -> str | None:
@@ -68,19 +70,17 @@ class ModelSection:
 
 
 def check_model_type(name: Any) -> None:
-    """
-    Check that `model.type` is registered, or has the form of a class path. Nothing is imported.
-
-    Raises:
-        UserError: The type is neither.
-    """
+    """Raise `UserError` unless `model.type` is registered, or has the form of a class path. Nothing is imported."""
     if isinstance(name, str) and (is_registered(name) or CLASS_PATH.fullmatch(name)):
         return
     near = difflib.get_close_matches(str(name), MODEL_TYPES, n=1)
     raise UserError(
-        f"model.type={shown(name)} is not allowed; it must be one of {', '.join(MODEL_TYPES)}, another model_type that "
-        f"is registered with AutoConfig, or the path of a class, e.g. {EXAMPLE}. Remedy: "
-        f"{f'write {near[0]}' if near else 'choose one of them'}."
+        "option.value",
+        field="model.type",
+        value=name,
+        allowed=f"one of {', '.join(MODEL_TYPES)}, another model_type registered with AutoConfig, or the path of a "
+        f"class, e.g. {EXAMPLE}",
+        remedy=f"write {near[0]}" if near else "choose one of them",
     )
 
 
@@ -92,10 +92,7 @@ def is_registered(name: str) -> bool:
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
     """
     Return the configuration class of `model.type`. A class path is imported, and its class registered with the Auto
-    classes, so that the trained model can be loaded in this process.
-
-    Raises:
-        UserError: The path names no generating class, or one whose configuration belongs to another model.
+    classes, so that the trained model can be loaded in this process. `UserError` if that is not possible.
     """
     check_model_type(name)
     if is_registered(name):
@@ -105,11 +102,7 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, None)
     is_taken = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
     if not model_type or is_taken or owner not in (None, model_class):
-        raise UserError(
-            f"model.type={name}: {config_class.__name__} has model_type={model_type!r}, which "
-            f"{'belongs to another class' if model_type else 'is empty'}. Remedy: give {model_class.__name__} a "
-            "configuration class with a model_type of its own."
-        )
+        raise UserError("model_type.not_own", field=name, value=model_type, config=config_class.__name__)
     AutoConfig.register(model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class.model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, model_class, exist_ok=True)
@@ -117,77 +110,55 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
 
 
 def import_model_class(path: str) -> Any:
-    """
-    Import the generating class of a path.
-
-    Raises:
-        UserError: The module or class does not exist, or is not a generating class.
-    """
+    """Import the generating class of a path; `UserError` if it does not exist or is another kind of class."""
     match = CLASS_PATH.fullmatch(path)
     assert match is not None
     module_name, class_name = match.groups()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UserError(
-            f"model.type={path}: the module {module_name} cannot be imported ({error}). Remedy: correct the name, or "
-            "install its package or add its folder to PYTHONPATH."
-        ) from error
-    if not hasattr(module, class_name):
+        raise UserError("model_type.not_imported", field=path, module=module_name, reason=error) from error
+    model_class = getattr(module, class_name, None)
+    if model_class is None:
         near = difflib.get_close_matches(class_name, vars(module), n=1)
-        raise UserError(
-            f"model.type={path}: {module_name} has no {class_name}. Remedy: "
-            f"{f'write {near[0]}' if near else 'correct the name'}."
-        )
-    model_class = getattr(module, class_name)
+        remedy = f"write {near[0]}" if near else "correct the name"
+        raise UserError("model_type.missing_class", field=path, module=module_name, name=class_name, remedy=remedy)
     if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
-        raise UserError(
-            f"model.type={path}: {class_name} is not a generating model class. Remedy: name a subclass of one, e.g. of "
-            "NMTTransformerForConditionalGeneration."
-        )
+        raise UserError("model_type.not_generating", field=path, name=class_name)
     return model_class
 
 
 def build_config(section: ModelSection, **vocabulary: Any) -> Any:
-    """
-    Build the configuration of a recipe's model.
-
-    Args:
-        section ([`ModelSection`]): Type, preset and fields.
-        **vocabulary: Fields that the tokenizers decide, unless `section.fields` has them.
-
-    Raises:
-        UserError: The type, preset or a field does not exist, or a value is not allowed.
-    """
+    """Build the configuration of a recipe's model; `vocabulary` has defaults from the tokenizers."""
     config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
     for name in section.fields:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"write {near[0]}" if near else f"see the fields of {config_class.__name__}"
-            raise UserError(
-                f"model.fields.{name} is not allowed: {config_class.__name__} has no {name}. Remedy: {hint}."
-            )
+            remedy = f"use {near[0]}" if near else f"see the fields of {config_class.__name__}"
+            raise UserError("option.unknown", field=f"model.fields.{name}", remedy=remedy)
     if section.preset not in config_class.presets:
         raise UserError(
-            f"model.preset={shown(section.preset)} is not allowed; {section.type} has "
-            f"{', '.join(config_class.presets)}. Remedy: choose one of them, and set the rest in model.fields."
+            "option.value",
+            field="model.preset",
+            value=section.preset,
+            allowed=f"one of {', '.join(config_class.presets)}",
+            remedy="choose one of them, and set other values in model.fields",
         )
     try:
         return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
     except UserError as error:
-        raise UserError(f"model.fields: {error}") from error
+        raise error.inside("model.fields") from error
     except (TypeError, ValueError) as error:  # of transformers, which checks some types itself
-        raise UserError(f"model.fields: {error}. Remedy: correct it.") from error
+        raise UserError(
+            "recipe.rejected", field="model.fields", value=section.fields, reason=error, remedy="correct it"
+        ) from error
 
 
 def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """
-    Build the configuration of a recipe's model for its tokenizers, after that of the plain model that it starts from if
-    that is trained too.
-
-    Raises:
-        UserError: `model.fields` has a vocabulary that is smaller than the tokenizer's, or the padding ids differ.
+    Build the configuration of a recipe's model for its tokenizers; with a baseline stage, after that of the baseline.
+    `UserError` if the tokenizers do not match each other or `model.fields`.
     """
     source, target = tokenizers
     check_padding(source, target)
@@ -205,8 +176,7 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
         size = section.fields.get(name)
         if isinstance(size, int) and size < vocabulary[name]:
             raise UserError(
-                f"model.fields.{name}={size} is smaller than the tokenizer's {vocabulary[name]} symbols. Remedy: "
-                "leave it out, or train a smaller tokenizer."
+                "recipe.vocabulary_too_small", field=f"model.fields.{name}", value=size, symbols=vocabulary[name]
             )
     config = build_config(section, **vocabulary)
     configs = [config.baseline(), config] if with_baseline else [config]
@@ -216,7 +186,7 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
 
 
 def generation_config(config: Any, beams: int) -> GenerationConfig:
-    """Return the defaults of `model.generate`; Vaswani's length penalty is the Translator's."""
+    """Return the defaults of `model.generate`; the Translator applies Vaswani's length penalty."""
     return GenerationConfig(
         decoder_start_token_id=config.decoder_start_token_id,
         pad_token_id=config.pad_token_id,

@@ -1,4 +1,4 @@
-"""Complete checkpoints, what is wrong with damaged ones, which are kept, and averages of several."""
+"""Checkpoints: manifests of complete ones, faults of damaged ones, rotation, and averages of several."""
 
 from __future__ import annotations
 
@@ -7,42 +7,39 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .._loading_errors import without_remedy
-from .._values import check_value
+from .._plain_card import CARD, write_plain_card
+from .._values import Range, check_value
+from ..errors import ExistingFileError, MissingFileError, UserError
 from ..families import MODEL_TYPES
 from ..inference.model_task import EVIDENCE
-from ..models.seq2seq_loading import CARD, write_plain_card
-from ..models.user_errors import ExistingFileError, MissingFileError, UserError
 from .metrics import higher_is_better
 
 
 MANIFEST = "complete.json"
-# Folder of a finished model's translations of test sets, NAME.LANGUAGE each.
+# Folder of a finished model with its translations of test sets, NAME.LANGUAGE.
 TRANSLATIONS = "translations"
 PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
-# Files of a checkpoint beside the model: resuming needs them, translating and averaging do not.
+# Files of a checkpoint that only resuming needs.
 _TRAINING_STATE = re.compile(r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args)[^/]*$")
 
 
 def mark_complete(folder: str | Path) -> None:
     """
     Write the manifest that marks a checkpoint as complete: names, sizes and SHA-256 sums of its files. It is written
-    last and moved into place atomically, so a checkpoint whose writing was cut off never has a manifest.
-
-    The manifest does not cover the card, which `recnmt card` may replace at any time.
-
-    The files are read once more for the sums, mostly from the system's cache: about a second for each gigabyte.
+    last and moved into place atomically, so an interrupted checkpoint never has one. It does not cover the card, which
+    `recnmt card` may replace at any time.
     """
     folder = Path(folder)
     files = {
@@ -60,7 +57,7 @@ def mark_complete(folder: str | Path) -> None:
 
 
 def sums_of(files: dict[str, Path]) -> dict[str, str]:
-    """The SHA-256 sums of named files, taken side by side."""
+    """Return the SHA-256 sums of files by name, computed in parallel."""
 
     def sum_of(path: Path) -> str:
         with path.open("rb") as file:
@@ -72,119 +69,98 @@ def sums_of(files: dict[str, Path]) -> dict[str, str]:
 
 def faults_of(folder: str | Path, contents: bool = True, training_state: bool = True) -> list[str]:
     """
-    Return the faults of a checkpoint in words; an empty list for an intact one.
-
-    Args:
-        folder (`str` or `Path`): The checkpoint.
-        contents (`bool`, *optional*, defaults to `True`): Compares the files' sums too, as far as the manifest has them
-            (older ones have sizes alone). That reads every file; without it only sizes are looked at.
-        training_state (`bool`, *optional*, defaults to `True`): Also of the files that only going on needs.
+    Describe the faults of a checkpoint; an intact one has none. Without `contents` only sizes are compared, not sums;
+    without `training_state` the files that only resuming needs are ignored. Manifests of old versions have no sums.
     """
     folder = Path(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes, sums = dict(manifest["files"]), dict(manifest.get("sha256", {}))
     except FileNotFoundError:
-        return [f"{MANIFEST} is missing, so its saving was cut off"]
+        return [f"{MANIFEST} is missing, because saving was interrupted"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} cannot be read ({error})"]
-    faults, whole = [], {}
+    faults, complete = [], {}
     for name, size in sizes.items():
-        # Manifests of earlier versions may list the card, and a partial file of their own writing.
+        # Manifests of earlier versions may list the card, and their own partial file.
         if name == CARD or name.endswith(PARTIAL) or (not training_state and _TRAINING_STATE.search(name)):
             continue
         try:
-            found = (folder / name).stat().st_size
-        except (OSError, ValueError):  # a name that no file can have
+            current_size = (folder / name).stat().st_size
+        except (OSError, ValueError):  # ValueError: not a file name
             faults.append(f"{name} is missing")
             continue
-        if found != size:
-            faults.append(f"{name} has {found} bytes, not {size}")
+        if current_size != size:
+            faults.append(f"{name} has {current_size} bytes, not {size}")
         elif name in sums:
-            whole[name] = folder / name
+            complete[name] = folder / name
     if contents:
         try:
-            found_sums = sums_of(whole)
+            current_sums = sums_of(complete)
         except OSError as error:
             return [*faults, f"{error.filename} cannot be read ({error.strerror})"]
-        faults += [f"{name} has changed since it was saved" for name in whole if found_sums[name] != sums[name]]
+        faults += [f"{name} has changed since it was saved" for name in complete if current_sums[name] != sums[name]]
     return faults
 
 
 def is_complete(folder: str | Path) -> bool:
-    """Whether a checkpoint's manifest is there and the sizes in it are those of its files."""
+    """Whether a checkpoint has a manifest, and its files have the sizes in it."""
     return not faults_of(folder, contents=False)
 
 
 def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
-    """Steps and folders of all of a run's checkpoints, whole or not, oldest first."""
+    """Return steps and folders of all checkpoints of a run, complete or not, oldest first."""
     matches = ((_CHECKPOINT.match(folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
     return sorted((int(match.group(1)), folder) for match, folder in matches if match)
 
 
 def checkpoints_in(run: str | Path) -> list[tuple[int, Path]]:
-    """Steps and folders of a run's complete checkpoints, oldest first."""
+    """Return steps and folders of the complete checkpoints of a run, oldest first."""
     return [(step, folder) for step, folder in numbered_in(run) if is_complete(folder)]
 
 
 def newest_checkpoint(run: str | Path) -> Path | None:
-    """The newest complete checkpoint of a run, or `None`."""
-    found = checkpoints_in(run)
-    return found[-1][1] if found else None
+    """Return the newest complete checkpoint of a run, or `None`."""
+    complete = checkpoints_in(run)
+    return complete[-1][1] if complete else None
 
 
 def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None] = lambda text: None) -> Path | None:
     """
-    The newest checkpoint of a run whose files are as they were saved, or `None` if none was ever saved whole.
-
-    Args:
-        run (`str` or `Path`): A run's output folder.
-        report (`Callable`, *optional*): Called with a sentence for each newer checkpoint that is damaged.
-
-    Raises:
-        ValueError: There are checkpoints, and all are damaged.
+    Return the newest checkpoint of a run whose files are unchanged, or `None` if no checkpoint was ever completed.
+    Damaged newer ones are reported; `UserError` if all are damaged.
     """
     damaged: list[str] = []
     for _, folder in reversed(numbered_in(run)):
         if not (folder / MANIFEST).exists():
-            continue  # its saving was cut off
+            continue  # saving was interrupted
         faults = faults_of(folder)
         if not faults:
             for text in damaged:
-                report(f"{text} An older checkpoint is taken.")
+                report(f"{text} An older checkpoint is used.")
             return folder
         damaged.append(f"{folder} is damaged: {'; '.join(faults[:3])}.")
     if damaged:
-        raise UserError(
-            f"{run} has no intact checkpoint. {' '.join(damaged)} Remedy: bring the files back from a copy, or start "
-            "anew with --overwrite or in another folder."
-        )
+        raise UserError("checkpoint.none_intact", field=str(run), faults=" ".join(damaged))
     return None
 
 
 def discard(folder: str | Path) -> None:
-    """Deletes a checkpoint; the manifest goes first, so a half-deleted one never counts."""
+    """Delete a checkpoint, its manifest first, so that a half-deleted checkpoint is never complete."""
     folder = Path(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def metric_of_steps(run: str | Path, metric: str) -> dict[int, float]:
-    """A validation metric by step, from the newest checkpoint's log."""
+    """Return a validation metric by step, from the log of the newest checkpoint."""
     newest = newest_checkpoint(run)
-    if newest is None:
-        return {}
-    log = state_of(newest).get("log_history", [])
+    log = state_of(newest).get("log_history", []) if newest is not None else []
     return {entry["step"]: entry[metric] for entry in log if isinstance(entry.get(metric), (int, float))}
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
-    """
-    Return the Trainer's own state in a checkpoint: steps, log, callbacks.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """Return the Trainer's state in a checkpoint: steps, log, callbacks; `UserError` if the file is damaged."""
     path = checkpoint / "trainer_state.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -193,14 +169,12 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
                 if name == "step" or type(entry[name]) is int:
                     check_value(f"log_history[{number}].{name}", entry.get(name), int)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{path} is damaged ({without_remedy(error)}). Remedy: delete this checkpoint, or copy the file again."
-        ) from error
+        raise UserError("checkpoint.damaged_file", field=str(path), reason=without_remedy(error)) from error
     return state
 
 
 def steps_of(checkpoint: Path) -> int:
-    """The training steps in a checkpoint's name."""
+    """Return the number of training steps in the name of a checkpoint."""
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
@@ -213,46 +187,33 @@ def choose_checkpoints(
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """
-    Choose the checkpoints to average.
-
-    Args:
-        run (`str` or `Path`): A run's output folder.
-        count (`int`): How many; fewer if there are fewer.
-        which (`str`, *optional*, defaults to `"last"`): `"last"` or `"best"` by `metric`.
-        greater_is_better (`bool`, *optional*): Its direction; `None`: what is known of the metric.
-        report (`Callable`, *optional*): Called with a sentence for each incomplete checkpoint that is skipped.
-
-    Raises:
-        ValueError: There is no complete checkpoint, or no value of the metric.
+    Choose `count` checkpoints to average, or all if there are fewer: the `"last"` ones, or the `"best"` by a metric
+    (without `greater_is_better` it must have a known direction). Incomplete checkpoints are reported and skipped;
+    `UserError` if there is no complete one, or no value of the metric.
     """
-    if count < 1:
-        raise UserError(f"count={count} is not allowed; at least 1 checkpoint is needed. Remedy: give a larger number.")
-    found = []
+    check_value("count", count, int, Range(least=1))
+    check_value("which", which, Literal["last", "best"])
+    complete = []
     for step, folder in numbered_in(run):
         if faults := faults_of(folder, contents=False):
             report(f"{folder} is incomplete and skipped: {'; '.join(faults[:3])}.")
         else:
-            found.append((step, folder))
-    if not found:
-        raise UserError(f"{run} has no complete checkpoint. Remedy: train first, or name the right folder.")
+            complete.append((step, folder))
+    if not complete:
+        raise UserError("checkpoint.none_complete", field=str(run))
     if which == "last":
-        return [folder for _, folder in found[-count:]]
-    if which != "best":
-        raise UserError(f'which={which!r} is not allowed; it must be "last" or "best".')
+        return [folder for _, folder in complete[-count:]]
     values = metric_of_steps(run, metric)
-    ranked = [(values[step], step, folder) for step, folder in found if step in values]
+    ranked = [(values[step], step, folder) for step, folder in complete if step in values]
     if not ranked:
-        raise UserError(
-            f"No checkpoint in {run} has a value of {metric}. Remedy: name a metric that was evaluated, or average the "
-            "last ones."
-        )
+        raise UserError("checkpoint.no_metric", field=str(run), value=metric)
     better = higher_is_better(metric) if greater_is_better is None else greater_is_better
     ranked.sort(key=lambda entry: (entry[0] if better else -entry[0], entry[1]), reverse=True)
     return [folder for _, _, folder in ranked[:count]]
 
 
 def rotate(run: str | Path, keep_last: int, keep_best: int, metric: str | None, greater_is_better: bool) -> None:
-    """Deletes a run's checkpoints except the newest, those best by a metric, and the one the Trainer calls its best."""
+    """Delete the checkpoints of a run except the newest, the best by a metric, and the Trainer's best."""
     run = Path(run)
     keep = choose_checkpoints(run, max(keep_last, 1))
     newest = keep[-1]
@@ -263,23 +224,17 @@ def rotate(run: str | Path, keep_last: int, keep_best: int, metric: str | None, 
             keep += choose_checkpoints(run, keep_best, "best", metric, greater_is_better)
     if best := state_of(newest).get("best_model_checkpoint"):
         keep.append(run / Path(best).name)  # the run may have moved since
-    remove_superfluous(run, keep)
-
-
-def remove_superfluous(run: str | Path, keep: Iterable[Path]) -> None:
-    """Deletes a run's checkpoints except those to keep."""
-    kept = {Path(folder).resolve() for folder in keep}
     for _, folder in numbered_in(run):
-        if folder.resolve() not in kept:
+        if folder not in keep:
             discard(folder)
 
 
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Path:
     """
-    Writes the mean of several checkpoints' parameters, with the last one's configuration and tokenizers.
+    Write the mean of the parameters of several checkpoints, with the configuration and tokenizers of the last one.
 
-    Tensors are read one at a time and summed in float32 (float64 for float64), so memory stays at one model. The output
-    folder is there when it is whole; and a run may go on training into the folders' parent meanwhile.
+    Tensors are read one at a time and summed in float32 (float64 for float64), so memory holds one model. The output
+    folder appears when it is complete. A run may continue training in the folder of the checkpoints.
 
     Args:
         folders (sequence of `str` or `Path`): Folders with `model.safetensors`, or its shards.
@@ -290,24 +245,21 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
 
     Raises:
         FileNotFoundError: A folder has no safetensors weights.
-        FileExistsError: The output folder is there and not empty.
-        ValueError: No folder is given, the models differ in parameters, or a file is damaged.
+        FileExistsError: The output folder exists and is not empty.
+        UserError: No folder is given, the models differ in parameters, or a file is damaged.
     """
     if not folders:
-        raise UserError("There is nothing to average. Remedy: name at least one checkpoint.")
+        raise UserError("average.no_checkpoint")
     paths = [Path(folder) for folder in folders]
     output = Path(output)
     if output.is_dir() and any(output.iterdir()):
-        raise ExistingFileError(f"{output} is not empty. Remedy: choose a new folder.")
+        raise ExistingFileError("output.not_empty", field=str(output))
     marked = [folder for folder in paths if (folder / MANIFEST).exists()]
     for folder in marked:
         faults = faults_of(folder, training_state=False)
         if faults and (folder / MANIFEST).exists():
-            raise UserError(
-                f"{folder} is damaged: {'; '.join(faults[:3])}. Remedy: delete it and average the others, or bring its "
-                "files back from a copy."
-            )
-    # Remains of a killed process are deleted; with a single name there is never more than one.
+            raise UserError("checkpoint.damaged", field=str(folder), faults="; ".join(faults[:3]))
+    # Remains of a killed process are deleted; a fixed name allows only one.
     working = output.parent / f".{output.name}{PARTIAL}"
     shutil.rmtree(working, ignore_errors=True)
     try:
@@ -316,10 +268,10 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         copy_beside_weights(paths[-1], working)
         write_card_of_mean(working)
         save_file(mean, working / "model.safetensors", metadata={"format": "pt"})
-        check_still_there(marked)
+        check_not_deleted(marked)
         os.replace(working, output)
     except (OSError, UserError):
-        check_still_there(marked)
+        check_not_deleted(marked)
         raise
     finally:
         shutil.rmtree(working, ignore_errors=True)
@@ -327,7 +279,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
 
 
 def write_card_of_mean(folder: Path) -> None:
-    """The plain card of a model of the zoo: what was written about one of the averaged models does not hold for it."""
+    """Write the plain card of a model of the zoo: cards of the averaged models do not describe their mean."""
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -336,44 +288,34 @@ def write_card_of_mean(folder: Path) -> None:
         write_plain_card(SimpleNamespace(**settings), folder)
 
 
-def check_still_there(marked: Sequence[Path]) -> None:
+def check_not_deleted(marked: Sequence[Path]) -> None:
     """
-    Whether checkpoints that had a manifest have it still: it goes before any other file, so what was read was whole.
-
-    Raises:
-        FileNotFoundError: One was deleted meanwhile.
+    Raise `MissingFileError` if a checkpoint lost its manifest. It is deleted first, so the files that were read are
+    complete otherwise.
     """
     for folder in marked:
         if not (folder / MANIFEST).exists():
-            raise MissingFileError(
-                f"{folder} was deleted while it was read, by a run that goes on training. Remedy: average again."
-            )
+            raise MissingFileError("checkpoint.deleted", field=str(folder))
 
 
 def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """The mean of each parameter over several checkpoints, in the parameter's own dtype."""
-    shards = [weight_files(folder) for folder in folders]
-    reference = index_of(shards[0])
-    for folder, files in zip(folders[1:], shards[1:], strict=True):
-        if index_of(files).keys() != reference.keys():
-            different = sorted(index_of(files).keys() ^ reference.keys())
-            raise UserError(
-                f"{folder} and {folders[0]} hold different parameters ({', '.join(different[:3])} ...). Remedy: "
-                "average checkpoints of one run only."
-            )
-    opened = [{file: safe_open(file, framework="pt") for file in files} for files in shards]
-    places = [index_of(files) for files in shards]
+    """Return the mean of each parameter over several checkpoints, in the parameter's own dtype."""
+    files = [files_of_tensors(folder) for folder in folders]
+    for folder, index in zip(folders, files, strict=True):
+        if different := sorted(index.keys() ^ files[0].keys()):
+            names = f"{', '.join(different[:3])} ..."
+            raise UserError("average.different_parameters", field=str(folder), other=folders[0], names=names)
+    opened = [{file: safe_open(file, framework="pt") for file in set(index.values())} for index in files]
     mean: dict[str, torch.Tensor] = {}
-    for name in reference:
-        tensors = [handles[place[name]].get_tensor(name) for handles, place in zip(opened, places, strict=True)]
+    for name in files[0]:
+        tensors = [handles[index[name]].get_tensor(name) for handles, index in zip(opened, files, strict=True)]
         first = tensors[0]
         if any(tensor.shape != first.shape for tensor in tensors):
-            raise UserError(f"{name} has different shapes in the checkpoints. Remedy: average one run's only.")
+            raise UserError("average.different_shapes", field=name)
         if not first.is_floating_point():
             mean[name] = tensors[-1]
             continue
-        wide = torch.float64 if first.dtype == torch.float64 else torch.float32
-        total = first.to(wide, copy=True)
+        total = first.to(torch.float64 if first.dtype == torch.float64 else torch.float32, copy=True)
         for tensor in tensors[1:]:
             total += tensor
         mean[name] = (total / len(tensors)).to(first.dtype)
@@ -381,39 +323,24 @@ def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 
 def copy_beside_weights(folder: str | Path, output: str | Path) -> None:
-    """Copies configuration, code and tokenizers of a checkpoint; not its weights and training state."""
+    """Copy configuration, code and tokenizers of a checkpoint, without weights and training state."""
+    excluded = (MANIFEST, EVIDENCE, "trainer_state.json", "model.safetensors.index.json")
     for file in Path(folder).iterdir():
         if file.is_dir() and file.name != TRANSLATIONS:
             shutil.copytree(file, Path(output) / file.name, dirs_exist_ok=True)
-        elif file.suffix in (".json", ".py", ".txt", ".model", ".spm") and file.name not in (
-            MANIFEST,
-            EVIDENCE,
-            "trainer_state.json",
-            "model.safetensors.index.json",
-        ):
+        elif file.suffix in (".json", ".py", ".txt", ".model", ".spm") and file.name not in excluded:
             shutil.copy2(file, output)
 
 
-def weight_files(folder: str | Path) -> list[Path]:
-    """A checkpoint's safetensors files."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise MissingFileError(
-            f"{folder} has no .safetensors weights. Remedy: name a checkpoint folder; pickled weights (.bin, .pt) are "
-            "not read."
-        )
-    return files
-
-
-def index_of(files: Sequence[Path]) -> dict[str, Path]:
-    """Which file holds which tensor."""
-    index = {}
-    for file in files:
+def files_of_tensors(folder: Path) -> dict[str, Path]:
+    """Return the safetensors file of each tensor of a checkpoint."""
+    index: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as handle:
                 index.update(dict.fromkeys(handle.keys(), file))
         except SafetensorError as error:
-            raise UserError(
-                f"{file} cannot be read ({error}): it is cut short or damaged. Remedy: use another checkpoint."
-            ) from error
+            raise UserError("weights.damaged", field=str(file), reason=error) from error
+    if not index:
+        raise MissingFileError("checkpoint.no_safetensors", field=str(folder))
     return index

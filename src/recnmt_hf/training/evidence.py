@@ -1,4 +1,4 @@
-"""Evidence: a file beside a model's weights that records how it was trained and its scores."""
+"""Evidence: a file beside the weights of a model that records its training and its scores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,9 +21,9 @@ from .._loading_errors import without_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
 from ..inference.model_task import EVIDENCE
 from ..inference.options import DecodingOptions
-from ..models.user_errors import UserError
 from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
@@ -33,7 +33,7 @@ __all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "
 FORMAT = 1
 # Libraries on which figures depend.
 LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
-# Entries of a section that is not empty; one may be missing where None is among its types.
+# Types of the entries of a section, unless it is empty. Entries whose type includes None are optional.
 ENTRIES: dict[str, dict[str, Any]] = {
     "model": {"type": str, "parameters": int, "preset": str | None},
     "data": {"training_pairs": int, "validation_pairs": int},
@@ -51,7 +51,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
 MOST_DEPTH = 32
 # Settings that do not affect training, or are private.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
-# Parts of a text: addresses on other machines, and anything else between blanks, quotes, brackets and separators.
+# Parts of a text: URLs, and anything else between blanks, quotes, brackets and separators.
 PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|]*|[^\s,;"'<>|:=`()\[\]{}]+""")
 
 
@@ -61,19 +61,19 @@ class TestScore:
     Scores of a model on a test set.
 
     Attributes:
-        name (`str`): Of the test set.
-        scores (`dict[str, float]`): By metric, e.g. `{"bleu": 38.2}`.
-        signature (`str`): How they were computed.
-        sentences (`int`): How many.
-        source_sha256, reference_sha256 (`str`): Sums of the sentences, one a line.
-        decoding (`dict`): The options that differ from the default, and the beams and penalty in any case.
+        name (`str`): Name of the test set.
+        scores (`dict[str, float]`): Scores by metric, e.g. `{"bleu": 38.2}`.
+        signature (`str`): Signature of the metric.
+        sentences (`int`): Number of sentences.
+        source_sha256, reference_sha256 (`str`): Sums of the sentences, one per line.
+        decoding (`dict`): Beams, penalty, and all options that are not the default.
         translations (`str`): Their file in the model's folder.
-        baseline (`str`, *optional*): What it was compared with.
-        baseline_scores (`dict`), p_value (`float`), test (`str`): Of that comparison.
-        dataset (`list[dict]`): Where the set comes from, as recipes say it.
+        baseline (`str`, *optional*): Model of the comparison.
+        baseline_scores (`dict`), p_value (`float`), test (`str`): Its scores, and the significance test.
+        dataset (`list[dict]`): Corpora of the test set, as in recipes.
     """
 
-    __test__ = False  # no class of tests
+    __test__ = False  # for pytest
 
     name: str
     scores: dict[str, float]
@@ -94,10 +94,10 @@ class TestScore:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise `UserError` for a symbolic link: a model's folder from elsewhere must not lead writers out of itself."""
+    """Raise `UserError` for a symbolic link, so that a downloaded folder cannot lead writers out of itself."""
     for path in paths:
         if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link, and is not written through. Remedy: copy the folder.")
+            raise UserError("output.symbolic_link", field=str(path))
 
 
 @dataclass
@@ -106,16 +106,16 @@ class Evidence:
     Evidence of a model.
 
     Attributes:
-        model (`dict`): `type`, `parameters`, and `preset` where a recipe named one.
-        languages (`list[str]`): Of source and target.
-        recipe (`dict`): What differs from a recipe's defaults, by section.
+        model (`dict`): `type`, `parameters`, and `preset` if a recipe named one.
+        languages (`list[str]`): Source and target language.
+        recipe (`dict`): Values that differ from a recipe's defaults, by section.
         data (`dict`): `training_pairs`, `validation_pairs`.
         tokenizer (`dict`): `kind`, `source_symbols`, `target_symbols`, `joint`.
         training (`dict`): `steps`, `seconds_per_step`, `seconds` of the whole training, `processes`, `hardware`,
             `averaged` checkpoints, `seed`.
         curve (`list[dict]`): Loss and validation by step.
-        versions (`dict[str, str]`): Of the libraries.
-        base_model (`str`, *optional*): The model of the Hub that it was initialised from; the recipe names local ones.
+        versions (`dict[str, str]`): Versions of Python and libraries.
+        base_model (`str`, *optional*): Model of the Hub that initialised this one; the recipe names local ones.
         example (`str`): A sentence to try it on.
         tests (`list[TestScore]`): Scores.
     """
@@ -137,12 +137,7 @@ class Evidence:
 
     @classmethod
     def load(cls, folder: str | Path) -> Evidence:
-        """
-        The evidence in a model's folder; empty where there is none.
-
-        Raises:
-            UserError: The file holds something else.
-        """
+        """Load the evidence in a model's folder; empty if there is none, `UserError` if the file is not valid."""
         path = Path(folder) / EVIDENCE
         if not path.is_file():
             return cls()
@@ -150,19 +145,17 @@ class Evidence:
             content = json.loads(path.read_text(encoding="utf-8"))
             check_depth(content)
             json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
-            known = {each.name for each in fields(cls)}
+            known = {entry.name for entry in fields(cls)}
             content = {name: value for name, value in content.items() if name in known}
-            tests = [TestScore(**each) for each in content.pop("tests", [])]
-            found = cls(**content, tests=tests)
-            found.check()
+            tests = [TestScore(**test) for test in content.pop("tests", [])]
+            evidence = cls(**content, tests=tests)
+            evidence.check()
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f"{path} holds no evidence of a model ({without_remedy(error)}). Remedy: delete it, or copy it again."
-            ) from error
-        return found
+            raise UserError("evidence.damaged", field=str(path), reason=without_remedy(error)) from error
+        return evidence
 
     def check(self) -> None:
-        """Raise `UserError` for a value that has another type than what reads it expects."""
+        """Raise `UserError` for a value of the wrong type."""
         check_options(self)
         for section, entries in ENTRIES.items():
             values = getattr(self, section)
@@ -172,7 +165,7 @@ class Evidence:
         for number, row in enumerate(self.curve):
             check_value(f"curve[{number}].step", row.get("step"), int)
             for name, value in row.items():
-                if not isinstance(value, float):  # an evaluation's loss may have been NaN
+                if not isinstance(value, float):  # a loss may be NaN
                     check_value(f"curve[{number}].{name}", value, float)
         for name, values in self.recipe.items():
             check_value(f"recipe.{name}", values, dict)
@@ -183,6 +176,7 @@ class Evidence:
             DecodingOptions(**test.decoding)
 
     def save(self, folder: str | Path) -> None:
+        """Write the evidence into a model's folder."""
         with open_output(Path(folder) / EVIDENCE) as file:
             json.dump({"format": FORMAT, **asdict(self)}, file, indent=1, ensure_ascii=False)
             file.write("\n")
@@ -191,11 +185,8 @@ class Evidence:
     @contextmanager
     def changing(cls, folder: str | Path) -> Iterator[Evidence]:
         """
-        Load the evidence in a model's folder, to change it, and save it. What other processes add meanwhile is kept:
-        they wait.
-
-        Raises:
-            UserError: The file holds something else, cannot be written, or is a link.
+        Load the evidence in a model's folder, and save it after changes. The file is locked against other processes.
+        `UserError` if the file is damaged, cannot be written, or is a link.
         """
         refuse_links(Path(folder) / EVIDENCE, Path(folder) / TRANSLATIONS)
         with locked_file(Path(folder) / EVIDENCE):
@@ -204,17 +195,17 @@ class Evidence:
             evidence.save(folder)
 
     def add(self, score: TestScore) -> None:
-        """Adds a score; an earlier one of the same test set goes."""
-        self.tests = [each for each in self.tests if each.name != score.name] + [score]
+        """Add a score; it replaces one of the same test set."""
+        self.tests = [test for test in self.tests if test.name != score.name] + [score]
 
 
-def check_depth(value: Any, left: int = MOST_DEPTH) -> None:
-    """Raise `UserError` for lists and mappings that are nested deeper than `left`."""
-    if not left:
-        raise UserError(f"nested more than {MOST_DEPTH} deep")
+def check_depth(value: Any, depth: int = MOST_DEPTH) -> None:
+    """Raise `ValueError` for lists and mappings that are nested deeper than `depth`."""
+    if not depth:
+        raise ValueError(f"nested more than {MOST_DEPTH} deep")
     if isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            check_depth(each, left - 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(item, depth - 1)
 
 
 def evidence_of_run(
@@ -226,17 +217,9 @@ def evidence_of_run(
     training: Mapping[str, Any],
 ) -> Evidence:
     """
-    The evidence of a finished run, but for its scores.
-
-    Args:
-        recipe ([`Recipe`]): Of the run.
-        model (`PreTrainedModel`): The finished model.
-        tokenizers ([`TokenizerPair`]): Its tokenizers.
-        pairs (mapping): `training_pairs` and `validation_pairs`.
-        log (sequence of mappings): The Trainer's log.
-        training (mapping): What [`Evidence`] says of `training`.
+    Return the evidence of a finished run, without scores; `pairs` has the numbers of pairs, `log` is the Trainer's, and
+    `training` the field of [`Evidence`].
     """
-    joint = tokenizers.is_joint
     section, model_section = recipe.tokenizer, recipe.model
     return Evidence(
         model={**about_model(model.config, model.num_parameters()), "preset": model_section.preset},
@@ -247,7 +230,7 @@ def evidence_of_run(
             "kind": "given" if model_section.init_from or section.source else section.kind,
             "source_symbols": len(tokenizers.source),
             "target_symbols": len(tokenizers.target),
-            "joint": joint,
+            "joint": tokenizers.is_joint,
         },
         training=dict(training),
         curve=curve_of(log),
@@ -257,6 +240,7 @@ def evidence_of_run(
 
 
 def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
+    """Return the field `model` of [`Evidence`], without preset."""
     return {"type": config.model_type, "parameters": parameters}
 
 
@@ -264,15 +248,15 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return loss and validation by step, a row for each step that logged any."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log:
-        found = {
+        values = {
             name: value
             for name, value in entry.items()
             if (name in ("loss", "learning_rate") or name.startswith("eval_"))
             and not name.endswith(("_runtime", "_per_second"))
             and isinstance(value, (int, float))
         }
-        if found and "step" in entry:
-            rows.setdefault(int(entry["step"]), {"step": int(entry["step"])}).update(found)
+        if values and "step" in entry:
+            rows.setdefault(int(entry["step"]), {"step": int(entry["step"])}).update(values)
     return [rows[step] for step in sorted(rows)]
 
 
@@ -280,21 +264,23 @@ def differences(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe that are not the default, and always languages, data, preset, steps and seed."""
     always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
     defaults = {**Recipe().to_dict(), "training": TRAINING_DEFAULTS}
-    changed = {}
-    for section, values in recipe.to_dict().items():
-        default = defaults[section]
-        fields = {name: value for name, value in values.items() if name in always or default.get(name, None) != value}
-        if fields:
-            changed[section] = fields
-    return changed
+    changed = {
+        section: {
+            name: value
+            for name, value in values.items()
+            if name in always or defaults[section].get(name, None) != value
+        }
+        for section, values in recipe.to_dict().items()
+    }
+    return {section: values for section, values in changed.items() if values}
 
 
 def public(value: Any) -> Any:
-    """Return a recipe's values without private ones; paths that leave the working folder shrink to a file name."""
+    """Return the values of a recipe without private ones; paths outside of the working folder become file names."""
     if isinstance(value, Mapping):
-        return {name: public(each) for name, each in value.items() if name not in PRIVATE}
+        return {name: public(item) for name, item in value.items() if name not in PRIVATE}
     if isinstance(value, (list, tuple)):
-        return [public(each) for each in value]
+        return [public(item) for item in value]
     if not isinstance(value, str):
         return value
     if leads_out(value):  # as a whole, since names may contain blanks
@@ -303,7 +289,7 @@ def public(value: Any) -> Any:
 
 
 def leads_out(text: str) -> bool:
-    """Return whether a text is a path that, once `..` is resolved, starts outside of the working folder."""
+    """Whether a text is a path that, once `..` is resolved, starts outside of the working folder."""
     if "/" not in text or not text.strip("/ "):
         return False
     first = os.path.normpath(text).split("/")[0]
@@ -311,38 +297,35 @@ def leads_out(text: str) -> bool:
 
 
 def last_name(path: str) -> str:
+    """Return the file name of a path."""
     return os.path.basename(os.path.normpath(path))
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the libraries on which figures depend."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the libraries on which figures depend."""
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed
 
 
 def hardware(device: torch.device) -> str:
-    """Describe the hardware in words."""
+    """Describe the hardware."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
     name = platform.processor()
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
     threads = torch.get_num_threads()
     return f"CPU ({name or platform.machine()}, {threads} thread{'s' * (threads > 1)})"
 
 
 def sum_of_lines(lines: Iterable[str]) -> str:
-    """The SHA-256 sum of sentences, one a line, in UTF-8."""
+    """Return the SHA-256 sum of sentences, one per line, in UTF-8."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""The end of a run: the average of its checkpoints, with norms of its own, and its test."""
+"""The end of a run: averaging checkpoints, recomputing batch norms, testing."""
 
 from __future__ import annotations
 
@@ -44,15 +44,13 @@ def finish(
     )
     logger.info(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
     if len(chosen) < average.count:
-        logger.info(
-            f"These are fewer checkpoints than average.count={average.count}: the run has no others to average."
-        )
+        logger.info(f"The run has fewer checkpoints than average.count={average.count}.")
     final, working = output_dir / FINAL, output_dir / f"{FINAL}.partial"
     shutil.rmtree(working, ignore_errors=True)
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
-    newest = checkpoints_in(output_dir)[-1][1]  # a run that had all its steps already has no log of its own
+    newest = checkpoints_in(output_dir)[-1][1]  # a resumed run without steps has no log of its own
     evidence = evidence_of_run(
         recipe,
         trainer.model,
@@ -80,22 +78,22 @@ def finish(
 
 
 def seconds_in(checkpoint: Path) -> int | None:
-    """How long the run has trained up to a checkpoint ([`~.trainer.Stopwatch`]); `None` where it was not taken."""
-    kept = state_of(checkpoint).get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
-    return round(kept["before"]) if "before" in kept else None
+    """Return the duration of training up to a checkpoint ([`~.trainer.Stopwatch`]), if it was recorded."""
+    state = state_of(checkpoint).get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
+    return round(state["before"]) if "before" in state else None
 
 
 def example_of(validation: Dataset) -> str:
-    """A sentence of usual length, for a reader to try the model on."""
+    """Return a sentence of median length, for a reader to try the model on."""
     texts = sorted((text for text in validation["source"][:] if not is_blank(text)), key=len)
     return texts[len(texts) // 2] if texts else ""
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     """
-    Recomputes the running averages of batch norms from training batches, for weights that no training step had: the
-    mean over checkpoints is not that of the averaged weights (Izmailov et al., 2018). Dropout is off, as in
-    translating. Does nothing for models without such norms.
+    Recompute the running averages of batch norms for averaged weights from training batches: the mean over checkpoints
+    is not that of the averaged weights (Izmailov et al., 2018). Dropout is off, as in translation. Has no effect on
+    models without such norms.
     """
     model = load_model(folder, trainer.args.device)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]

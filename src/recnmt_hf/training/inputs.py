@@ -1,4 +1,4 @@
-"""The inputs of a run: its tokenizers, and its training and validation data."""
+"""Inputs of a run: tokenizers, training data and validation data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..data.corpora import pairs_of, prepare_dataset
 from ..data.text import SentencePair
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
-from ..models.user_errors import MissingFileError
+from ..errors import MissingFileError
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
 
@@ -31,7 +31,7 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
     """Return the tokenizers, which a resumed run takes from its checkpoint, and the training and validation data."""
     tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else tokenizers_of(checkpoint)
     data = recipe.data
-    # Longer validation pairs are kept, if the model has positions for them.
+    # Validation pairs are limited only by the model's positions.
     positions = recipe.model.fields.get("max_position_embeddings", 1024) - 1
     longest = (data.max_source_length, data.max_target_length)
     longest_validation = longest if data.on_long == "truncate" else tuple(max(positions, length) for length in longest)
@@ -59,7 +59,7 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
 
 
 def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
-    """Load or train the tokenizers. A warm start keeps those of its baseline."""
+    """Load or train the tokenizers. A warm start uses those of its baseline."""
     section, baseline = recipe.tokenizer, recipe.model.init_from
     if section.source:
         source = load_tokenizer(section.source)
@@ -69,7 +69,7 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
     if tokenizers is None:
         if baseline:
             tokenizers = tokenizers_of(baseline)
-            logger.info(f"The tokenizers are those of {baseline}; none is trained.")
+            logger.info(f"Using the tokenizers of {baseline}.")
         else:
             logger.info(f"Training the {'joint ' if section.joint else ''}{section.kind} tokenizer.")
             tokenizers = trained_tokenizers(recipe.data, section)
@@ -87,7 +87,7 @@ def kept_tokenizers(output_dir: Path) -> TokenizerPair | None:
 def keep_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
     """
     Write tokenizers into the output folder. The source's folder is moved into place last: if it exists, both tokenizers
-    are complete, whenever the run is killed.
+    are complete.
     """
     forget_tokenizers(output_dir)
     working = output_dir / PARTIAL_TOKENIZERS
@@ -141,8 +141,7 @@ def tokenizers_of(model: str | Path) -> TokenizerPair:
     model = str(model)
     if looks_local(model) and not (Path(model) / "config.json").is_file():
         raise MissingFileError(
-            f"model.init_from={model} holds no model (config.json is missing). Remedy: train the baseline first, or "
-            "name its folder."
+            "recipe.missing_file", field="model.init_from", value=model, content="model", file="config.json"
         )
     tokenizers = TokenizerPair.load(model)
     tokenizers.require_control_tokens(model)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UserError
 from ..metrics.bleu import MetricScore, sacrebleu_score
 from ..metrics.rouge import ROUGE_TYPES, rouge_scores
 from ..metrics.significance import Comparison, compare_systems
-from ..models.user_errors import UserError
 
 
-# Metrics of generated text, and the names of their scores.
+# Metrics of generated text with the names of their scores.
 TEXT_METRICS = {"bleu": ("bleu",), "rouge": ROUGE_TYPES}
 # Metrics of an evaluation during training.
 VALIDATION_METRICS = ("loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names))
@@ -23,7 +23,7 @@ HIGHER = frozenset({"bleu", "chrf", "comet", "accuracy", "rouge1", "rouge2", "ro
 @dataclass(frozen=True)
 class TextScorer:
     """
-    How generated text is scored.
+    A scorer of generated text.
 
     Args:
         metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, or `"rouge"`: F1 of ROUGE-1, ROUGE-2 and ROUGE-L.
@@ -63,29 +63,20 @@ def without_prefix(metric: str) -> str:
 
 
 def known_direction(metric: str) -> bool | None:
-    """Return whether more of a metric is better; `None` if the metric is not known."""
+    """Return whether higher values of a metric are better; `None` if the metric is not known."""
     last = metric.lower().rsplit("_", 1)[-1]
     return False if last in LOWER else True if last in HIGHER else None
 
 
-def higher_is_better(metric: str, stated: bool | None = None, place: str = "") -> bool:
+def higher_is_better(metric: str, given: bool | None = None) -> bool:
     """
-    Return whether more of a metric is better.
-
-    Args:
-        metric (`str`): The metric, with or without `eval_` or the name of a data set as prefix.
-        stated (`bool`, *optional*): The direction given by the user; required for an unknown metric that is better when
-            lower.
-        place (`str`, *optional*): Prefix of `greater_is_better` in the message.
-
-    Raises:
-        UserError: The given direction contradicts that of a known metric.
+    Return whether higher values of a metric are better. The direction of an unknown metric may be given; `UserError` if
+    it contradicts that of a known one. Prefixes such as `eval_` and names of datasets are ignored.
     """
     known = known_direction(metric)
-    if stated is not None and known is not None and stated is not known:
-        less = "less" if known is False else "more"
+    if given is not None and known is not None and given is not known:
+        other = f"metric_for_best_model={metric}, which is better when {'higher' if known else 'lower'}"
         raise UserError(
-            f"{place}greater_is_better={stated} contradicts {place}metric_for_best_model={metric}, of which {less} is "
-            "better. Remedy: leave greater_is_better out."
+            "recipe.conflict", field="greater_is_better", value=given, other=other, remedy="remove greater_is_better"
         )
-    return stated if stated is not None else known is not False
+    return given if given is not None else known is not False

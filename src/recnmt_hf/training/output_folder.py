@@ -1,4 +1,4 @@
-"""The output folder of a run: who may write there, what a killed run left, whether there is room."""
+"""The output folder of a run: lock, ownership, remains of killed runs, disk space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from ..data.files import remove, remove_abandoned
 from ..data.locks import lock
 from ..data.tokenizer_pair import TARGET_TOKENIZER
-from ..models.user_errors import ExistingFileError, UserError
+from ..errors import ExistingFileError, UserError
 from .arguments import TranslationTrainingArguments
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
 from .inputs import DATA, PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
@@ -29,12 +29,12 @@ FINAL = "model"
 RECIPE = "recipe.yaml"
 RECORD = "run.json"
 RESULTS = "results.json"
-# The first stage of a run in two: the checkpoints of its baseline.
+# Folder of the first of two stages, with the checkpoints of its baseline.
 BASELINE = "baseline"
 LOCK = ".lock"
-# Name of a final model while the next one takes its place.
+# Name of a final model while the next one replaces it.
 REPLACED = f"{FINAL}.old"
-# Seconds in which the processes of a run that was just killed may still be ending.
+# Seconds that the processes of a killed run may need to end.
 LOCK_PATIENCE = 3.0
 
 _WRITTEN_BY_RUNS = re.compile(
@@ -53,54 +53,39 @@ _WRITTEN_EARLY = re.compile(rf"{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}|{re.escape(
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
     """
-    Keeps every other run out of a folder. The lock is the system's on an open file, so it ends with the process that
-    holds it, however that ends. Reading the folder stays free to all.
-
-    Yields:
-        Whether the file was there before, as a run leaves it that is killed.
-
-    Raises:
-        ValueError: Another run holds it.
+    Exclude other runs from a folder, and yield whether a killed run left its lock file. The system releases the lock
+    when the process ends. Reading stays possible. `UserError` if another run holds it, or the folder is not writable.
     """
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            was_there = (folder / LOCK).is_file()
-            unsupported = held.enter_context(
-                lock(
-                    folder / LOCK,
-                    LOCK_PATIENCE,
-                    f"Another run writes into {folder}",
-                    "wait for it or end it, or choose another output folder",
-                )
-            )
+            killed = (folder / LOCK).is_file()
+            unsupported = held.enter_context(lock(folder / LOCK, LOCK_PATIENCE, "output.in_use", folder))
         except OSError as error:
-            raise UserError(
-                f"{folder} cannot be written ({error.strerror}). Remedy: choose a folder where files may be written."
-            ) from error
+            raise UserError("output.not_writable", field=str(folder), reason=error.strerror) from error
         if unsupported is not None:
             logger.info(
-                f"{folder / LOCK} cannot be locked ({unsupported.strerror}): see that no second run writes into "
+                f"{folder / LOCK} cannot be locked ({unsupported.strerror}). Make sure that no other run writes into "
                 f"{folder}."
             )
-        yield was_there
+        yield killed
 
 
-# -- what is there ---------------------------------------------------------------------------------------------------
+# -- ownership -------------------------------------------------------------------------------------------------------
 
 
 def traces_in(output_dir: Path) -> list[Path]:
-    """Return the contents of a folder beside prepared data and the lock."""
+    """Return the contents of a folder, except prepared data and the lock."""
     return [path for path in output_dir.glob("*") if path.name not in (DATA, LOCK)] if output_dir.is_dir() else []
 
 
 def all_checkpoints_in(output_dir: Path) -> list[tuple[int, Path]]:
-    """Steps and folders of the checkpoints of all stages of a run, whole or not, in the order of training."""
+    """Return steps and folders of the checkpoints of all stages, complete or not, in the order of training."""
     return [*numbered_in(output_dir / BASELINE), *numbered_in(output_dir)]
 
 
 def is_written_by_runs(path: Path) -> bool:
-    """Whether something in a run's folder has a name that runs give, and as a baseline's folder holds nothing else."""
+    """Whether a path has a name that runs give; a baseline's folder must not contain anything else."""
     if path.name == BASELINE:
         return path.is_dir() and all(_WRITTEN_BY_BASELINES.fullmatch(inner.name) for inner in path.iterdir())
     return _WRITTEN_BY_RUNS.fullmatch(path.name) is not None
@@ -108,8 +93,8 @@ def is_written_by_runs(path: Path) -> bool:
 
 def holds_run(output_dir: Path) -> bool:
     """
-    Whether a run of ours wrote into a folder: its recipe with all sections, its record, or a checkpoint with a manifest
-    is there. Names alone are no sign: others too call a folder `model`, `runs` or `checkpoint-500`.
+    Whether a run of ours wrote into a folder: there is its recipe with all sections, its record, or a checkpoint with a
+    manifest. Names alone prove nothing: others too call a folder `model`, `runs` or `checkpoint-500`.
     """
     return (
         is_mapping_with(output_dir / RECIPE, SECTIONS)
@@ -119,8 +104,8 @@ def holds_run(output_dir: Path) -> bool:
 
 
 def is_mapping_with(path: Path, names: Iterable[str]) -> bool:
-    """Whether a YAML or JSON file is a mapping that has all these names."""
-    if not path.is_file():  # a pipe would have it wait
+    """Whether a YAML or JSON file is a mapping with all names."""
+    if not path.is_file():  # reading a pipe would block
         return False
     try:
         text = path.read_text(encoding="utf-8")
@@ -132,41 +117,20 @@ def is_mapping_with(path: Path, names: Iterable[str]) -> bool:
 
 def claim_output(output_dir: Path, resume: bool, overwrite: bool, killed: bool = False) -> bool:
     """
-    Makes sure the run may write into its folder: it is new, or resumed, or deleted on demand.
-
-    Args:
-        output_dir (`Path`): The folder.
-        resume, overwrite (`bool`): What the user demands.
-        killed (`bool`, *optional*, defaults to `False`): Whether a killed run's lock is there. Before its recipe a run
-            writes tokenizers alone; where nothing else is there, they are that run's.
-
-    Returns:
-        Whether the folder is empty now, but for prepared data.
-
-    Raises:
-        FileExistsError: The folder holds an earlier run that is neither to be resumed nor overwritten, or files that no
-            run wrote.
+    Make sure that the run may write into its folder: it is new, resumed, or deleted on demand. Return whether it is
+    empty now, except for prepared data. `ExistingFileError` for an earlier run that is neither resumed nor overwritten,
+    and for files of others. The folder of a killed run may have only tokenizers, which are written before the recipe.
     """
-    traces = traces_in(output_dir)
-    listed = ", ".join(sorted(path.name for path in traces)[:4])
+    traces, field = traces_in(output_dir), str(output_dir)
+    names = ", ".join(sorted(path.name for path in traces)[:4])
     if traces and not resume and not overwrite:
-        raise ExistingFileError(
-            f"{output_dir} is not empty ({listed}). Remedy: go on with --resume, delete it with --overwrite, or choose "
-            "another folder."
-        )
-    foreign = [path.name for path in traces if not is_written_by_runs(path)]
+        raise ExistingFileError("output.has_files", field=field, names=names)
+    foreign = ", ".join([path.name for path in traces if not is_written_by_runs(path)][:4])
     if foreign and overwrite and not resume:
-        raise ExistingFileError(
-            f"{output_dir} holds files that no training run wrote ({', '.join(foreign[:4])}); they stay. "
-            "Remedy: choose another folder."
-        )
-    begun = killed and all(_WRITTEN_EARLY.fullmatch(path.name) for path in traces)
-    if traces and not begun and not holds_run(output_dir):
-        raise ExistingFileError(
-            f"{output_dir} is not empty ({listed}), and nothing there shows that a training run wrote it (a "
-            f"{RECIPE} with all sections, {RECORD}, or a checkpoint with {MANIFEST}); all of it stays. Remedy: choose "
-            "another folder, or empty this one yourself."
-        )
+        raise ExistingFileError("output.foreign_files", field=field, names=foreign)
+    is_early = killed and all(_WRITTEN_EARLY.fullmatch(path.name) for path in traces)
+    if traces and not is_early and not holds_run(output_dir):
+        raise ExistingFileError("output.not_a_run", field=field, names=names)
     if overwrite and not resume:
         delete_run(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -174,7 +138,7 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool, killed: bool =
 
 
 def delete_run(output_dir: Path) -> None:
-    """Deletes what runs wrote. What shows that it is a run goes last: cut off, it can be deleted again."""
+    """Delete the files of runs. Recipe and record are last, so that an interrupted deletion can be repeated."""
     for _, folder in all_checkpoints_in(output_dir):
         discard(folder)
     for path in sorted(traces_in(output_dir), key=lambda path: path.name in (RECIPE, RECORD)):
@@ -187,8 +151,8 @@ def delete_run(output_dir: Path) -> None:
 @contextlib.contextmanager
 def refused_without_trace(output_dir: Path) -> Iterator[None]:
     """
-    For a folder that was empty: where a run ends before its training begins, what it wrote goes, so that the corrected
-    run may have the folder. Prepared data stays: it is of use to that one.
+    For an empty folder: if a run fails before training, delete what it wrote, so that the corrected run may use the
+    folder. Prepared data stays for that run.
     """
     try:
         yield
@@ -201,8 +165,8 @@ def refused_without_trace(output_dir: Path) -> Iterator[None]:
 
 
 def remove_leftovers(output_dir: Path) -> None:
-    """Deletes what a killed run had half written or half deleted; what is whole stays."""
-    if holds_run(output_dir):  # or they are others' checkpoints, which have no manifest
+    """Delete incomplete files of a killed run."""
+    if holds_run(output_dir):  # checkpoints of other programs have no manifest
         for _, folder in all_checkpoints_in(output_dir):
             if not (folder / MANIFEST).exists():
                 discard(folder)
@@ -214,7 +178,7 @@ def remove_leftovers(output_dir: Path) -> None:
 
 
 def replace_folder(new: Path, place: Path, replaced: Path) -> None:
-    """Puts a folder in the place of another; whenever this is cut off, one of the two is whole."""
+    """Replace a folder by another; if this is interrupted, one of the two is complete."""
     shutil.rmtree(replaced, ignore_errors=True)
     if place.exists():
         os.replace(place, replaced)
@@ -222,57 +186,52 @@ def replace_folder(new: Path, place: Path, replaced: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-# -- room ------------------------------------------------------------------------------------------------------------
+# -- disk space ------------------------------------------------------------------------------------------------------
 
 
 def check_free_space(output_dir: Path, stages: Sequence[tuple[torch.nn.Module, TranslationTrainingArguments]]) -> None:
     """
-    Whether the checkpoints that the run keeps, the one being written and the final model have room.
-
-    Args:
-        output_dir (`Path`): The run's folder.
-        stages (sequence): Model and arguments of each stage; the last model is the final one.
-
-    Raises:
-        ValueError: They have not; the message says how many bytes are missing.
+    Raise `UserError` unless there is space for the checkpoints that the run keeps, the one being written, and the final
+    model. `stages` are models and arguments; the last model is the final one.
     """
-    described, needed = [], bytes_of(stages[-1][0].parameters())
+    checkpoints, needed = [], bytes_of(stages[-1][0].parameters())
     for model, arguments in stages:
-        one = bytes_of(model.parameters())
+        size: float = bytes_of(model.parameters())
         if not arguments.save_only_model:
-            one += round(bytes_of(p for p in model.parameters() if p.requires_grad) * state_per_parameter(arguments))
+            size += bytes_of(p for p in model.parameters() if p.requires_grad) * state_per_parameter(arguments)
         most = most_checkpoints(arguments)
-        needed += most * one
-        described.append(f"at most {most} checkpoint{'s' * (most > 1)} of {in_words(one)}")
+        needed += most * round(size)
+        checkpoints.append(f"{most} x {in_words(size)}")
     needed -= sum(file.stat().st_size for _, folder in all_checkpoints_in(output_dir) for file in folder.rglob("*"))
     free = shutil.disk_usage(output_dir).free
     if needed > free:
-        arguments = stages[-1][1]
         raise UserError(
-            f"{output_dir} has {in_words(free)} free, and this run needs about {in_words(needed)} more there: "
-            f"{' of the baseline, '.join(described)} at a time (keep_last={arguments.keep_last}, "
-            f"keep_best={arguments.keep_best}, and the one being written) and the final model. Remedy: free space, "
-            "lower training.keep_last and average.count, or choose another output folder."
+            "output.no_space",
+            field=str(output_dir),
+            free=in_words(free),
+            needed=in_words(needed),
+            checkpoints=" and ".join(checkpoints),
         )
 
 
 def bytes_of(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the size of parameters in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
 def most_checkpoints(arguments: TranslationTrainingArguments) -> int:
-    """How many checkpoints of a stage there are at a time, at most."""
-    kept = max(arguments.keep_last, 1) + (arguments.keep_best if arguments.metric_for_best_model else 0)
-    most = kept + 1  # the next one is written before one goes
+    """Return the maximum number of checkpoints that a stage has at a time."""
     if arguments.save_strategy == "no":
         return 1
+    # The next one is written before an old one is deleted.
+    most = max(arguments.keep_last, 1) + (arguments.keep_best if arguments.metric_for_best_model else 0) + 1
     if arguments.max_steps > 0 and arguments.save_strategy == "steps" and arguments.save_steps >= 1:
         return min(most, -(-arguments.max_steps // int(arguments.save_steps)))
     return most
 
 
 def state_per_parameter(arguments: TranslationTrainingArguments) -> float:
-    """How many times the parameters' bytes the optimizer's state takes, as far as its name says; else Adam's."""
+    """Return the size of the optimizer's state relative to the parameters, by its name; Adam's if it is unknown."""
     name = "adadelta" if arguments.optimizer == "adadelta" else str(getattr(arguments.optim, "value", arguments.optim))
     if "adafactor" in name:
         return 0.01
@@ -282,29 +241,26 @@ def state_per_parameter(arguments: TranslationTrainingArguments) -> float:
 
 
 def in_words(count: float) -> str:
-    """A number of bytes with a unit that suits it."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
+    """Return a number of bytes with a suitable unit."""
+    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} bytes"
 
 
-# -- ends before the end ---------------------------------------------------------------------------------------------
+# -- interrupted runs ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def sudden_ends_explained(output_dir: Path) -> Iterator[None]:
     """
-    Says, when the disk is full or the user interrupts, where the run stands and how it goes on.
-
-    Raises:
-        ValueError: The disk is full. What was half written is deleted.
+    Report the newest checkpoint if the user interrupts the run, or the disk is full (`UserError`), and delete partial
+    files.
     """
     try:
         yield
     except KeyboardInterrupt:
-        logger.info(f"Interrupted. {where_it_stands(output_dir)}")
+        logger.info(f"Interrupted. {progress_of(output_dir)}")
         raise
     except Exception as error:
         reason = disk_full(error)
@@ -312,29 +268,28 @@ def sudden_ends_explained(output_dir: Path) -> Iterator[None]:
             raise
         with contextlib.suppress(OSError):
             remove_leftovers(output_dir)
-        raise UserError(
-            f"A file in {output_dir} could not be written ({reason}). {where_it_stands(output_dir)} Remedy: free space "
-            "first."
-        ) from error
+        progress = progress_of(output_dir)
+        raise UserError("output.disk_full", field=str(output_dir), reason=reason, progress=progress) from error
 
 
-def where_it_stands(output_dir: Path) -> str:
-    try:
+def progress_of(output_dir: Path) -> str:
+    """Describe from where a run resumes."""
+    newest = None
+    with contextlib.suppress(OSError):
         newest = newest_checkpoint(output_dir) or newest_checkpoint(output_dir / BASELINE)
-    except OSError:
-        newest = None
     if newest is None:
         return "There is no complete checkpoint yet; --resume starts from the beginning."
-    return f"The newest complete checkpoint is {newest}; --resume goes on from there."
+    return f"The newest complete checkpoint is {newest}; --resume continues from it."
 
 
 def disk_full(error: BaseException | None) -> str | None:
     """Return the system's message if an error, or its cause, is that a file could not grow; else `None`."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno in codes:
             return os.strerror(error.errno)
         # Libraries written in Rust and C++ have errors of their own.
-        for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        for code in codes:
             if f"os error {code})" in str(error) or os.strerror(code) in str(error):
                 return os.strerror(code)
         of_torch = "PytorchStreamWriter failed writing" in str(error) or "unexpected pos" in str(error)

@@ -1,4 +1,4 @@
-"""The processes of a run: how they start, wait for the first of them, log, and end with their launcher."""
+"""Processes of a run: start, waiting for the first one, logging, end with their launcher."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ import transformers
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
-from ..models.user_errors import UserError
+from ..errors import UserError
 
 
 T = TypeVar("T")
 
-# A collective with this timeout waits as long as the other processes live.
+# Timeout of collectives that wait as long as the other processes live.
 WITHOUT_LIMIT = timedelta(days=365)
-# Seconds between two looks at whether the launcher lives.
+# Seconds between checks of whether the launcher lives.
 WATCH_INTERVAL = 0.5
 
 
 class MainProcessHandler(logging.Handler):
-    """Writes messages of the main process to standard error."""
+    """Handler that writes messages of the main process to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if PartialState().is_main_process:
             print(self.format(record), file=sys.stderr, flush=True)
 
 
-# Progress of commands and runs.
+# Logger for the progress of commands and runs.
 logger = logging.getLogger("recnmt_hf.progress")
 logger.setLevel(logging.INFO)
 logger.propagate = False
@@ -47,49 +47,39 @@ logger.addHandler(MainProcessHandler())
 
 class Processes:
     """
-    The processes of this run.
+    Processes of this run.
 
     Args:
         use_cpu (`bool`): Whether they compute on the CPU.
-        timeout (`float`, *optional*, defaults to 1800): Seconds that a collective operation of training may take.
-        ddp_backend (`str`, *optional*): Backend of the process group; chosen by accelerate when not given.
+        timeout (`float`, *optional*, defaults to 1800): Maximum duration of a collective of training, in seconds.
+        ddp_backend (`str`, *optional*): Backend of the process group; chosen by accelerate by default.
 
     Raises:
-        ValueError: The timeout is not a valid number of seconds.
+        UserError: The backend cannot be used.
     """
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
-        try:
-            limit = timedelta(seconds=timeout)
-        except (TypeError, OverflowError) as error:
-            raise UserError(f"training.ddp_timeout={timeout!r} is not a valid number of seconds ({error}).") from error
-        if limit <= timedelta(0):
-            raise UserError(f"training.ddp_timeout={timeout!r} is not allowed; it must be above 0 seconds.")
         end_with_launcher()
-        # The Trainer's arguments would pass neither on the CPU, and nothing to a process group that is there already.
+        # The Trainer's arguments would not pass them on the CPU, or to an existing process group.
+        backend = {"backend": ddp_backend} if ddp_backend else {}
         try:
-            PartialState(cpu=use_cpu, timeout=limit, **({"backend": ddp_backend} if ddp_backend else {}))
+            PartialState(cpu=use_cpu, timeout=timedelta(seconds=timeout), **backend)
         except ValueError as error:  # one process has no group
             if not ddp_backend:
                 raise
+            remedy, reason = "remove it, or start several processes with accelerate launch", str(error).rstrip(".")
             raise UserError(
-                f"training.ddp_backend={ddp_backend!r}: {error} Remedy: leave it out, or start several processes with "
-                "accelerate launch."
+                "recipe.rejected", field="training.ddp_backend", value=ddp_backend, reason=reason, remedy=remedy
             ) from error
-        self.state = PartialState()  # one for the whole process
+        self.state = PartialState()  # shared in the process
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process
         self.waiting = waiting_group() if self.count > 1 else None
 
     def on_main(self, work: Callable[[], T]) -> T:
         """
-        Run work on the first process; the others wait, without any timeout.
-
-        Returns:
-            The result of `work` (it is pickled), on every process.
-
-        Raises:
-            SystemExit: On the other processes if the first one failed, which raises its own error.
+        Run work on the first process, and return its (pickled) result on all; the others wait without timeout. If it
+        fails, they raise `SystemExit`.
         """
         if self.waiting is None:
             return work()
@@ -104,23 +94,19 @@ class Processes:
         dist.broadcast_object_list(answer, src=0, group=self.waiting)
         succeeded, result = answer
         if not succeeded:
-            time.sleep(1)  # a launcher ends all processes once one has ended: the first one's words come before
+            time.sleep(1)  # a launcher ends all processes once one has ended; the first one prints its error before
             raise SystemExit(2)
         return result
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Run work on the first process, then on the others, which find its files; each returns its own result."""
+        """Run work on the first process, then on the others, which can read its files; each returns its own result."""
         results: list[T] = []
-
-        def first() -> None:
-            results.append(work())
-
-        self.on_main(first)
+        self.on_main(lambda: results.append(work()))
         return results[0] if results else work()
 
 
 def waiting_group() -> Any:
-    """Make a process group for waiting: gloo does not spin, and notices when the other process dies."""
+    """Make a process group for waiting: gloo does not spin, and detects when the other process dies."""
     return dist.new_group(backend="gloo", timeout=WITHOUT_LIMIT)
 
 
@@ -145,7 +131,7 @@ def settings_of_one_run() -> Iterator[None]:
 def end_with_launcher() -> None:
     """
     End this process when its launcher (torchrun, `accelerate launch`) dies: an orphan would write into the folder of
-    the run that replaces it. A process that was started from a shell outlives the shell.
+    the run that replaces it. A process started from a shell outlives the shell.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or threading.current_thread() is not threading.main_thread():
         return

@@ -25,14 +25,13 @@ from .._values import (
     options_of,
     parse,
     remember_given,
-    shown,
     stated,
 )
 from ..data.corpora import ON_LONG, Corpus, parse_corpora
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
+from ..errors import UserError
 from ..inference.options import OF_TEXTS, DecodingOptions
-from ..models.user_errors import UserError
 from .arguments import TranslationTrainingArguments, make_arguments, training_options
 from .building import MOST_SYMBOLS, MOST_WIDTH, ModelSection
 from .metrics import VALIDATION_METRICS, TextScorer, higher_is_better, without_prefix
@@ -58,21 +57,22 @@ class DataSection:
         default_factory=lambda: [parse(Corpus, {"generated": "validation"}, "data.validation[0]")],
         metadata={"help": "corpora to evaluate on during training; the generated one by default"},
     )
-    on_empty: str = option("error", "what a pair with an empty side is", choices=("error", "skip"))
+    on_empty: str = option("error", "treatment of pairs with an empty side", choices=("error", "skip"))
     max_source_length: Annotated[int, _LENGTH] = option(
-        256, "longer training pairs (in tokens) are left out; validation pairs only beyond the model's positions"
+        256,
+        "maximum number of source tokens of a training pair; validation pairs may be as long as the model's positions",
     )
-    max_target_length: Annotated[int, _LENGTH] = option(256, "likewise, of the target")
+    max_target_length: Annotated[int, _LENGTH] = option(256, "maximum number of target tokens of a training pair")
     on_long: str = option(
         "skip",
-        "truncate: longer sides are cut off in place of that, for summaries; sources of validation and tests too",
+        "skip longer training pairs, or truncate them (for summaries), and the sources of validation and test sets too",
         choices=ON_LONG,
     )
     max_length_ratio: Annotated[float | None, Range(least=1)] = option(
-        None, "training pairs with lengths further apart are left out"
+        None, "maximum ratio of the two lengths of a training pair"
     )
-    cache_dir: str | None = option(None, "where prepared data is kept; null: in the output folder")
-    num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "processes that tokenize")
+    cache_dir: str | None = option(None, "folder of prepared data; null: a subfolder of the output folder")
+    num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
 
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed."""
@@ -81,8 +81,11 @@ class DataSection:
             language = getattr(self, name)
             if not LANGUAGE.fullmatch(language):
                 raise UserError(
-                    f"data.{name}={shown(language)} is not allowed; it must be a language code of letters, digits, _ "
-                    "and -. Remedy: correct it, e.g. en, de or zh-CN."
+                    "option.value",
+                    field=f"data.{name}",
+                    value=language,
+                    allowed="a language code of letters, digits, _ and -",
+                    remedy="correct it, e.g. en, de or zh-CN",
                 )
 
 
@@ -92,41 +95,36 @@ class TokenizerSection:
     """Section `tokenizer`. It is trained on the training corpora, unless `source` or `model.init_from` provides one."""
 
     kind: str = option(
-        "bpe",
-        "of the source; space: what spaces part, for text that is tokenised already",
-        choices=TOKENIZER_TYPES,
+        "bpe", "kind of the source tokenizer; space: split tokenised text at spaces", choices=TOKENIZER_TYPES
     )
-    vocab_size: Annotated[int, _SYMBOLS] = option(
-        8000, "symbols of the source, and of the target unless target_vocab_size is given"
-    )
+    vocab_size: Annotated[int, _SYMBOLS] = option(8000, "number of source symbols, and of target symbols by default")
     target_kind: str | None = option(
-        None, "of the target where it differs; not with joint", choices=(None, *TOKENIZER_TYPES)
+        None, "kind of a separate target tokenizer; null: the source's", choices=(None, *TOKENIZER_TYPES)
     )
-    target_vocab_size: Annotated[int | None, _SYMBOLS] = option(None, "likewise")
+    target_vocab_size: Annotated[int | None, _SYMBOLS] = option(
+        None, "number of symbols of a separate target tokenizer; null: vocab_size"
+    )
     joint: bool = option(True, "one vocabulary for both sides")
-    min_frequency: Annotated[int, Range(least=1)] = option(1, "rarer symbols are left out")
-    lowercase: bool = option(False, "drops case")
+    min_frequency: Annotated[int, Range(least=1)] = option(1, "minimum frequency of a symbol")
+    lowercase: bool = option(False, "lowercase all text")
     byte_fallback: bool | None = option(
-        None,
-        "whether BPE writes what it does not know in bytes, 256 symbols of the vocabulary; null: from 1000 symbols on",
+        None, "write unknown characters as bytes (BPE; 256 symbols of the vocabulary); null: if vocab_size >= 1000"
     )
-    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "most sentence pairs to train it on")
-    source: str | None = option(None, "folder or model id of an existing tokenizer of the source")
-    target: str | None = option(None, "of the target")
+    max_sentences: Annotated[int | None, Range(least=1)] = option(
+        None, "maximum number of sentence pairs to train it on"
+    )
+    source: str | None = option(None, "folder or model id of an existing source tokenizer")
+    target: str | None = option(None, "folder or model id of an existing target tokenizer")
 
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed or contradicts another."""
         check_fields(self, "tokenizer")
         if self.joint and (self.target_kind or self.target_vocab_size or self.target):
-            raise UserError(
-                "tokenizer.joint=true leaves no place for a target tokenizer of its own. Remedy: set tokenizer.joint: "
-                "false, or remove target, target_kind and target_vocab_size."
-            )
+            other, remedy = "a separate target tokenizer", "set it to false, or remove target* fields"
+            raise UserError("recipe.conflict", field="tokenizer.joint", value=True, other=other, remedy=remedy)
         if self.target and not self.source:
-            raise UserError(
-                f"tokenizer.target={shown(self.target)} would be ignored without tokenizer.source. Remedy: name both, "
-                "or neither."
-            )
+            other, remedy = "tokenizer.source", "give both, or neither"
+            raise UserError("recipe.requires", field="tokenizer.target", value=self.target, other=other, remedy=remedy)
 
 
 @documented
@@ -134,8 +132,8 @@ class TokenizerSection:
 class AverageSection:
     """Section `average`: the checkpoints whose average is the final model."""
 
-    count: Annotated[int, Range(least=1, most=10000)] = option(5, "how many; 1 takes a single one")
-    which: str = option("last", "the last ones, or the best by metric_for_best_model", choices=("last", "best"))
+    count: Annotated[int, Range(least=1, most=10000)] = option(5, "number of checkpoints")
+    which: str = option("last", "the last checkpoints, or the best by metric_for_best_model", choices=("last", "best"))
 
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed."""
@@ -143,7 +141,7 @@ class AverageSection:
 
     @property
     def keep_option(self) -> str:
-        """The argument of training that keeps these checkpoints."""
+        """Name of the training argument that keeps these checkpoints."""
         return "keep_best" if self.which == "best" else "keep_last"
 
 
@@ -158,35 +156,35 @@ SET_ELSEWHERE = {
 WITHOUT_EFFECT = {
     "resume_from_checkpoint": "resume with --resume",
     "local_rank": "start several processes with torchrun or accelerate launch, which number them",
-    "do_train": "leave it out: a run trains",
+    "do_train": "remove it: a run always trains",
     "do_eval": "set training.eval_strategy",
     "do_predict": "name test sets in test",
     "push_to_hub": "publish the finished model with its push_to_hub",
-    "predict_with_generate": "set training.bleu_samples, which makes BLEU by generation",
+    "predict_with_generate": "set training.bleu_samples to evaluate BLEU by generation",
     "generation_config": "set training.bleu_beams, and decoding for the finished model",
     "generation_max_length": "set decoding.max_length_extra for the finished model",
     "generation_num_beams": "set training.bleu_beams, and decoding.beams for the finished model",
-    "use_liger_kernel": "leave it out: these models have no Liger kernels",
+    "use_liger_kernel": "remove it: these models have no Liger kernels",
 }
 
 
 @dataclass
 class RunSection:
-    """Fields of the section `training` beside those of [`~recnmt_hf.TranslationTrainingArguments`]."""
+    """Fields of the section `training` besides those of [`~recnmt_hf.TranslationTrainingArguments`]."""
 
     early_stopping_patience: Annotated[int | None, Range(least=1)] = option(
-        None, "evaluations without a better metric_for_best_model after which training ends"
+        None, "number of evaluations without a better metric_for_best_model after which training ends"
     )
     baseline_steps: Annotated[float | None, Range(above=0, share=True)] = option(
         None,
-        "the first of max_steps, or their share, which train the plain model that a variant starts from, in the folder "
+        "number (or share) of max_steps that first train the plain model from which a variant starts, in the folder "
         "`baseline` of the output",
     )
 
 
 @dataclass
 class TrainingDefaults:
-    """Arguments of [`~recnmt_hf.TranslationTrainingArguments`] that have another default in recipes."""
+    """Arguments of [`~recnmt_hf.TranslationTrainingArguments`] with another default in recipes."""
 
     learning_rate: float = 7e-4
     adam_beta1: float = 0.9
@@ -210,6 +208,7 @@ class TrainingDefaults:
 
 
 TRAINING_DEFAULTS = dataclasses.asdict(TrainingDefaults())
+STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
 
 
 @dataclass
@@ -217,7 +216,7 @@ class TrainingSection(TrainingDefaults, RunSection):
     """
     Section `training`: fields of [`~recnmt_hf.TranslationTrainingArguments`] and of [`RunSection`].
 
-    `None` leaves a field to the Trainer's arguments. `others` holds the arguments that are only passed on to them.
+    `None` selects the default of the Trainer's arguments. `others` holds arguments that are only passed on to them.
     """
 
     use_cpu: bool | None = None
@@ -238,9 +237,7 @@ class TrainingSection(TrainingDefaults, RunSection):
     def parse(cls, content: Any) -> TrainingSection:
         """Build the section from a mapping, and check it."""
         given = given_fields(content, TRAINING_OPTIONS, "training")
-        for name in ("eval_strategy", "save_strategy", "logging_strategy"):
-            if given.get(name) is False:
-                given[name] = "no"
+        given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
         if given.get("num_train_epochs") is not None and "max_steps" not in given:
             given["max_steps"] = -1  # epochs decide
         derives_metric = given.get("metric_for_best_model") is None
@@ -265,7 +262,7 @@ class TrainingSection(TrainingDefaults, RunSection):
 
     @property
     def scorer(self) -> TextScorer:
-        """How generated text is scored."""
+        """Scorer of generated text."""
         return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase)
 
     def to_dict(self) -> dict[str, Any]:
@@ -285,21 +282,17 @@ class TrainingSection(TrainingDefaults, RunSection):
         """Raise `UserError` for a value that is not allowed, or a field that has no effect in recipes."""
         for name, value in self.to_dict().items():
             entry = TRAINING_OPTIONS[name]
-            if name in SET_ELSEWHERE:
-                raise UserError(f"training.{name} has no effect in a recipe. Remedy: {SET_ELSEWHERE[name]}.")
-            if name in WITHOUT_EFFECT and value not in (None, False, entry.default):
-                raise UserError(
-                    f"training.{name}={shown(value)} has no effect in a recipe. Remedy: {WITHOUT_EFFECT[name]}."
-                )
+            place = f"training.{name}"
+            if name in SET_ELSEWHERE or (name in WITHOUT_EFFECT and value not in (None, False, entry.default)):
+                remedy = SET_ELSEWHERE.get(name) or WITHOUT_EFFECT[name]
+                raise UserError("recipe.no_effect", field=place, value=value, remedy=remedy)
             entry = replace(entry, default=TRAINING_DEFAULTS.get(name, entry.default))
             if name == "max_steps" and value == -1:  # epochs decide
                 if self.num_train_epochs is None:
-                    raise UserError(
-                        "training.max_steps=-1 leaves the length of training to training.num_train_epochs, which is "
-                        "missing. Remedy: set one of them."
-                    )
+                    other, remedy = "training.num_train_epochs", "set one of them"
+                    raise UserError("recipe.requires", field=place, value=value, other=other, remedy=remedy)
                 entry = replace(entry, allowed=None)
-            value = entry.check(value, f"training.{name}")
+            value = entry.check(value, place)
             if name == "baseline_steps" and value is not None and value >= 1:
                 value = int(value)
             value = value.value if isinstance(value, Enum) else value
@@ -329,8 +322,7 @@ class Recipe:
         test (`dict[str, list[Corpus]]`): Test sets by name. A mapping may give a single corpus without a list.
 
     Raises:
-        ValueError: A section or field does not exist, or a value is not allowed; the message names it, and the nearest
-            existing name.
+        UserError: A section or field does not exist, or a value is not allowed.
     """
 
     model: ModelSection = field(default_factory=ModelSection)
@@ -378,22 +370,18 @@ class Recipe:
         for section in (self.model, self.data, self.tokenizer, self.training, self.average):
             section.check()
         check_plan(self.training, self.average)
-        if self.model.init_from is not None and self.training.baseline_steps is not None:
-            raise UserError(
-                f"training.baseline_steps={self.training.baseline_steps} trains the baseline that "
-                f"model.init_from={shown(self.model.init_from)} names already. Remedy: leave out one of them (in a "
-                "recipe that extends another: null)."
-            )
+        steps = self.training.baseline_steps
+        if self.model.init_from is not None and steps is not None:
+            other, remedy = "model.init_from, which is a trained baseline", "set one of them to null"
+            raise UserError("recipe.conflict", field="training.baseline_steps", value=steps, other=other, remedy=remedy)
         try:
             replace(self.decoding)
         except UserError as error:
-            raise UserError(f"decoding.{error}") from error
+            raise error.inside("decoding") from error
         for name in OF_TEXTS:
             if name in stated(self.decoding):
-                raise UserError(
-                    f"decoding.{name} is not allowed: each line of a test set is translated as it is, so that scores "
-                    f"can be compared. Remedy: remove it, and pass it to recnmt translate (--{name.replace('_', '-')})."
-                )
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError("recipe.option_of_texts", field=f"decoding.{name}", flag=flag)
         check_value("test", self.test, dict[str, list[Corpus]])
 
     @property
@@ -414,7 +402,7 @@ class Recipe:
 
     @property
     def validation_decoding(self) -> dict[str, Any]:
-        """The given decoding options of lengths, which also hold for text generated during training."""
+        """Given decoding options of lengths, which also apply to text generated during training."""
         names = ("max_length_factor", "max_length_extra", "max_source_length", "on_long")
         options = {name: value for name, value in stated(self.decoding).items() if name in names}
         # A validation sentence that is too long must not end the training.
@@ -425,8 +413,7 @@ class Recipe:
         Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps.
 
         Args:
-            earlier (*optional*): The number that a resumed run was started with. It is kept, even if the run has more
-                steps now.
+            earlier (*optional*): The number of a resumed run, which stays, even if the run has more steps now.
         """
         share, max_steps = self.training.baseline_steps, self.training.max_steps
         if share is None or share >= 1:
@@ -456,20 +443,19 @@ class Recipe:
         """
         Read a recipe from a YAML file.
 
-        With `extends: other.yaml` (relative to the file) a recipe changes another one: sections and mappings are merged
-        field by field, other values are replaced, and `null` resets a field to its default.
+        `extends: other.yaml` (relative to the file) merges the recipe into another one: sections and mappings field by
+        field, other values are replaced, and `null` resets a field to its default.
 
         Args:
             path (`str` or `Path`): The file. Other relative file names in it are relative to the working directory.
-            overrides (sequence of `str`): `section.field=value`, applied on top; values are read as YAML, and `null`
-                resets a field to its default.
+            overrides (sequence of `str`): `section.field=value`, applied on top; values are read as YAML.
 
         Raises:
             FileNotFoundError: The file does not exist.
-            ValueError: The file is not a YAML mapping, an override has no `=`, or a value is not allowed.
+            UserError: The file is not a YAML mapping, an override has no `=`, or a value is not allowed.
         """
         sections = set(SECTIONS)
-        return cls(**given_fields(content_of(Path(path), overrides, sections), sections, "the recipe"))
+        return cls(**given_fields(content_of(Path(path), overrides, sections), sections))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as a mapping with all defaults, as YAML has it."""
@@ -502,72 +488,73 @@ SECTIONS = tuple(entry.name for entry in fields(Recipe))
 def check_plan(training: TrainingSection, average: AverageSection) -> None:
     """Check that the fields of the sections `training` and `average` do not contradict each other."""
     metric = without_prefix(training.metric_for_best_model)
-    check_value("training.metric_for_best_model", metric, Literal[VALIDATION_METRICS])
-    evaluates, saves = training.eval_strategy, training.save_strategy
-    generated = metric not in ("loss", "perplexity")
-    if generated and training.bleu_samples == 0:
-        raise UserError(
-            f"training.metric_for_best_model={metric} needs translations, but training.bleu_samples=0 switches them "
-            "off. Remedy: set bleu_samples to 100 or more, or metric_for_best_model to loss."
-        )
-    if generated and metric not in training.scorer.names:
-        raise UserError(
-            f"training.metric_for_best_model={metric} is not measured: training.text_metric is "
-            f"{training.text_metric}. Remedy: set one of {', '.join(training.scorer.names)}, or the other text_metric."
-        )
-    needing = {
-        "training.early_stopping_patience": training.early_stopping_patience,
-        "training.load_best_model_at_end": training.load_best_model_at_end,
-        "training.save_strategy=best": saves == "best",
-        "average.which=best": average.which == "best",
-    }
-    for name, is_set in needing.items():
-        if is_set and evaluates == "no":
-            raise UserError(
-                f"{name} needs evaluation during training, but training.eval_strategy is no. Remedy: set it to steps, "
-                "or leave the other out."
-            )
+    place = "training.metric_for_best_model"
+    check_value(place, metric, Literal[VALIDATION_METRICS])
+    if metric not in ("loss", "perplexity"):
+        if training.bleu_samples == 0:
+            other, remedy = "training.bleu_samples above 0", "set bleu_samples to 100 or more, or the metric to loss"
+            raise UserError("recipe.requires", field=place, value=metric, other=other, remedy=remedy)
+        if metric not in training.scorer.names:
+            other, remedy = f"training.text_metric={training.text_metric}", f"use {', '.join(training.scorer.names)}"
+            raise UserError("recipe.conflict", field=place, value=metric, other=other, remedy=remedy)
+    if training.eval_strategy == "no":
+        needing = {
+            "training.early_stopping_patience": training.early_stopping_patience,
+            "training.load_best_model_at_end": training.load_best_model_at_end,
+            "training.save_strategy": "best" if training.save_strategy == "best" else None,
+            "average.which": "best" if average.which == "best" else None,
+        }
+        for name, value in needing.items():
+            if value:
+                other, remedy = "evaluation during training", "set training.eval_strategy to steps, or remove the field"
+                raise UserError("recipe.requires", field=name, value=value, other=other, remedy=remedy)
     if average.which == "best" or training.load_best_model_at_end:
         check_evaluated_checkpoints(training, average)
     baseline_steps, max_steps = training.baseline_steps, training.max_steps
     if baseline_steps is not None and baseline_steps < 1 and max_steps < 0:
+        other, remedy = "training.max_steps, because it is a share", "set max_steps, or a whole number of steps"
         raise UserError(
-            f"training.baseline_steps={baseline_steps} is a share of training.max_steps, which is not given. Remedy: "
-            "write a whole number of steps, or training.max_steps in place of training.num_train_epochs."
+            "recipe.requires", field="training.baseline_steps", value=baseline_steps, other=other, remedy=remedy
         )
-    if baseline_steps is not None and 0 < max_steps <= max(baseline_steps, 1):
-        raise UserError(
-            f"training.baseline_steps={baseline_steps} leaves no step for the variant: both stages together have "
-            f"training.max_steps={max_steps}. Remedy: lower the one, or raise the other."
-        )
-    name = average.keep_option
-    keep = getattr(training, name)
+    if baseline_steps is not None and max_steps > 0:
+        check_planned_steps(max(baseline_steps, 1), max_steps)
+    keep = getattr(training, average.keep_option)
     if keep is not None and keep < average.count:
-        raise UserError(
-            f"average.count={average.count} needs as many checkpoints, but training.{name}={keep} keeps fewer. "
-            f"Remedy: raise {name}, or lower average.count."
+        other, remedy = (
+            f"average.count={average.count}, which needs as many checkpoints",
+            "raise it, or lower the count",
         )
-    higher_is_better(metric, training.greater_is_better, "training.")
+        raise UserError(
+            "recipe.conflict", field=f"training.{average.keep_option}", value=keep, other=other, remedy=remedy
+        )
+    try:
+        higher_is_better(metric, training.greater_is_better)
+    except UserError as error:
+        raise error.inside("training") from error
+
+
+def check_planned_steps(baseline_steps: float, steps: int) -> None:
+    """Raise `UserError` if the baseline's stage leaves no step for the variant."""
+    if baseline_steps >= steps:
+        raise UserError("recipe.no_second_stage", field="training.baseline_steps", value=baseline_steps, steps=steps)
 
 
 def check_evaluated_checkpoints(training: TrainingSection, average: AverageSection) -> None:
     """Check that checkpoints are evaluated, so that the best can be chosen."""
     evaluates, saves = training.eval_strategy, training.save_strategy
-    place = "average.which=best" if average.which == "best" else "training.load_best_model_at_end"
-    if saves == "best":
-        return
-    if saves != evaluates:
-        raise UserError(
-            f"{place} needs checkpoints that are evaluated, but training.eval_strategy is {evaluates} and "
-            f"training.save_strategy {saves}. Remedy: set both alike."
-        )
+    user = "average.which=best" if average.which == "best" else "training.load_best_model_at_end"
     save_steps, eval_steps = training.save_steps, training.eval_steps or training.logging_steps
     meet = is_multiple(save_steps, eval_steps) or (average.which == "best" and is_multiple(eval_steps, save_steps))
-    if saves == "steps" and not meet:
-        raise UserError(
-            f"{place} needs checkpoints that are evaluated, but training.save_steps={save_steps} is no multiple of "
-            f"training.eval_steps={eval_steps}. Remedy: set both alike."
-        )
+    if saves == "best" or (saves == evaluates and (saves != "steps" or meet)):
+        return
+    name = "strategy" if saves != evaluates else "steps"
+    raise UserError(
+        "recipe.checkpoints_not_evaluated",
+        field=f"training.save_{name}",
+        value=saves if saves != evaluates else save_steps,
+        other=f"training.eval_{name}={evaluates if saves != evaluates else eval_steps}",
+        user=user,
+    )
 
 
 def is_multiple(steps: float, of: float) -> bool:
@@ -576,11 +563,8 @@ def is_multiple(steps: float, of: float) -> bool:
 
 
 def name_of_test(name: Any) -> str:
-    """Return the name of a test set as text; it may be a number, such as 2014."""
+    """Check the name of a test set, which may be a number, and return it as text."""
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
     if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in TAKEN_NAMES:
-        raise UserError(
-            f"test: {shown(name)} is no name for a test set; it must be a file's name of letters, digits, _, - and . "
-            f"(but not {' or '.join(TAKEN_NAMES)}). Remedy: choose another, e.g. newstest2014."
-        )
+        raise UserError("recipe.test_name", field="test", value=name, taken=" or ".join(TAKEN_NAMES))
     return text

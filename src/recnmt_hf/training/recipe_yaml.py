@@ -1,9 +1,9 @@
 """
-Reading and writing recipes: YAML in the core schema of YAML 1.2, `extends`, and overrides of the command line.
+Read and write recipes: YAML in the core schema of YAML 1.2, `extends`, and overrides of the command line.
 
-Plain `true` and `false` are the only booleans, so that `no` is Norwegian; 1:30 and 2024-01-01 are text, 010 is ten,
-5e-4 a number. A name may occur once in a mapping. Messages give the name of a file and the line, never its content,
-because `extends` may name any file.
+Only plain `true` and `false` are booleans, so that `no` is Norwegian; 1:30 and 2024-01-01 are text, 010 is ten, 5e-4 a
+number. Names in a mapping are unique. Messages give file and line, never the content, because `extends` may name any
+file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from .._values import DEFAULT, kind_of, shown
-from ..models.user_errors import MissingFileError, UserError
+from .._values import DEFAULT, kind_of
+from ..errors import MissingFileError, UserError
 
 
 MAX_BYTES = 2**20
@@ -59,12 +59,15 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         is_alias = isinstance(event, yaml.AliasEvent)
         self.aliases += is_alias
+        problem = None
         if len(self.open_anchors) >= MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", event.start_mark)
-        if is_alias and event.anchor in self.open_anchors:
-            raise yaml.composer.ComposerError(None, None, "an alias within its own anchor", event.start_mark)
-        if self.aliases > MAX_ALIASES:
-            raise yaml.composer.ComposerError(None, None, f"more than {MAX_ALIASES} aliases", event.start_mark)
+            problem = f"nested more than {MAX_DEPTH} deep"
+        elif is_alias and event.anchor in self.open_anchors:
+            problem = "an alias within its own anchor"
+        elif self.aliases > MAX_ALIASES:
+            problem = f"more than {MAX_ALIASES} aliases"
+        if problem is not None:
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
         self.open_anchors.append(None if is_alias else event.anchor)
         node = super().compose_node(parent, index)
         self.open_anchors.pop()
@@ -74,12 +77,10 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         names: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.composer.ComposerError(
-                    None, None, "a list or mapping where a name is expected", key.start_mark
-                )
-            if key.value in names and key.tag != f"{_PREFIX}merge":
-                raise yaml.composer.ComposerError(None, None, "a name that occurs twice in a mapping", key.start_mark)
+            is_name = isinstance(key, yaml.ScalarNode)
+            if not is_name or (key.value in names and key.tag != f"{_PREFIX}merge"):
+                problem = "a name that occurs twice in a mapping" if is_name else "a list or mapping instead of a name"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
             names.add(key.value)
         return node
 
@@ -115,29 +116,22 @@ for _name, _pattern, _first in _CORE_SCHEMA:
 
 def load_yaml(text: str, name: str) -> Any:
     """
-    Parse a YAML document or value.
-
-    Args:
-        text (`str`): The document.
-        name (`str`): Its name in messages.
-
-    Raises:
-        UserError: The document is not valid YAML, or exceeds a limit; the message gives line and column, and quotes
-            nothing.
+    Parse a YAML document or value, which messages call `name` (a file or an override). `UserError` if it is not valid
+    YAML or exceeds a limit; the message quotes nothing.
     """
     loader = None
     try:
         loader = _Loader(text)
         return loader.get_single_data()
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{name}, line {line}: no valid YAML (a control character). Remedy: remove it.") from None
+        position = f", line {text.count(chr(10), 0, error.position) + 1}"
+        raise UserError("yaml.invalid", field=name, position=position, reason="a control character") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        # Quoted words would be the file's.
-        problem = re.sub(r"'(?!<)[^']{2,}'|\"[^\"]*\"", "...", error.problem or "it ends early")
-        raise UserError(f"{name}{place}: no valid YAML ({problem}). Remedy: correct it.") from None
+        position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        # Quoted words would be content of the file.
+        reason = re.sub(r"'(?!<)[^']{2,}'|\"[^\"]*\"", "...", error.problem or "it ends early")
+        raise UserError("yaml.invalid", field=name, position=position, reason=reason) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -149,43 +143,32 @@ def dump_yaml(content: Any) -> str:
 
 
 def read_text(path: Path) -> str:
-    """
-    Read a recipe's file.
-
-    Raises:
-        UserError: The file does not exist, is not a regular file, cannot be read, is too large, or is not UTF-8 text.
-    """
+    """Read a recipe's file; `UserError` if it is not a regular file, unreadable, too large, or not UTF-8 text."""
+    name = f"{str(path)[:60]}..." if len(str(path)) > 200 else str(path)
     try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder; it holds {yaml_files(path)}. Remedy: name a recipe in it.")
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file. Remedy: name a recipe.")
+            folder = path if path.is_dir() else path.parent
+            raise UserError("recipe.not_a_file", field=name, folder=folder, names=yaml_files(folder))
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingFileError(
-            f"There is no recipe {path}; {path.parent} holds {yaml_files(path.parent)}. Remedy: correct the path."
-        ) from None
+        names = yaml_files(path.parent)
+        raise MissingFileError("recipe.missing", field=name, folder=path.parent, names=names) from None
     except UserError:
         raise
     except (OSError, ValueError) as error:
-        place = f"{str(path)[:60]}..." if len(str(path)) > 200 else path
-        why = getattr(error, "strerror", None) or "not a file name"
-        raise UserError(
-            f"The recipe {place} cannot be read ({why}). Remedy: correct the path or its permissions."
-        ) from None
+        reason = getattr(error, "strerror", None) or "not a file name"
+        raise UserError("recipe.unreadable", field=name, reason=reason) from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"{path} has more than {MAX_BYTES:,} bytes, too many for a recipe. Remedy: correct the path.")
+        raise UserError("recipe.too_large", field=name, most=MAX_BYTES)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{path}, line {line}: not UTF-8 text. Remedy: correct the path, or save the recipe as UTF-8."
-        ) from None
+        raise UserError("recipe.not_utf8", field=name, line=content.count(b"\n", 0, error.start) + 1) from None
 
 
 def yaml_files(folder: Path, most: int = 12) -> str:
+    """List the YAML files in a folder."""
     names = sorted(path.name for path in folder.glob("*.yaml"))
     return ", ".join(names[:most]) + " ..." * (len(names) > most) or "no YAML file"
 
@@ -204,59 +187,46 @@ def content_of(path: Path, overrides: Sequence[str], sections: set[str]) -> dict
         name, equals, value = override.partition("=")
         parts = name.split(".")
         if not equals or not all(parts) or name != name.strip():
-            raise UserError(f"{shown(override)} is no override. Remedy: write section.field=value.")
+            raise UserError("override.syntax", value=override)
         if not value.strip():
-            raise UserError(
-                f"{name}= has no value. Remedy: write {name}=null for its default, {name}='\"\"' for no text."
-            )
+            raise UserError("override.no_value", field=name)
         for earlier in applied:
             if parts == earlier[: len(parts)]:
-                raise UserError(f"{name} replaces {'.'.join(earlier)} given before it. Remedy: give one of them.")
+                raise UserError("override.repeated", field=name, earlier=".".join(earlier))
         applied.append(parts)
-        place = content
+        target = content
         for depth, parent in enumerate(parts[:-1], start=1):
-            if place.get(parent) in (None, DEFAULT):
-                place[parent] = {}
-            place = place[parent]
-            if not isinstance(place, dict):
-                scalar = ".".join(parts[:depth])
+            if target.get(parent) in (None, DEFAULT):
+                target[parent] = {}
+            target = target[parent]
+            if not isinstance(target, dict):
                 raise UserError(
-                    f"{name} cannot be set: {scalar} is {kind_of(place)}, not a mapping. Remedy: give {scalar} as "
-                    "a whole."
+                    "override.not_a_mapping", field=name, parent=".".join(parts[:depth]), kind=kind_of(target)
                 )
-        parsed = load_yaml(value, f"the value of {name}")
-        place[parts[-1]] = DEFAULT if parsed is None and len(parts) <= FIELD_DEPTH else parsed
+        parsed = load_yaml(value, name)
+        target[parts[-1]] = DEFAULT if parsed is None and len(parts) <= FIELD_DEPTH else parsed
     return content
 
 
 def read_recipe(path: Path, sections: set[str], extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a recipe's file, merged into the one it extends."""
-    text = read_text(path)
+    text, name = read_text(path), str(path)
     if path.resolve() in extended_by:
-        raise UserError(f"{path} extends itself. Remedy: correct its line `extends`.")
+        raise UserError("recipe.extends_itself", field=name)
     if len(extended_by) >= MAX_EXTENDED:
-        raise UserError(
-            f"{path} is the last of more than {MAX_EXTENDED} recipes that extend each other. Remedy: join some."
-        )
-    content = load_yaml(text, str(path))
-    if content is not None and not isinstance(content, dict):
-        raise UserError(
-            f"{path} is no recipe: it must be a mapping of sections, not {kind_of(content)}. Remedy: correct the path, "
-            "or write sections such as training: {max_steps: 1000}."
-        )
-    content = content or {}
+        raise UserError("recipe.too_many_extended", field=name, most=MAX_EXTENDED)
+    content = load_yaml(text, name)
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        raise UserError("recipe.not_a_mapping", field=name, kind=kind_of(content))
     extended = content.pop("extends", None)
-    if extended_by and any(name not in sections for name in content):  # a message must not quote a foreign file
-        raise UserError(
-            f"{path} is no recipe: it has other sections than {', '.join(sorted(sections))}. Remedy: correct the line "
-            f"`extends` of {extended_by[-1]}, or this file."
-        )
+    if extended_by and not content.keys() <= sections:  # a message must not quote a foreign file
+        names = ", ".join(sorted(sections))
+        raise UserError("recipe.foreign_sections", field=name, sections=names, extended_by=extended_by[-1])
     if extended is None:
         return content
     if not isinstance(extended, str) or not extended:
-        raise UserError(
-            f"{path}: extends must be the name of one file, not {kind_of(extended)}. Remedy: write extends: base.yaml."
-        )
+        raise UserError("recipe.extends", field=name, kind=kind_of(extended))
     return merged(read_recipe(path.parent / extended, sections, (*extended_by, path.resolve())), content)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run may resume: its recipe, data and processes are compared with those it was started with."""
+"""Checks of resumed runs: recipe, data and processes are compared with those of the start."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from transformers import PreTrainedConfig
 from .._values import default_of, stated
 from ..data.corpora import parse_corpora
 from ..data.files import open_output
+from ..errors import UserError
 from ..inference.options import DecodingOptions
-from ..models.user_errors import UserError
 from .arguments import TranslationTrainingArguments
 from .building import ModelSection
 from .checkpoints import newest_intact_checkpoint, state_of, steps_of
@@ -30,94 +30,51 @@ from .processes import logger
 from .recipe import WITHOUT_EFFECT, AverageSection, DataSection, Recipe, TokenizerSection
 
 
-# Nothing of the training depends on these.
-FREE = {
-    "data.cache_dir",
-    "data.num_proc",
-    "training.dataloader_num_workers",
-    "training.dataloader_persistent_workers",
-    "training.dataloader_pin_memory",
-    "training.dataloader_prefetch_factor",
-    "training.ddp_backend",
-    "training.ddp_broadcast_buffers",
-    "training.ddp_bucket_cap_mb",
-    "training.ddp_find_unused_parameters",
-    "training.ddp_timeout",
-    "training.disable_tqdm",
-    "training.eval_delay",
-    "training.eval_on_start",
-    "training.eval_steps",
-    "training.eval_strategy",
-    "training.include_num_input_tokens_seen",
-    "training.include_tokens_per_second",
-    "training.keep_best",
-    "training.keep_last",
-    "training.load_best_model_at_end",
-    "training.per_device_eval_batch_size",
-    "training.per_device_train_batch_size",
-    "training.project",
-    "training.report_to",
-    "training.restore_callback_states_from_checkpoint",
-    "training.run_name",
-    "training.save_on_each_node",
-    "training.save_steps",
-    "training.save_strategy",
-    "training.skip_memory_metrics",
-    "training.torch_empty_cache_steps",
-}
-FREE |= {f"training.{name}" for name in WITHOUT_EFFECT}
+def training_fields(names: str) -> set[str]:
+    """Return the places of fields of the section `training`."""
+    return {f"training.{name}" for name in names.split()}
+
+
+# Fields that do not affect training.
+FREE = {"data.cache_dir", "data.num_proc", *(f"training.{name}" for name in WITHOUT_EFFECT)}
+FREE |= training_fields("""
+    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout disable_tqdm eval_delay eval_on_start
+    eval_steps eval_strategy include_num_input_tokens_seen include_tokens_per_second keep_best keep_last
+    load_best_model_at_end per_device_eval_batch_size per_device_train_batch_size project report_to
+    restore_callback_states_from_checkpoint run_name save_on_each_node save_steps save_strategy skip_memory_metrics
+    torch_empty_cache_steps
+""")
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
-# These hold from the checkpoint on: what it has learnt stays meaningful.
-FROM_HERE = {
-    "training.early_stopping_patience",
-    "training.learning_rate",
-    "training.max_grad_norm",
-    "training.max_steps",
-    "training.num_train_epochs",
-    "training.warmup_ratio",
-    "training.warmup_steps",
-}
-# Other devices and kernels round differently.
-ROUNDING = {"training.use_cpu", "training.tf32", "training.torch_compile", "training.torch_compile_backend"}
-# Values of the evaluations before and after such a change are no longer comparable.
-MEASURES = {
-    "data.validation",
-    "training.bleu_beams",
-    "training.bleu_lowercase",
-    "training.bleu_samples",
-    "training.greater_is_better",
-    "training.metric_for_best_model",
-    "training.rouge_units",
-    "training.text_metric",
-}
-# What the prepared data and an update are made of. Where the run has a record, what came of them is compared, which
-# says more than the recipe's words.
-LOOKED_AT = {
-    "data.max_length_ratio",
-    "data.max_source_length",
-    "data.max_target_length",
-    "data.on_empty",
-    "data.on_long",
-    "data.source_lang",
-    "data.target_lang",
-    "data.train",
-    "data.validation",
-    "training.gradient_accumulation_steps",
-}
+# Fields that may change from the checkpoint on.
+FROM_HERE = training_fields(
+    "early_stopping_patience learning_rate max_grad_norm max_steps num_train_epochs warmup_ratio warmup_steps"
+)
+# Fields that change rounding.
+ROUNDING = training_fields("use_cpu tf32 torch_compile torch_compile_backend")
+# Fields after whose change evaluations are not comparable.
+MEASURES = {"data.validation"} | training_fields(
+    "bleu_beams bleu_lowercase bleu_samples greater_is_better metric_for_best_model rouge_units text_metric"
+)
+# Fields of the prepared data and of an update. If the run has a record, `check_record` compares their results instead.
+RECORDED = {"training.gradient_accumulation_steps", "data.train", "data.validation"}
+RECORDED |= {f"data.{name}" for name in ("max_length_ratio", "max_source_length", "max_target_length")}
+RECORDED |= {f"data.{name}" for name in ("on_empty", "on_long", "source_lang", "target_lang")}
+CHANGED = "Changed since the start of the run: "
 
 
 @dataclass
 class RunRecord:
     """
-    Circumstances of a run beside its recipe.
+    Circumstances of a run that its recipe does not contain.
 
     Args:
-        processes (`int`): How many processes trained.
-        accumulation (`int`): Batches of each process that make an update.
+        processes (`int`): Number of training processes.
+        accumulation (`int`): Number of batches of each process in an update.
         training_data, validation_data (`str`): Digests of the prepared token ids.
-        training_pairs, validation_pairs (`int`): Their numbers of sentence pairs.
+        training_pairs, validation_pairs (`int`): Numbers of sentence pairs.
         device (`str`): `"cpu"`, `"cuda"`, ...
-        versions (`dict`): Of the libraries that compute.
+        versions (`dict`): Versions of torch and transformers.
     """
 
     processes: int
@@ -132,12 +89,13 @@ class RunRecord:
     )
 
     def save(self, output_dir: Path) -> None:
+        """Write the record into a run's folder."""
         with open_output(output_dir / RECORD) as file:
             json.dump(asdict(self), file, indent=1)
 
     @classmethod
     def load(cls, output_dir: Path) -> RunRecord | None:
-        """Load the record of an earlier run; `None` if there is none, as in runs of old versions."""
+        """Load the record of an earlier run; runs of old versions have none."""
         try:
             content = json.loads((output_dir / RECORD).read_text(encoding="utf-8"))
             return cls(**content)
@@ -157,7 +115,7 @@ def digest_of(data: Dataset) -> str:
 
 
 def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
-    """Read the recipe that a run was started with; `None` if there is none that can be read."""
+    """Read the recipe of the run in a folder; `None` if it is missing or unreadable."""
     try:
         content = yaml.safe_load((output_dir / RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -166,16 +124,14 @@ def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
 
 
 def earlier_baseline_steps(output_dir: Path) -> Any:
-    """Return `training.baseline_steps` of the recipe that a run was started with; `None` if there is none."""
+    """Return `training.baseline_steps` of the recipe of the run in a folder, or `None`."""
     return ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps")
 
 
 def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
     """
-    Return the checkpoint from which a run resumes, and delete what a killed run left incomplete.
-
-    Raises:
-        ValueError: All checkpoints are damaged, or they were made with another recipe.
+    Return the checkpoint from which a run resumes, and delete incomplete files. `UserError` if all checkpoints are
+    damaged, or were made with another recipe.
     """
     remove_leftovers(output_dir)
     checkpoint = newest_intact_checkpoint(output_dir, logger.info) or newest_intact_checkpoint(
@@ -188,18 +144,15 @@ def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
     for change in check_recipe(recipe, output_dir, checkpoint):
         logger.info(change)
     if checkpoint.parent != output_dir and recipe.training.baseline_steps is None:
-        raise UserError(
-            f"{checkpoint} is of a baseline, and the recipe has no training.baseline_steps. Remedy: set it as it was, "
-            "or start anew in another folder or with --overwrite."
-        )
+        raise UserError("resume.baseline", field="training.baseline_steps", checkpoint=checkpoint)
     logger.info(f"Resuming from {checkpoint}.")
     return checkpoint
 
 
 def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:
     """
-    Return the fields of a recipe that differ from the one its run was started with, each with `"old -> new"`; `None` if
-    there is no earlier recipe that can be read.
+    Return the fields of a recipe that differ from the recipe in the folder, with `"old -> new"`; `None` if there is
+    none that can be read.
     """
     old = recipe_in(output_dir)
     if old is None:
@@ -214,7 +167,7 @@ def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None
         if old_value != new_value:
             changes[name] = f"{display(old_value)} -> {display(new_value)}"
     if not torch.accelerator.is_available():
-        changes.pop("training.use_cpu", None)  # there is nothing else to use
+        changes.pop("training.use_cpu", None)  # the CPU is used anyway
     return changes
 
 
@@ -233,7 +186,7 @@ def fields_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparable_corpora(corpora: Any) -> Any:
-    """Return corpora in one form, so that they can be compared, or unchanged if they are not valid."""
+    """Return corpora in a form that can be compared, or unchanged if they are not valid."""
     try:
         return [stated(replace(corpus)) for corpus in parse_corpora(corpora)]  # a copy forgets which fields were given
     except UserError:
@@ -256,147 +209,116 @@ def recipe_default(name: str) -> Any:
 
 
 def display(value: Any) -> str:
+    """Return a value for messages, at most 100 characters."""
     text = "unset" if value is None else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str]:
-    """
-    Check that a run may resume with a recipe.
-
-    Returns:
-        A line for each change, all of them allowed.
-
-    Raises:
-        ValueError: A change is not allowed; the message has all of these, with old and new value.
-    """
+    """Return a line for each changed field; `UserError` with all changes that are not allowed."""
     max_steps, steps = recipe.training.max_steps, steps_of(checkpoint)
     if 0 < max_steps < steps:
         raise UserError(
-            f"training.max_steps={max_steps} is fewer than the {steps} steps that {checkpoint} has. Remedy: set it to "
-            f"{steps} or more, or start anew in another folder or with --overwrite."
+            "resume.fewer_steps", field="training.max_steps", value=max_steps, steps=steps, checkpoint=checkpoint
         )
     changes = changes_of_recipe(recipe, output_dir)
     if changes is None:
-        return [f"{output_dir} has no readable {RECIPE}: what changed since the run began cannot be told."]
-    known_data = RunRecord.load(output_dir) is not None
-    sentences, refused = [], []
+        return [f"{output_dir} has no readable {RECIPE}, so changes of the recipe are unknown."]
+    has_record = RunRecord.load(output_dir) is not None
+    allowed, not_allowed = [], []
     for name, change in changes.items():
         if name in FREE or name.startswith(FREE_PREFIXES):
-            sentences.append(f"{name}: {change}.")
+            allowed.append(f"{name}: {change}.")
         elif name in FROM_HERE:
-            sentences.append(f"{name}: {change} (from step {steps} on).")
+            allowed.append(f"{name}: {change} (from step {steps} on).")
         elif name in ROUNDING:
-            sentences.append(f"{name}: {change}; the run goes on, but not bit by bit as it would have.")
-        elif name in LOOKED_AT and known_data:
-            continue  # by `check_record`
+            allowed.append(f"{name}: {change}; the result will not be bit-identical.")
+        elif name in RECORDED and has_record:
+            continue
         elif name in MEASURES and not recipe.compares_evaluations:
-            sentences.append(f"{name}: {change}; evaluations before and after are not comparable.")
+            allowed.append(f"{name}: {change}; evaluations before and after are not comparable.")
         else:
-            refused.append(f"{name}: {change}")
-    if refused:
+            not_allowed.append(f"{name}: {change}")
+    if not_allowed:
         raise UserError(
-            f"{checkpoint} was trained with another recipe, and a run cannot go on with other values of these fields: "
-            f"{'; '.join(refused)}. Remedy: resume with the old values ({output_dir / RECIPE} has them), or start "
-            "anew in another folder or with --overwrite."
+            "resume.other_recipe",
+            field=", ".join(line.partition(":")[0] for line in not_allowed),
+            changes="; ".join(not_allowed),
+            checkpoint=checkpoint,
+            recipe=output_dir / RECIPE,
         )
-    return [f"Changed since the run began: {sentence}" for sentence in sentences]
+    return [f"{CHANGED}{line}" for line in allowed]
 
 
 def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, checkpoint: Path) -> list[str]:
     """
-    Check that a run may resume with its data and processes.
+    Return a line for each change of data and processes; `UserError` if one is not allowed.
 
-    Processes times accumulated batches determine the tokens of an update, and so learning rate, schedule and place in
-    the data. If the product stays, another number of processes only divides the same data in another way: the run
-    resumes, but not bit by bit. If it changes, the recipe has another meaning.
-
-    Args:
-        new ([`RunRecord`]): The record of the resumed run.
-        compares_evaluations (`bool`): Whether the run compares scores of evaluations at different steps.
-        output_dir (`Path`): The run's folder.
-        checkpoint (`Path`): The checkpoint.
-
-    Returns:
-        A line for each change, all of them allowed.
-
-    Raises:
-        ValueError: A change is not allowed.
+    Processes times accumulated batches determine the tokens of an update, and so learning rate, schedule and position
+    in the data. With the same product, another number of processes only distributes the data in another way. The run
+    resumes, but is not bit-identical. With another product, the recipe has another meaning.
     """
     old = RunRecord.load(output_dir)
     if old is None:
         return []
-    sentences = []
+    lines = []
     if old.training_data != new.training_data:
         raise UserError(
-            f"The training data is not what {checkpoint} was trained on ({old.training_pairs} sentence pairs then, "
-            f"{new.training_pairs} now, other tokens). Remedy: bring the old data and settings back "
-            f"({output_dir / RECIPE} names them), or start anew in another folder or with --overwrite."
+            "resume.other_training_data",
+            field="data.train",
+            checkpoint=checkpoint,
+            old=old.training_pairs,
+            new=new.training_pairs,
+            recipe=output_dir / RECIPE,
         )
     if old.validation_data != new.validation_data:
-        text = (
-            f"The validation data changed ({old.validation_pairs} sentence pairs then, {new.validation_pairs} now): "
-            "evaluations before and after are not comparable"
-        )
+        pairs = {"old": old.validation_pairs, "new": new.validation_pairs}
         if compares_evaluations:
-            raise UserError(
-                f"{text}, and this run compares them. Remedy: bring the old data back, or set average.which: last and "
-                "no early_stopping_patience."
-            )
-        sentences.append(f"{text}.")
-    before, after = old.processes * old.accumulation, new.processes * new.accumulation
+            raise UserError("resume.other_validation_data", field="data.validation", **pairs)
+        counts = f"{pairs['old']} sentence pairs before, {pairs['new']} now"
+        lines.append(f"The validation data changed ({counts}): evaluations before and after are not comparable.")
+    batches = old.processes * old.accumulation
     change = (
         f"processes: {old.processes} -> {new.processes}, gradient_accumulation_steps: {old.accumulation} -> "
         f"{new.accumulation}"
     )
-    if before != after:
+    if batches != new.processes * new.accumulation:
+        needed = batches / new.processes
         raise UserError(
-            f"Another number of batches would make an update than in {checkpoint} ({change}). Remedy: keep the product "
-            f"of processes and gradient_accumulation_steps at {before}"
-            + (
-                f", here with training.gradient_accumulation_steps={before // new.processes}."
-                if before % new.processes == 0
-                else f"; {new.processes} processes cannot."
-            )
+            "resume.other_batches",
+            field="training.gradient_accumulation_steps",
+            value=new.accumulation,
+            checkpoint=checkpoint,
+            change=change,
+            batches=batches,
+            remedy=f"set it to {needed:.0f}" if needed.is_integer() else "use another number of processes",
         )
     if old.processes != new.processes or old.accumulation != new.accumulation:
-        sentences.append(
-            f"Changed since the run began: {change}; an update has as many batches as before, dealt in other shares: "
-            "the run goes on, but not bit by bit as it would have."
-        )
+        lines.append(f"{CHANGED}{change}. An update has as many batches; the result will not be bit-identical.")
     machine: list[tuple[str, str | None, str]] = [("device", old.device, new.device)]
     machine += [(name, old.versions.get(name), version) for name, version in new.versions.items()]
-    for name, was, now in machine:
-        if was != now:
-            sentences.append(
-                f"Changed since the run began: {name}: {was} -> {now}; the run goes on, but perhaps not bit by bit as "
-                "it would have."
-            )
-    return sentences
+    lines += [
+        f"{CHANGED}{name}: {before} -> {now}; the result may not be bit-identical."
+        for name, before, now in machine
+        if before != now
+    ]
+    return lines
 
 
 def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
-    """
-    Check that the configuration made from recipe and tokenizers is that of the checkpoint.
-
-    Raises:
-        ValueError: A field differs.
-    """
+    """Raise `UserError` if the configuration made from recipe and tokenizers differs from that of the checkpoint."""
+    path = checkpoint / "config.json"
     try:
-        saved = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        path = checkpoint / "config.json"
-        raise UserError(f"{path} cannot be read ({error}). Remedy: use another checkpoint.") from error
-    passing = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
-    own = {entry.name for entry in fields(type(config))} - passing
+        raise UserError("checkpoint.damaged_file", field=str(path), reason=error) from error
+    ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
+    own = {entry.name for entry in fields(type(config))} - ignored
     now = json.loads(config.to_json_string(use_diff=False))
     differing = [name for name in sorted(own & saved.keys() & now.keys()) if saved[name] != now[name]]
     if differing:
-        listed = "; ".join(f"{name}: {display(saved[name])} -> {display(now[name])}" for name in differing)
-        raise UserError(
-            f"The model of {checkpoint} is not the one that the recipe describes: {listed}. Remedy: resume with the "
-            "recipe it was started with, or start anew in another folder or with --overwrite."
-        )
+        changes = "; ".join(f"{name}: {display(saved[name])} -> {display(now[name])}" for name in differing)
+        raise UserError("resume.other_model", field=str(checkpoint), changes=changes)
 
 
 def stopped_early(checkpoint: Path, patience: int | None) -> bool:

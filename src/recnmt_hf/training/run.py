@@ -1,8 +1,9 @@
-"""A training run from a recipe, in its order: tokenizers, data, one or two stages of training, final model."""
+"""A training run from a recipe: tokenizers, data, one or two stages of training, final model."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import EarlyStoppingCallback, set_seed
 
 from ..data.tokenizer_pair import TokenizerPair
 from .checkpoints import newest_checkpoint
-from .checks import check_before_training, check_planned_steps, without_memory
+from .checks import check_before_training, without_memory
 from .finishing import finish
 from .inputs import prepare_inputs
 from .output_folder import (
@@ -26,23 +27,9 @@ from .output_folder import (
     sudden_ends_explained,
 )
 from .processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
-from .recipe import Recipe
-from .resuming import (
-    RunRecord,
-    check_config,
-    check_record,
-    checkpoint_to_resume,
-    digest_of,
-    earlier_baseline_steps,
-)
-from .stages import (
-    Stage,
-    is_of,
-    stage_model,
-    stages_left,
-    stages_of,
-    train_stage,
-)
+from .recipe import Recipe, check_planned_steps
+from .resuming import RunRecord, check_config, check_record, checkpoint_to_resume, digest_of, earlier_baseline_steps
+from .stages import Stage, is_of, stage_model, stages_left, stages_of, train_stage
 from .trainer import TranslationTrainer, rotate_checkpoints
 
 
@@ -52,10 +39,8 @@ __all__ = ["keep_freed_memory", "train"]
 @settings_of_one_run()
 def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
     """
-    Train a model.
-
-    A killed run resumes from its newest intact checkpoint; on the CPU the result is bit-identical to an uninterrupted
-    run.
+    Train a model. A killed run resumes from its newest intact checkpoint; on CPU the result is bit-identical to an
+    uninterrupted run.
 
     Args:
         recipe ([`Recipe`]): The recipe.
@@ -69,8 +54,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
     Raises:
         FileExistsError: The folder holds an earlier run, and neither `resume` nor `overwrite` is set.
-        ValueError, FileNotFoundError: The recipe or data is wrong, a resumed run was started with another one, another
-            run writes into the folder, or the disk is full.
+        UserError, FileNotFoundError: The recipe or data is wrong or differs from that of the resumed run, another run
+            writes into the folder, or the disk is full.
     """
     output_dir = Path(output_dir)
     recipe.check()
@@ -163,8 +148,5 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             train_stage(trainer, stage, own_checkpoint)
         assert trainer is not None, "there is always a stage left"
 
-        def finish_run() -> None:
-            finish(recipe, output_dir, arguments, trainer)
-
-        processes.on_main(finish_run)
+        processes.on_main(partial(finish, recipe, output_dir, arguments, trainer))
     return output_dir / FINAL

@@ -1,4 +1,4 @@
-"""The stages of a run: one model from its start, or a variant's baseline and then the variant."""
+"""Stages of a run: one model, or first the baseline of a variant and then the variant."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .checkpoints import newest_checkpoint, steps_of
 from .processes import logger
 from .recipe import Recipe
 from .resuming import stopped_early
-from .trainer import TranslationTrainer
+from .trainer import TranslationTrainer, rotate_checkpoints
 
 
 @dataclass(frozen=True)
 class Stage:
     """
-    A part of a run that trains one model. Its steps are counted from the beginning of the run.
+    A part of a run that trains one model. Steps count from the beginning of the run.
 
     Args:
         arguments ([`TranslationTrainingArguments`]): Arguments of its trainer.
         config (`PreTrainedConfig`): Configuration of its model.
         beams (`int`): Default beam size of its model.
         patience (`int`, *optional*): Patience of early stopping.
-        last_step (`int`, *optional*): Step after which it ends; `None`: as its arguments set.
+        last_step (`int`, *optional*): Step after which it ends; `None`: at the end of its arguments.
         init_from (`Path` or `str`, *optional*): Trained baseline that initialises its model.
         baseline (`Path`, *optional*): That baseline, if it is the last checkpoint of the stage before.
     """
@@ -58,17 +58,7 @@ class Stage:
 def stages_of(
     recipe: Recipe, arguments: Sequence[TranslationTrainingArguments], tokenizers: TokenizerPair
 ) -> list[Stage]:
-    """
-    Plan the stages of a run: one, or a baseline's before it.
-
-    Args:
-        recipe ([`Recipe`]): The recipe.
-        arguments (sequence of [`TranslationTrainingArguments`]): Arguments of each stage.
-        tokenizers ([`TokenizerPair`]): The tokenizers.
-
-    Raises:
-        UserError: The tokenizers do not suit each other or the model.
-    """
+    """Plan the stages of a run, one or two, with the arguments of each. `UserError` if the tokenizers do not match."""
     steps, patience = recipe.training.baseline_steps, recipe.training.early_stopping_patience
     model, beams = recipe.model, recipe.decoding.beams
     configs = stage_configs(model, tokenizers, steps is not None)
@@ -80,7 +70,7 @@ def stages_of(
 
 
 def is_of(checkpoint: Path, stage: Stage) -> bool:
-    """Return whether a checkpoint belongs to a stage."""
+    """Whether a checkpoint belongs to a stage."""
     return checkpoint.parent == stage.folder
 
 
@@ -106,7 +96,7 @@ def train_stage(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | No
     """Train to the stage's end, from its start or a checkpoint, and save a checkpoint of the last step."""
     if checkpoint is not None:
         if trainer.args.should_save:
-            trainer.rotate()  # a killed run may not have done so
+            rotate_checkpoints(trainer.args)  # a killed run may not have done so
         # The Trainer would make one more step before it checks the limit.
         if steps_of(checkpoint) >= trainer.args.max_steps > 0:
             logger.info(f"{checkpoint.name} has all {trainer.args.max_steps} steps already.")

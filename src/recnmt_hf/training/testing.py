@@ -1,4 +1,4 @@
-"""Translating test sets with a finished model: scores and translations, kept in its folder with what they depend on."""
+"""Test sets: scores and translations of a finished model, saved in its folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ..data.files import open_output
 from ..data.text import SentencePair, read_lines
+from ..errors import MissingFileError, UserError
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
-from ..models.user_errors import MissingFileError, UserError
 from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
 from .metrics import TextScorer
 
 
-# Decoding options that every score records, even if they are defaults.
+# Decoding options that every score records.
 ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
 
@@ -24,11 +24,8 @@ SAMPLES = 1000
 def options_in_words(options: DecodingOptions) -> dict[str, Any]:
     """Return beams and penalty, and all options that are not the default."""
     default = DecodingOptions()
-    return {
-        entry.name: getattr(options, entry.name)
-        for entry in fields(options)
-        if entry.name in ALWAYS or getattr(options, entry.name) != getattr(default, entry.name)
-    }
+    values = {entry.name: getattr(options, entry.name) for entry in fields(options)}
+    return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
 
 
 def test_model(
@@ -41,23 +38,12 @@ def test_model(
     dataset: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """
-    Translate a test set, and score the translations. [`add_score`] saves both.
-
-    Args:
-        translator ([`Translator`]): The model.
-        name (`str`): Name of the test set.
-        pairs (sequence of [`SentencePair`]): Sources and references.
-        language (`str`): Code of the target language, the suffix of the file's name.
-        options ([`DecodingOptions`]): Decoding options.
-        scorer ([`TextScorer`]): Scorer of the translations.
-        dataset (sequence of mappings, *optional*): The corpora of the pairs, as recipes have them.
-
-    Returns:
-        The score, the translations, and a line with the score.
+    Translate and score a test set. Return the score with `dataset` (its corpora, as in recipes), the translations, and
+    a line with the score. [`add_score`] saves both; `language` is the suffix of the file of translations.
     """
     references = [pair.target for pair in pairs]
     sources = (pair.source for pair in pairs)
-    # A line is a segment: splitting it would change what the score is compared with.
+    # A line is a segment; splitting it would make scores incomparable.
     segments = replace(options, split_sentences="never")
     warns = scorer.metric != "rouge"
     texts = [result.text for result in translator.translate(sources, segments, scores=False, warn_short=warns)]
@@ -83,18 +69,7 @@ test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 
 
 def add_score(evidence: Evidence, folder: Path, score: TestScore, texts: Sequence[str]) -> None:
-    """
-    Write translations into a model's folder, and add their score to its evidence.
-
-    Args:
-        evidence ([`Evidence`]): Of the model, as [`Evidence.changing`] gives it.
-        folder (`Path`): Of the model.
-        score ([`TestScore`]): Is added.
-        texts (sequence of `str`): The translations.
-
-    Raises:
-        UserError: The file of translations is a link or cannot be written.
-    """
+    """Write translations into a model's folder (`UserError` for a link), and add their score to its evidence."""
     refuse_links(folder / score.translations)
     with open_output(folder / score.translations) as file:
         file.writelines(f"{text}\n" for text in texts)
@@ -110,34 +85,18 @@ def compare_with_baseline(
     scorer: TextScorer,
 ) -> None:
     """
-    Add to a score its difference from another model's score on the same test set.
-
-    Args:
-        score ([`TestScore`]): Is added to.
-        texts (sequence of `str`): The translations.
-        references (sequence of `str`): Of the test set.
-        baseline (`Path`): Folder of the other model, whose evidence has the test set.
-        name (`str`): What that model is called.
-        scorer ([`TextScorer`]): Scorer of the translations.
-
-    Raises:
-        UserError: The other model has no score on this very test set.
+    Add to a score its difference from that of another model, called `name`, on the same test set. `UserError` if the
+    evidence in the folder `baseline` has no such score.
     """
     known = {test.name: test for test in Evidence.load(baseline).tests}
     other = known.get(score.name)
     if other is None:
-        listed = ", ".join(known) or "none"
-        raise UserError(
-            f"{baseline} has no translations of {score.name} (it has those of: {listed}). Remedy: test it first, with "
-            "the same name of the test set."
-        )
+        raise UserError("test.not_tested", field=str(baseline), name=score.name, known=", ".join(known) or "none")
     if (other.source_sha256, other.reference_sha256) != (score.source_sha256, score.reference_sha256):
-        raise UserError(
-            f"{baseline} was tested on other sentences under the name {score.name}. Remedy: test it on the same files."
-        )
+        raise UserError("test.other_sentences", field=str(baseline), name=score.name)
     path = baseline / other.translations
     if not path.is_file():
-        raise MissingFileError(f"{path} is missing. Remedy: test {baseline} again.")
+        raise MissingFileError("test.missing_translations", field=str(path), model=baseline)
     score.baseline, score.baseline_scores = name, dict(other.scores)
     score.p_value = scorer.compare(list(read_lines(path)), texts, references, SAMPLES).p_value
     score.test = f"paired bootstrap, {SAMPLES} samples"

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer` with batches by tokens, the chunked loss, BLEU by generation, and complete checkpoints."""
+"""`Seq2SeqTrainer` with batches by tokens, chunked loss, BLEU by generation, and complete checkpoints."""
 
 from __future__ import annotations
 
@@ -24,81 +24,62 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
 from ..inference.translator import DecodingOptions, Translator
 from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
-from ..models.user_errors import UserError
 from .arguments import TranslationTrainingArguments
-from .checkpoints import checkpoints_in, discard, mark_complete, rotate, steps_of
+from .checkpoints import discard, mark_complete, newest_checkpoint, rotate, steps_of
 
 
-# Of a model that compares all pairs: a batch's pairs for each token of its budget.
+# Pairs of words in a batch per token of its budget, for models that compare all pairs.
 PAIRS_PER_TOKEN = 64
 
 
 class NonFiniteLossError(UserError):
-    """The loss became NaN or infinite; nothing was saved since."""
+    """The loss became NaN or infinite. Nothing was saved since."""
 
 
-class SamplerEpochCallback(TrainerCallback):
-    """Sets the epoch of the token sampler, which accelerate's wrappers do not pass on."""
-
-    def __init__(self, trainer: TranslationTrainer):
-        self.trainer = trainer
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        sampler = self.trainer.train_sampler
-        assert sampler is not None, "an epoch has batches"
-        sampler.set_epoch(state.global_step // self.trainer.updates_of(sampler))
-
-
-class IntervalCallback(TrainerCallback):
-    """Sets the intervals of logging, evaluation and saving of a resumed run to those of its own arguments."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        state.compute_steps(args, state.max_steps)
-
-
-class StageCallback(TrainerCallback):
-    """Ends a baseline's stage at its last step, and resets the best checkpoint for the stage after it."""
+class RunCallback(TrainerCallback):
+    """Callback for token samplers, resumed runs, stages, and losses that are not finite."""
 
     def __init__(self, trainer: TranslationTrainer):
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # intervals of a resumed run are those of its own arguments
         self.trainer.steps_before = state.global_step
-        if state.global_step == self.trainer.first_step > 0:
+        if state.global_step == self.trainer.first_step > 0:  # the variant has a best checkpoint of its own
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step == self.trainer.last_step:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        sampler = self.trainer.train_sampler  # accelerate's wrappers do not pass the epoch on
+        assert sampler is not None
+        sampler.set_epoch(state.global_step // self.trainer.updates_of(sampler))
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == self.trainer.last_step:  # a baseline's stage ends
             control.should_training_stop = control.should_save = True
             control.should_evaluate = control.should_evaluate or args.eval_strategy != "no"
+        # Reading the loss waits for the device, except on the CPU, so it is read only if something is logged or saved.
+        if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
+            self.trainer.check_finite()
 
 
 class Stopwatch(TrainerCallback, ExportableState):
-    """Duration of training, evaluations included; checkpoints save it, so that a resumed run continues the count."""
+    """Callback that measures the duration of training with evaluations; checkpoints save it for resumed runs."""
 
     def __init__(self) -> None:
         self.before = 0.0
         self.started: float | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.started = time.monotonic()
 
     def state(self) -> dict[str, Any]:
@@ -106,43 +87,28 @@ class Stopwatch(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"before": self.before + passed}}
 
 
-class FiniteLossCallback(TrainerCallback):
-    """Stops training when the loss is no longer finite, before anything is saved."""
-
-    def __init__(self, trainer: TranslationTrainer):
-        self.trainer = trainer
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Looking at the flag waits for the device: on the CPU that is free, elsewhere it is done when something is
-        # logged or saved anyway.
-        if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
-            self.trainer.check_finite()
-
-
 class TranslationTrainer(Seq2SeqTrainer):
     """
-    Trains a translation model.
-
-    `train_dataset` and `eval_dataset` come from [`~recnmt_hf.data.prepare_dataset`]; the latter keeps its text, from
-    which BLEU is computed. Everything else is `Seq2SeqTrainer`.
+    Trainer of translation models: `Seq2SeqTrainer` on datasets of [`~recnmt_hf.data.prepare_dataset`]. For BLEU,
+    `eval_dataset` needs its text.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): Of the source, and of the target unless that has its own.
-        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Of the target.
-        last_step (`int`, *optional*): Training ends after this step, with a checkpoint, while the learning rate is that
-            of a run that goes on to the end: the first of two stages.
-        baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, from which `model` is initialised:
-            the second stage. `train(resume_from_checkpoint=baseline)` takes over the number of steps, the learning
-            rate, the place in the data and the random numbers, and neither weights nor optimizer. Since the optimizer
-            starts fresh, the learning rate rises to its schedule again: over as many steps as the warm-up has, at most
-            `2 / (1 - adam_beta2)` (Ma and Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
-        validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`], but for the
-            beams: how the text that BLEU or ROUGE measures is generated. By default at most 20 tokens more than the
-            source has, which is split where it is too long.
+        tokenizer (`PreTrainedTokenizerBase`): Source tokenizer, and target tokenizer unless that is given.
+        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Target tokenizer.
+        last_step (`int`, *optional*): Training ends after this step, with a checkpoint, but has the learning rate of
+            the whole run: the first of two stages.
+        baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, which initialises `model`: the second
+            stage. `train(resume_from_checkpoint=baseline)` continues its steps, learning rate, position in the data and
+            random numbers, but not weights and optimizer. Since the optimizer is new, the learning rate rises to its
+            schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and Yarats, 2021,
+            "On the adequacy of untuned warmup for adaptive optimization").
+        validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
+            or ROUGE evaluates, except the beams. By default, at most 20 tokens more than the source; long sources are
+            split.
         **kwargs: As for `Seq2SeqTrainer`.
 
     Raises:
-        ValueError: A dataset is a stream, or was not prepared.
+        UserError: A dataset is a stream, or was not prepared.
     """
 
     args: TranslationTrainingArguments
@@ -178,8 +144,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
         if smooths_itself(model):
-            # The Trainer writes this into the configuration. These models keep no cache where there are labels, and
-            # whoever loads what was trained wants one.
+            # The Trainer writes this into the configuration. With labels these models use no cache anyway, and
+            # generation with the trained model needs one.
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
         self.source_tokenizer, self.target_tokenizer = self.tokenizers
@@ -188,9 +154,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
-            self.optimizer_cls_and_kwargs = adadelta_of(
-                args
-            )  # an argument of Trainer that Seq2SeqTrainer does not take
+            # An argument of Trainer that Seq2SeqTrainer does not take. transformers has no Adadelta (Zeiler, 2012).
+            settings = {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
+            self.optimizer_cls_and_kwargs = torch.optim.Adadelta, settings
         self.smooths_itself = smooths_itself(self.accelerator.unwrap_model(self.model))
         if self.smooths_itself:
             self.label_smoother = None
@@ -200,16 +166,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.train_sampler: TokenBatchSampler | None = None
         self.loss_is_finite: torch.Tensor | None = None
         self.steps_before = 0  # of an earlier process
-        self.add_callback(IntervalCallback())
-        self.add_callback(SamplerEpochCallback(self))
-        self.add_callback(StageCallback(self))
-        self.add_callback(FiniteLossCallback(self))
+        self.add_callback(RunCallback(self))
         self.add_callback(Stopwatch())
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def token_sampler(self, dataset: Dataset, shuffle: bool) -> TokenBatchSampler:
-        """The sampler of a prepared dataset."""
+        """Return the sampler of a prepared dataset."""
         check_prepared(dataset)
         squared = self.args.max_squared_tokens
         if squared is None and getattr(self.model.config, "compares_all_pairs", False):
@@ -226,6 +189,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         )
 
     def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader[Any]:
+        """Return the loader of a prepared dataset."""
         columns = dataset.select_columns(["input_ids", "labels"]).with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
@@ -238,8 +202,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         self.train_sampler = self.token_sampler(self.train_dataset, shuffle=True)
-        # The sampler's batches are whole rounds for all processes, and have no size that accelerate before 1.14 could
-        # fill a last round by.
+        # The sampler gives all processes equally many batches. accelerate before 1.14 could not fill up a last round,
+        # because these batches have no fixed size.
         self.accelerator.even_batches = False
         try:
             return self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler))
@@ -247,11 +211,11 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.accelerator.even_batches = True
 
     def updates_of(self, sampler: TokenBatchSampler) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return math.ceil(len(sampler) // sampler.num_processes / self.args.gradient_accumulation_steps)
 
     def planned_steps(self) -> int:
-        """Steps of the whole training, counted where epochs decide."""
+        """Return the number of steps of the whole training."""
         if self.args.max_steps > 0:
             return self.args.max_steps
         updates = self.updates_of(self.token_sampler(self.train_dataset, shuffle=True))
@@ -270,8 +234,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         warmup = round(min(self.args.get_warmup_steps(num_training_steps), 2 / (1 - self.args.adam_beta2)))
         if is_new and self.baseline is not None and warmup > 0 and isinstance(scheduler, LambdaLR):
-            rise = partial(warmup_share, first_step=self.first_step, warmup=warmup)
-            scheduler.lr_lambdas = [partial(product, each, rise) for each in scheduler.lr_lambdas]
+            scheduler.lr_lambdas = [
+                partial(warmed_up, schedule, self.first_step, warmup) for schedule in scheduler.lr_lambdas
+            ]
         return scheduler
 
     # -- loss --------------------------------------------------------------------------------------------------------
@@ -295,27 +260,17 @@ class TranslationTrainer(Seq2SeqTrainer):
         return loss
 
     def check_finite(self) -> None:
-        """
-        Raises:
-            NonFiniteLossError: On any process the loss was not finite.
-        """
+        """Raise `NonFiniteLossError` if the loss of any process was not finite."""
         if self.loss_is_finite is None:
             return
         bad = self.accelerator.reduce((~self.loss_is_finite).float(), reduction="sum")
         if bad.item() > 0:
-            newest = checkpoints_in(self.args.folder)
-            kept = f"the newest good checkpoint is {newest[-1][1]}" if newest else "there is no checkpoint yet"
-            raise NonFiniteLossError(
-                f"The loss became NaN or infinite by step {self.state.global_step}; nothing was saved since, {kept}. "
-                "Remedy: resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
-            )
+            newest = newest_checkpoint(self.args.folder) or "(none)"
+            raise NonFiniteLossError("training.loss_not_finite", step=self.state.global_step, checkpoint=newest)
 
     def check_weights(self) -> None:
-        """
-        Raises:
-            NonFiniteLossError: A parameter is not finite, whatever the last loss was (its gradient came after it).
-        """
-        # Of sharded parameters every process looks at its own part.
+        """Raise `NonFiniteLossError` if a parameter is not finite, which a finite loss does not exclude."""
+        # Every process checks its own part of sharded parameters.
         own = (p.to_local() if hasattr(p, "to_local") else p for p in map(torch.Tensor.detach, self.model.parameters()))
         bad = sum((~torch.isfinite(part)).any().float() for part in own)
         if self.accelerator.reduce(torch.as_tensor(bad, device=self.args.device), reduction="sum").item() > 0:
@@ -347,7 +302,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.args.bleu_samples > 0 and "target" in dataset.column_names:
             scores = self.sample_scores(dataset).items()
             metrics |= {f"{metric_key_prefix}_{name}": score.score for name, score in scores}
-        predictions: Any = None  # as transformers' own loop has it where none are asked for, against its type
+        predictions: Any = None  # as in transformers' own loop, against its type
         return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
@@ -358,12 +313,12 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     @torch.no_grad()
     def token_loss(self, model: torch.nn.Module, dataset: Dataset) -> float:
-        """Mean negative log-likelihood of a target token, unsmoothed."""
+        """Return the mean negative log-likelihood of a target token, unsmoothed."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        # Summed in float64, which not every device has.
+        # The sum needs float64, which not every device has.
         device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        # Every process takes every world-th batch, and under sharding as many as the others.
+        # Every process takes every world-th batch, and for sharding as many as the others.
         batches = list(self.get_eval_dataloader(dataset))
         rounds = math.ceil(len(batches) / world)
         for turn in range(rounds):
@@ -379,17 +334,16 @@ class TranslationTrainer(Seq2SeqTrainer):
         return (total[0] / total[1]).item()
 
     def sample_scores(self, dataset: Dataset) -> dict[str, MetricScore]:
-        """BLEU or ROUGE of the first `bleu_samples` sentences, shared out among the processes."""
+        """Return BLEU or ROUGE of the first `bleu_samples` sentences, distributed over the processes."""
         sample = dataset.select(range(min(self.args.bleu_samples, len(dataset))))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         own = list(range(rank, len(sample), world))
-        # The weights are training's own, and watched by it.
         model = self.accelerator.unwrap_model(self.model)
         translator = Translator(model, self.tokenizers.source, self.tokenizers.target, check=False)
         options = self.validation_options
         sources, references = sample["source"][:], sample["target"][:]
-        found = translator.translate((sources[i] for i in own), options, scores=False, warn_short=False)
-        pairs = [(i, translation.text) for i, translation in zip(own, found, strict=True)]
+        translations = translator.translate((sources[i] for i in own), options, scores=False, warn_short=False)
+        pairs = [(i, translation.text) for i, translation in zip(own, translations, strict=True)]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
         texts = [text for _, text in pairs]
         return self.args.scorer.scores(texts, references)
@@ -399,37 +353,37 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.tokenizers.save_target(output_dir or self.args.folder)  # the source's is the Trainer's own
+            self.tokenizers.save_target(output_dir or self.args.folder)  # the Trainer saves the source's
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
         self.check_weights()
         folder = self.args.folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            discard(folder)  # what a killed run left there, or a damaged checkpoint
+            discard(folder)  # incomplete or damaged
         self.accelerator.wait_for_everyone()
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             mark_complete(folder)
-            self.rotate()
+            rotate_checkpoints(self.args)
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.baseline == Path(resume_from_checkpoint):
-            return  # its parameters are in the model
+            return  # the model has its parameters
         if not getattr(self.accelerator, "is_fsdp2", False):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-        # accelerate's own way stumbles over embeddings that source and target share.
+        # accelerate's own loading fails for embeddings that source and target share.
         weights: dict[str, Any] = read_safetensors(resume_from_checkpoint) if self.is_world_process_zero() else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
         set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As the Trainer's, which would also bring back the learning rate of the run before."""
+        """As the Trainer's, which would also restore the learning rate of the earlier run."""
         if checkpoint is not None and self.baseline == Path(checkpoint):
             if isinstance(self.lr_scheduler, LambdaLR):
                 state = {"last_epoch": self.first_step - 1, "_step_count": self.first_step + 1}
@@ -439,7 +393,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if checkpoint is None or self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        assert self.optimizer is not None, "it is made before its state is loaded"
+        assert self.optimizer is not None
         wanted = [group.get("initial_lr") for group in self.optimizer.param_groups]
         wanted_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -453,44 +407,33 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _load_callback_state(self) -> None:
-        """As the Trainer's, which would also bring back the patience of the run before."""
+        """As the Trainer's, which would also restore the patience of the earlier run."""
         patience = [c.early_stopping_patience for c in self.callback_handler.callbacks if is_early_stopping(c)]
         super()._load_callback_state()
         for callback in filter(is_early_stopping, self.callback_handler.callbacks):
             callback.early_stopping_patience = patience[0]
 
-    def rotate(self) -> None:
-        """Delete all checkpoints but the newest and the best."""
-        rotate_checkpoints(self.args)
 
-
-def check_prepared(dataset: Any, name: str = "The dataset") -> None:
+def check_prepared(dataset: Any, name: str = "dataset") -> None:
     """Raise `UserError` for a dataset without lengths, such as a stream: batches by tokens need all lengths."""
     needed = {"input_ids", "labels", "source_length", "target_length"}
     if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
-        raise UserError(
-            f"{name} is of type {type(dataset).__name__}, and a datasets.Dataset with the columns "
-            f"{', '.join(sorted(needed))} is required: batches are filled by sentence length. Remedy: make it with "
-            "recnmt_hf.prepare_dataset, or train on a stream with transformers' Seq2SeqTrainer."
-        )
+        columns = ", ".join(sorted(needed))
+        raise UserError("dataset.not_prepared", field=name, kind=type(dataset).__name__, columns=columns)
 
 
 def smooths_itself(model: torch.nn.Module | None) -> bool:
-    """Return whether a model shifts and smooths labels in its own loss."""
+    """Whether a model shifts and smooths labels in its own loss."""
     return bool(getattr(model, "computes_smoothed_loss", False))
 
 
 def is_early_stopping(callback: TrainerCallback) -> bool:
+    """Whether a callback is that of early stopping."""
     return isinstance(callback, EarlyStoppingCallback)
 
 
-def adadelta_of(args: TranslationTrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return Adadelta (Zeiler, 2012), which transformers does not have, with its settings."""
-    return torch.optim.Adadelta, {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
-
-
 def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
-    """Return a collator that pads on the right, whatever the tokenizer's side: models shift labels to the right."""
+    """Return a collator that pads on the right, as shifting labels to the right requires."""
     if tokenizer.padding_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.padding_side = "right"
@@ -498,14 +441,10 @@ def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | Non
 
 
 def rotate_checkpoints(args: TranslationTrainingArguments) -> None:
-    """Delete all checkpoints of an output folder but the newest and the best, by `keep_last` and `keep_best`."""
+    """Delete all checkpoints of an output folder except the `keep_last` newest and the `keep_best` best."""
     rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, args.best_is_highest)
 
 
-def warmup_share(step: int, first_step: int, warmup: int) -> float:
-    """Return the factor of the learning rate at a step, for a fresh optimizer whose first update is `first_step`."""
-    return min(1.0, max(step - first_step + 1, 0) / warmup)
-
-
-def product(first: Callable[[int], float], second: Callable[[int], float], step: int) -> float:
-    return first(step) * second(step)
+def warmed_up(schedule: Callable[[int], float], first_step: int, warmup: int, step: int) -> float:
+    """Return a schedule's factor of the learning rate, reduced at the steps after a new optimizer's first update."""
+    return schedule(step) * min(1.0, max(step - first_step + 1, 0) / warmup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,19 @@ from typing import Any, NoReturn
 import torch
 from transformers import GenerationConfig
 
-from ..._loading_errors import explained_loading, shorten
-from ..._values import shown
+from ..._extras import packages_of_extra
+from ..._loading_errors import explained_loading
 from ...data.tokenizer_pair import TokenizerPair
+from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
-from ...models.user_errors import UserError
+from ..batching import Tokens
 from ..model_settings import LengthLimits, end_ids, length_limits
-from ..options import DecodingOptions
-from .export_settings import cannot_be_inspected, read_export_settings
-from .protocol import SearchRequest, SearchResult
+from ..options import DecodingOptions, rejected_settings
+from .export_settings import damaged_export, read_export_settings
+from .protocol import SearchRequest, SearchResult, TranslatesOnly
 
 
-# Arguments of `generate` that are supported, with the engine's names for them.
+# Supported arguments of `generate`, with the engine's names for them.
 ENGINE_ARGUMENTS = {
     "no_repeat_ngram_size": "no_repeat_ngram_size",
     "repetition_penalty": "repetition_penalty",
@@ -41,38 +42,22 @@ RANDOM_SEED = 2**32 - 1  # CTranslate2 then seeds from the system
 
 
 def load_engine_package() -> Any:
-    """
-    Import the package ctranslate2.
-
-    Raises:
-        UserError: It is not installed.
-    """
-    try:
+    """Import the package ctranslate2; `UserError` if it is not installed."""
+    with packages_of_extra("engines", "CTranslate2"):
         import ctranslate2  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError(
-            'Models of CTranslate2 need the package ctranslate2. Remedy: pip install "recnmt-hf[engines]".'
-        ) from None
     return ctranslate2
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """
-    Description of a model that was exported to CTranslate2.
-
-    Attributes:
-        config (`NMTTransformerConfig`): Configuration of the model that was exported.
-        generation_config (`GenerationConfig`): Its generation settings.
-        name_or_path (`str`): Folder of the exported model.
-    """
+    """Settings and folder of a model that was exported to CTranslate2."""
 
     config: NMTTransformerConfig
     generation_config: GenerationConfig
     name_or_path: str
 
 
-class CTranslate2Backend:
+class CTranslate2Backend(TranslatesOnly):
     """
     Runs a model in CTranslate2; see [`Backend`]. It translates and scores.
 
@@ -85,12 +70,11 @@ class CTranslate2Backend:
     Args:
         path (`str` or `Path`): Folder that [`~recnmt_hf.hub.engines.export_ctranslate2`] wrote.
         tokenizers ([`TokenizerPair`]): Its tokenizers.
-        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if the engine finds it.
-        check (`bool`, *optional*, defaults to `True`): Whether to refuse tokenizers of other models.
-
-    Raises:
-        ValueError: The package is not installed, the files are damaged, or a tokenizer is not the model's.
+        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if the engine has it.
+        check (`bool`, *optional*, defaults to `True`): Whether to reject tokenizers of other models.
     """
+
+    kind = "exported to CTranslate2"
 
     def __init__(
         self,
@@ -114,21 +98,13 @@ class CTranslate2Backend:
         self.target_ids = {symbol: id for id, symbol in enumerate(self.target_symbols)}
 
     def load_engine(self) -> Any:
-        """
-        Load the engine.
-
-        Raises:
-            UserError: The files are damaged, or CTranslate2 does not have the device.
-        """
+        """Load the engine; `UserError` if the files are damaged, or CTranslate2 does not have the device."""
         try:
             return load_engine_package().Translator(
                 str(self.path), device=self.device, intra_threads=torch.get_num_threads()
             )
         except (RuntimeError, ValueError) as error:
-            raise UserError(
-                f"CTranslate2 cannot load {self.path} ({shorten(str(error))}). Remedy: export the model again, or name "
-                "another device."
-            ) from error
+            raise damaged_export(self.path, str(error)) from error
 
     @property
     def limits(self) -> LengthLimits:
@@ -153,15 +129,8 @@ class CTranslate2Backend:
         except (TypeError, ValueError) as error:
             if not options.generate:
                 raise
-            raise UserError(
-                f"CTranslate2 rejected generate={shown(options.generate)} ({shorten(str(error))}). Remedy: correct it, "
-                "or leave it out."
-            ) from error
-        hypotheses = [
-            (symbols, score)
-            for result in results
-            for symbols, score in zip(result.hypotheses, result.scores, strict=True)
-        ]
+            raise rejected_settings(options.generate, "CTranslate2", error) from error
+        hypotheses = [pair for result in results for pair in zip(result.hypotheses, result.scores, strict=True)]
         return SearchResult(
             [[self.target_ids[symbol] for symbol in symbols] for symbols, _ in hypotheses],
             # The engine divides by the length of what it returns, before hypotheses are truncated.
@@ -169,24 +138,16 @@ class CTranslate2Backend:
         )
 
     def engine_arguments(self, options: DecodingOptions, max_length: int) -> dict[str, Any]:
-        """
-        Return the engine's arguments for those that are passed on to `generate`, within the engine's own limits.
-
-        Raises:
-            UserError: An argument is not supported.
-        """
+        """Return the engine's arguments for those of `generate`, within its own limits; `UserError` if unsupported."""
         settings = {name: value for name, value in options.generate.items() if value is not None}
         samples = settings.pop("do_sample", False)
-        unsupported = sorted(set(settings) - set(ENGINE_ARGUMENTS))
-        if unsupported:
-            raise UserError(
-                f"CTranslate2 has no {unsupported[0]} here. Remedy: leave it out, or translate with the model itself."
-            )
+        if unsupported := sorted(set(settings) - set(ENGINE_ARGUMENTS)):
+            raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="CTranslate2")
         limits = {"min_new_tokens": max_length, "top_k": len(self.target_symbols)}
         arguments = {ENGINE_ARGUMENTS[name]: min(value, limits.get(name, value)) for name, value in settings.items()}
         if samples:
             if options.beams > 1:
-                raise UserError("CTranslate2 samples without beams alone. Remedy: --beams 1.")
+                raise UserError("engine.samples_without_beams", field="beams", value=options.beams)
             arguments.setdefault("sampling_topk", ALL_SYMBOLS)
         return arguments
 
@@ -205,7 +166,7 @@ class CTranslate2Backend:
                 self.thread.__dict__.pop("engine", None)
                 package.set_random_seed(RANDOM_SEED)
 
-    def score(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         ends = end_ids(self.model)
         # The engine appends the end token itself, and scores it.
         texts = [target[:-1] if target and target[-1] in ends else target for target in targets]
@@ -215,35 +176,16 @@ class CTranslate2Backend:
         )
         return [list(result.log_probs)[: len(target)] for result, target in zip(results, targets, strict=True)]
 
-    def inspected_model(self) -> NoReturn:
-        raise cannot_be_inspected(self.model.name_or_path, "CTranslate2")
-
-    def encode(self, sources: Sequence[Sequence[int]]) -> NoReturn:
-        self.inspected_model()
-
-    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> NoReturn:
-        self.inspected_model()
-
     def as_ensemble_member(self) -> NoReturn:
-        raise UserError(
-            f"{self.model.name_or_path} was exported to CTranslate2, which is not supported in an ensemble. Remedy: "
-            "use the model that it was exported from."
-        )
+        raise UserError("ensemble.unsupported_member", field=f"{self.model.name_or_path} ({self.kind})")
 
 
 def read_vocabulary(path: Path, side: str, size: int) -> list[str]:
-    """
-    Read the engine's symbols of one side, one for each row of its embedding.
-
-    Raises:
-        UserError: The file is missing, or has another number of symbols.
-    """
+    """Read the engine's symbols of one side; `UserError` unless there is one for each row of the embedding."""
     for name in (f"{side}_vocabulary.json", "shared_vocabulary.json"):
         if (path / name).is_file():
             symbols = json.loads((path / name).read_text(encoding="utf-8"))
             if len(symbols) != size:
-                raise UserError(
-                    f"{path / name} has {len(symbols)} symbols for {size} rows. Remedy: export the model again."
-                )
+                raise damaged_export(path / name, f"{len(symbols)} symbols for {size} rows of the embedding")
             return symbols
-    raise UserError(f"{path} has no {side}_vocabulary.json. Remedy: export the model again.")
+    raise damaged_export(path / f"{side}_vocabulary.json", "the file is missing")

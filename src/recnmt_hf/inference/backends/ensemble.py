@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -20,21 +20,25 @@ from transformers import (
 )
 
 from ...data.tokenizer_checks import stamp
-from ...models.user_errors import UserError
+from ...errors import UserError
+from ..batching import Tokens
 from ..decoding import MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, start_id, target_vocabulary_size
 from ..options import DecodingOptions
 from ..search import SearchRows, run_search
-from .protocol import Backend, SearchRequest, SearchResult
+from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .torch_model import explained_generation
 
 
-# Arguments of `generate` that are supported, besides early_stopping.
-ENSEMBLE_ARGUMENTS = (
-    *("no_repeat_ngram_size", "repetition_penalty", "min_new_tokens"),
-    *("bad_words_ids", "suppress_tokens"),
-)
+# Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
+PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "repetition_penalty": lambda value, ends: RepetitionPenaltyLogitsProcessor(value),
+    "no_repeat_ngram_size": lambda value, ends: NoRepeatNGramLogitsProcessor(value),
+    "bad_words_ids": NoBadWordsLogitsProcessor,
+    "min_new_tokens": lambda value, ends: MinNewTokensLengthLogitsProcessor(1, value, ends, str(ends.device)),
+    "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
+}
 
 
 class EnsembleRows:
@@ -62,31 +66,25 @@ class EnsembleRows:
             member.select(rows, sentences)
 
 
-class EnsembleBackend:
+class EnsembleBackend(TranslatesOnly):
     """
-    Runs several models of one vocabulary, of any families; see [`Backend`]. It translates and scores.
-
-    Args:
-        members (sequence of [`Backend`]): At least two.
-
-    Raises:
-        ValueError: There are fewer, their tokenizers or control tokens differ, or one was exported to CTranslate2.
+    Runs at least two models of one vocabulary, of any families, in PyTorch or ONNX; see [`Backend`]. It translates and
+    scores.
     """
+
+    kind = "part of an ensemble"
 
     def __init__(self, members: Sequence[Backend]):
         if len(members) < 2:
-            raise UserError("An ensemble has at least two models. Remedy: name more, or translate with the one.")
+            raise UserError("ensemble.too_few", value=len(members))
         self.members = [member.as_ensemble_member() for member in members]
         check_compatible(self.members)
         self.model, self.tokenizers = self.members[0].model, self.members[0].tokenizers
 
     @property
     def limits(self) -> LengthLimits:
-        limits = [member.limits for member in self.members]
-        return LengthLimits(
-            min((limit.source for limit in limits if limit.source is not None), default=None),
-            min((limit.target for limit in limits if limit.target is not None), default=None),
-        )
+        sides = zip(*(member.limits for member in self.members), strict=True)
+        return LengthLimits(*(min((limit for limit in side if limit is not None), default=None) for side in sides))
 
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return self.members[0].seeded(seed)
@@ -118,74 +116,42 @@ class EnsembleBackend:
         return SearchResult(tokens[:, 1:].tolist())
 
     def processors(self, options: DecodingOptions) -> LogitsProcessorList:
-        """
-        Return the logits processors that `generate` would create for its arguments.
-
-        Raises:
-            UserError: An argument is not supported.
-        """
+        """Return the logits processors that `generate` creates for its arguments; `UserError` for unsupported ones."""
         settings = {name: value for name, value in options.generate.items() if name != "early_stopping" and value}
-        if unsupported := sorted(set(settings) - set(ENSEMBLE_ARGUMENTS)):
-            raise UserError(f"An ensemble has no {unsupported[0]}. Remedy: leave it out, or translate with one model.")
-        device = self.model.device
-        ends = torch.tensor(sorted(end_ids(self.model)), device=device)
-        processors: list[Any] = []
-        if "repetition_penalty" in settings:
-            processors.append(RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
-        if "no_repeat_ngram_size" in settings:
-            processors.append(NoRepeatNGramLogitsProcessor(settings["no_repeat_ngram_size"]))
-        if "bad_words_ids" in settings:
-            processors.append(NoBadWordsLogitsProcessor(settings["bad_words_ids"], ends))
-        if "min_new_tokens" in settings:
-            processors.append(MinNewTokensLengthLogitsProcessor(1, settings["min_new_tokens"], ends, str(device)))
-        if "suppress_tokens" in settings:
-            processors.append(SuppressTokensLogitsProcessor(settings["suppress_tokens"], str(device)))
-        return LogitsProcessorList(processors)
+        if unsupported := sorted(set(settings) - set(PROCESSORS)):
+            raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="an ensemble")
+        ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
+        return LogitsProcessorList(
+            [make(settings[name], ends) for name, make in PROCESSORS.items() if name in settings]
+        )
 
-    def score(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         scores = [member.score(sources, targets) for member in self.members]
         return [[sum(values) / len(values) for values in zip(*rows, strict=True)] for rows in zip(*scores, strict=True)]
 
-    def inspected_model(self) -> NoReturn:
-        raise UserError("An ensemble gives no alignments, attentions or states. Remedy: use one of its models.")
-
-    def encode(self, sources: Sequence[Sequence[int]]) -> NoReturn:
-        self.inspected_model()
-
-    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> NoReturn:
-        self.inspected_model()
-
     def as_ensemble_member(self) -> NoReturn:
-        raise UserError("An ensemble cannot be part of another one. Remedy: name all models in one ensemble.")
+        raise UserError("ensemble.unsupported_member", field="An ensemble")
 
 
 def check_compatible(members: Sequence[Backend]) -> None:
-    """
-    Check that models can be in one ensemble.
-
-    Raises:
-        UserError: Their tokenizers or control tokens differ.
-    """
+    """Raise `UserError` if the tokenizers or control tokens of models differ."""
     first, *others = members
     expected = shared_settings(first)
     for member in others:
         for name, value in shared_settings(member).items():
             if value != expected[name]:
-                raise UserError(
-                    f"{member.model.name_or_path} and {first.model.name_or_path} differ in {name}, but the models of "
-                    "an ensemble must predict the same tokens. Remedy: give models that were trained with the same "
-                    "tokenizers (tokenizer.source, or model.init_from)."
-                )
+                names = (backend.model.name_or_path for backend in (member, first))
+                raise UserError("ensemble.different_models", field=" and ".join(names), difference=name)
 
 
 def shared_settings(backend: Backend) -> dict[str, Any]:
-    """Return what must be the same for all models of an ensemble."""
+    """Return the settings that must be the same for all models of an ensemble."""
     source, target = backend.tokenizers
     return {
         "the source tokenizer": stamp(source),
         "the target tokenizer": stamp(target, is_target=True),
         "the rows of the output matrix": target_vocabulary_size(backend.model.config),
         "the padding token": target.pad_token_id,
-        "the tokens that end a sentence": end_ids(backend.model),
-        "the token that starts one": start_id(backend.model),
+        "the end tokens": end_ids(backend.model),
+        "the start token": start_id(backend.model),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ..._loading_errors import explained_loading, shorten
+from ..._extras import packages_of_extra
+from ..._loading_errors import explained_loading
+from ...errors import UserError
 from ...models.source_memory import spread_over_beams
-from ...models.user_errors import UserError
 from ..devices import resolve_device
-from .export_settings import cannot_be_inspected, read_export_settings
+from .export_settings import damaged_export, read_export_settings
+from .protocol import TranslatesOnly
 from .torch_model import TorchBackend
 
 
@@ -31,52 +33,33 @@ OF_WORDS, OF_SOURCE = "words.", "source."
 
 
 def load_onnx_runtime() -> Any:
-    """
-    Import the package onnxruntime.
-
-    Raises:
-        UserError: It is not installed.
-    """
-    try:
+    """Import the package onnxruntime; `UserError` if it is not installed."""
+    with packages_of_extra("onnx", "ONNX"):
         import onnxruntime  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError('Models in ONNX need the package onnxruntime. Remedy: pip install "recnmt-hf[onnx]".') from None
     return onnxruntime
 
 
 def resolve_provider_device(runtime: Any, device: str | torch.device | None) -> torch.device:
-    """
-    Return a device that ONNX Runtime has.
-
-    Raises:
-        UserError: It does not have the device.
-    """
+    """Return a device that ONNX Runtime has, or raise `UserError`."""
     has_cuda = PROVIDERS["cuda"] in runtime.get_available_providers()
     if device is None:
         return torch.device("cuda" if has_cuda and torch.cuda.is_available() else "cpu")
     resolved = resolve_device(device)
     if resolved.type not in PROVIDERS or (resolved.type == "cuda" and not has_cuda):
+        available = ", ".join(runtime.get_available_providers())
         raise UserError(
-            f"ONNX Runtime has no {resolved.type} here (it has {', '.join(runtime.get_available_providers())}). "
-            "Remedy: --device cpu, or install onnxruntime-gpu."
+            "device.unavailable", field="device", value=str(device), reason="not in ONNX Runtime", available=available
         )
     return resolved
 
 
 class OnnxCache:
-    """
-    Cache of the decoder's graphs, with one row for each row of the decoder.
-
-    Attributes:
-        tensors (`dict[str, np.ndarray]`): By their names in the graphs, without `past.` and `present.`.
-        words (`int`): Number of tokens that the decoder has read.
-        beams (`int`): Number of consecutive rows for each source.
-    """
+    """Cache of the decoder's graphs, with one row for each row of the decoder."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, np.ndarray] = {}
-        self.words = 0
-        self.beams = 1
+        self.tensors: dict[str, np.ndarray] = {}  # by their names in the graphs, without `past.` and `present.`
+        self.words = 0  # tokens that the decoder has read
+        self.beams = 1  # consecutive rows for each source
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.words
@@ -135,7 +118,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     """
 
     main_input_name = "input_ids"
-    _supports_sdpa = True  # whatever the configuration says, the graphs are made
+    _supports_sdpa = True  # the configuration's choice has no effect on the graphs
 
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
         runtime = load_onnx_runtime()
@@ -158,11 +141,9 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
                     providers=list(dict.fromkeys([PROVIDERS[self.place.type], PROVIDERS["cpu"]])),
                 )
             except Exception as error:  # classes of its own, without a common one
-                raise UserError(
-                    f"ONNX Runtime cannot load {path / name} ({shorten(str(error))}). Remedy: export the model again."
-                ) from error
+                raise damaged_export(path / name, str(error)) from error
             self.sessions[name] = session
-            self.output_names[name] = [each.name for each in session.get_outputs()]
+            self.output_names[name] = [output.name for output in session.get_outputs()]
         self.encoder = OnnxEncoder(self)
 
     @property
@@ -180,24 +161,20 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         return False  # the first step creates an OnnxCache
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError("Graphs of ONNX are not saved again. Remedy: copy their folder, or save the model itself.")
+        raise UserError("engine.unsupported", field="save_pretrained", engine="a model in ONNX")
 
-    # -- graphs ------------------------------------------------------------------------------------------------------
-
-    def run_graph(self, name: str, given: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Run a graph with those of the given inputs that it reads. Return its outputs by name."""
+    def run_graph(self, name: str, values: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Run a graph on those values that it reads. Return its outputs by name."""
         session = self.sessions[name]
         inputs = {
-            each.name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
-            for each in session.get_inputs()
-            if (value := given[each.name]) is not None
+            entry.name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+            for entry in session.get_inputs()
+            if (value := values[entry.name]) is not None
         }
         return dict(zip(self.output_names[name], session.run(None, inputs), strict=True))
 
     def tensor(self, value: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(value).to(self.place)
-
-    # -- calling -----------------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -210,42 +187,31 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         return_dict: bool = True,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        r"""
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`, *optional*): 1 keeps.
-            decoder_input_ids (`torch.LongTensor` of shape `(rows, target_length)`): Target tokens, shifted right; with
-                a cache only those that it has not read. A source may have several consecutive rows.
-            encoder_outputs ([`~transformers.modeling_outputs.BaseModelOutput`], *optional*): Of `get_encoder()`.
-            past_key_values ([`OnnxCache`], *optional*): Cache of the tokens read so far.
-            use_cache (`bool`, *optional*): Whether to fill and return a cache.
-
-        Raises:
-            ValueError: An argument is not supported by the graphs.
         """
-        if asked := sorted(name for name, value in kwargs.items() if value is not None and value is not False):
-            raise UserError(
-                f"A model in ONNX takes no {asked[0]}. Remedy: leave it out, or use the model it was made of."
-            )
-        assert decoder_input_ids is not None, "the decoder's words"
+        Run the graphs on inputs as of the model itself; `ValueError` for other arguments. A source may have several
+        consecutive rows in `decoder_input_ids`; with a cache, these are the tokens after it.
+        """
+        if unsupported := sorted(name for name, value in kwargs.items() if value is not None and value is not False):
+            raise UserError("engine.unsupported", field=unsupported[0], engine="a model in ONNX")
+        assert decoder_input_ids is not None
         if past_key_values is not None and past_key_values.words:
             return self.continued(decoder_input_ids, past_key_values)
         if encoder_outputs is None:
-            assert input_ids is not None, "the source, or the encoder's output"
+            assert input_ids is not None
             encoder_outputs = self.encoder(input_ids, attention_mask)
         states = encoder_outputs["last_hidden_state"]
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
         sources, rows = states.shape[0], decoder_input_ids.shape[0]
         attention_mask = attention_mask[:: max(attention_mask.shape[0] // sources, 1)]  # it may be repeated for beams
-        given = {name: spread_over_beams(value, rows) for name, value in encoder_outputs.items()}
-        given |= {"attention_mask": spread_over_beams(attention_mask, rows), "decoder_input_ids": decoder_input_ids}
-        found = self.run_graph(DECODER, given)
-        logits = self.tensor(found.pop("logits"))
+        inputs = {name: spread_over_beams(value, rows) for name, value in encoder_outputs.items()}
+        inputs |= {"attention_mask": spread_over_beams(attention_mask, rows), "decoder_input_ids": decoder_input_ids}
+        outputs = self.run_graph(DECODER, inputs)
+        logits = self.tensor(outputs.pop("logits"))
         cache = None
         if use_cache or use_cache is None:
             cache = past_key_values if past_key_values is not None else OnnxCache()
-            cache.tensors = {name.removeprefix("present."): value for name, value in found.items()}
+            cache.tensors = {name.removeprefix("present."): value for name, value in outputs.items()}
             cache.words, cache.beams = decoder_input_ids.shape[1], rows // sources
         return Seq2SeqLMOutput(logits=logits, past_key_values=cache)  # type: ignore[arg-type]
 
@@ -253,19 +219,18 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         """Run further tokens one after the other."""
         logits = []
         for word in decoder_input_ids.split(1, dim=1):
-            given = {f"past.{name}": value for name, value in cache.tensors.items()}
-            found = self.run_graph(STEP, {**given, "decoder_input_ids": word})
-            logits.append(self.tensor(found.pop("logits")))
-            cache.tensors |= {name.removeprefix("present."): value for name, value in found.items()}
+            past = {f"past.{name}": value for name, value in cache.tensors.items()}
+            outputs = self.run_graph(STEP, {**past, "decoder_input_ids": word})
+            logits.append(self.tensor(outputs.pop("logits")))
+            cache.tensors |= {name.removeprefix("present."): value for name, value in outputs.items()}
             cache.words += 1
         return Seq2SeqLMOutput(logits=torch.cat(logits, 1), past_key_values=cache)  # type: ignore[arg-type]
 
 
-class OnnxBackend(TorchBackend):
+class OnnxBackend(TranslatesOnly, TorchBackend):
     """Runs an [`OnnxModel`]; see [`Backend`]. It translates and scores."""
 
-    def inspected_model(self) -> NoReturn:
-        raise cannot_be_inspected(self.model.name_or_path, "ONNX")
+    kind = "exported to ONNX"
 
     def new_cache(self) -> OnnxCache:
         return OnnxCache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,25 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..._values import shown
 from ...data.tokenizer_pair import TokenizerPair
-from ...models.user_errors import UserError
-from ..batching import pad_rows
+from ...errors import UserError
+from ..batching import Tokens, pad_rows
 from ..decoding import MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, start_id
-from ..options import PYTHON_ARGUMENTS, DecodingOptions, reason
+from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
 from ..search import ModelRows, SearchRows, search
 from ..seeded_draws import SeededDraws
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
-# Arguments of `generate` with which finished sentences may leave the batch: they treat each row by itself.
+# Arguments of `generate` that treat each row separately, so that finished sentences can leave the batch.
 ROWWISE_ARGUMENTS = {
     *("do_sample", "length_penalty", "num_return_sequences", "early_stopping", "no_repeat_ngram_size"),
     *("repetition_penalty", "min_new_tokens", "min_length", "bad_words_ids", "suppress_tokens"),
 }
-# Settings in a model's generation_config.json that keep sentences together, with the values that disable them.
+# Settings in a model's generation_config.json for whole batches, with the values that disable them.
 BATCHWISE_SETTINGS = {
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -52,16 +51,8 @@ BATCHWISE_SETTINGS = {
 
 class TorchBackend:
     """
-    Runs a model of this package or of transformers; see [`Backend`].
-
-    Args:
-        model (`PreTrainedModel`): An encoder-decoder with `generate`.
-        tokenizers ([`TokenizerPair`]): Its tokenizers.
-        check (`bool`, *optional*, defaults to `True`): Whether to refuse weights that are not finite and tokenizers of
-            other models.
-
-    Raises:
-        ValueError: The weights are not finite, or a tokenizer is not the model's.
+    Runs an encoder-decoder of this package or of transformers; see [`Backend`]. With `check`, weights that are not
+    finite and tokenizers of other models are rejected.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizers: TokenizerPair, check: bool = True):
@@ -84,12 +75,12 @@ class TorchBackend:
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return nullcontext() if seed is None else SeededDraws(seed)
 
-    def encode(self, sources: Sequence[Sequence[int]]) -> EncodedSources:
+    def encode(self, sources: Tokens) -> EncodedSources:
         self.inspected_model()
         return self.run_encoder(sources)
 
-    def run_encoder(self, sources: Sequence[Sequence[int]]) -> EncodedSources:
-        """Run the encoder; [`encode`] without asking whether its output can be inspected."""
+    def run_encoder(self, sources: Tokens) -> EncodedSources:
+        """Run the encoder; unlike [`encode`], also that of a model that cannot be inspected."""
         input_ids, attention_mask = self.pad_sources(sources)
         with eval_mode(self.model):
             output = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)
@@ -123,7 +114,7 @@ class TorchBackend:
             )
         return SearchResult(outputs[:, 1:].tolist())
 
-    def score(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
+    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         input_ids, attention_mask = self.pad_sources(sources)
         labels = self.pad_targets(targets)
         with eval_mode(self.model):
@@ -137,8 +128,8 @@ class TorchBackend:
         log_probs = logits.gather(-1, labels[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)
         return [row[: len(target)] for row, target in zip(log_probs.tolist(), targets, strict=True)]
 
-    def attention(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-        # The encoder runs by itself, without attentions and other optional outputs: they may be large.
+    def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
+        # The encoder runs separately, without attentions and other optional outputs, which may be large.
         encoded = self.encode(sources)
         with eval_mode(self.model):
             attentions = self.model(
@@ -149,21 +140,13 @@ class TorchBackend:
                 output_attentions=True,
             ).cross_attentions
         if not attentions or attentions[0] is None:
-            if getattr(self.model.config, "attends_source_words", True):
-                raise UserError(
-                    "The model returns no attention to source words to align by. Remedy: load it with "
-                    "attn_implementation='eager'."
-                )
-            raise UserError(
-                "The model's decoder does not attend to source words, so there is nothing to align by: its "
-                "configuration gives it another memory. Remedy: use a model whose decoder attends to the encoder's "
-                "states."
-            )
+            attends_words = getattr(self.model.config, "attends_source_words", True)
+            raise UserError("alignment.no_attention" if attends_words else "alignment.other_memory")
         return attentions
 
-    def start_rows(self, sources: Sequence[Sequence[int]], beams: int) -> SearchRows:
+    def start_rows(self, sources: Tokens, beams: int) -> SearchRows:
         encoded = self.run_encoder(sources)
-        # The model repeats what it does not share between the beams of a source, as in `generate`.
+        # The model repeats tensors that the beams of a source do not share, as in `generate`.
         _, inputs = self.model._expand_inputs_for_generation(
             expand_size=beams,
             is_encoder_decoder=True,
@@ -178,11 +161,11 @@ class TorchBackend:
         config = self.model.config.get_text_config(decoder=True)
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
 
-    def pad_sources(self, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def pad_sources(self, sources: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Return padded token ids and their mask, on the model's device."""
         return pad_rows(sources, self.tokenizers.source.pad_token_id, self.model.device)
 
-    def pad_targets(self, targets: Sequence[Sequence[int]]) -> torch.Tensor:
+    def pad_targets(self, targets: Tokens) -> torch.Tensor:
         """Return padded token ids, on the model's device."""
         return pad_rows(targets, self.tokenizers.target.pad_token_id, self.model.device)[0]
 
@@ -202,14 +185,11 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
 
 @contextmanager
 def explained_generation(options: DecodingOptions) -> Iterator[None]:
-    """Raise a [`UserError`] where transformers rejects settings that the user passed on to `generate`."""
+    """Raise a [`UserError`] if transformers rejects settings that the user passed on to `generate`."""
     try:
         yield
     except (ValueError, TypeError, IndexError, AttributeError, ImportError) as error:
         files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
         if isinstance(error, UserError) or not options.generate or "transformers" not in files[-1].parts:
             raise
-        raise UserError(
-            f"generate={shown(options.generate)} was rejected by transformers ({type(error).__name__}: "
-            f"{reason(error)}). Remedy: correct it, or leave it out."
-        ) from error
+        raise rejected_settings(options.generate, "transformers", error) from error

@@ -1,4 +1,4 @@
-"""The ground that recurrent models stand on: masked recurrent layers, cache layers, memories and outputs by name."""
+"""The shared core of recurrent models: masked recurrent layers, cache layers, memories and outputs by name."""
 
 from dataclasses import dataclass, field, fields
 
@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.modeling_outputs import Seq2SeqModelOutput
+from user_errors import rejects
 
-from recnmt_hf import UserError
+from recnmt_hf.models.kernels_biarn_transformer import keeps_source_memories
 from recnmt_hf.models.recurrent_cache import (
     CachedRecurrence,
     RecurrentAttentionLayer,
@@ -17,7 +18,7 @@ from recnmt_hf.models.recurrent_cache import (
     StaticRecurrentStateLayer,
     recurrent_layer,
 )
-from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer, masked_mean
+from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer, initialize_recurrent, masked_mean
 from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_outputs import (
     Memory,
@@ -32,8 +33,7 @@ from recnmt_hf.models.source_memory import (
     BeamMoves,
     SourceMemoryLayer,
     fill_cache,
-    keeps_source_memories,
-    kept_mask,
+    kept,
     kept_vector,
     one_row_per_source,
     read_source_memory,
@@ -107,7 +107,7 @@ def test_a_recurrence_takes_any_cell():
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm", Summing])
-def test_a_cached_recurrence_goes_on_where_it_stopped(cell):
+def test_a_cached_recurrence_continues_where_it_stopped(cell):
     """In one call, word by word, in pieces with padding on either side: the same states; rolled back too."""
     torch.manual_seed(2)
     recurrence = CachedRecurrence(cell, 3, 4, name="x").double()
@@ -160,7 +160,7 @@ def test_recurrent_parameters_start_gate_by_gate(cell):
     layer, start = cell(6, 4), Initialization(d_model=4)
     layer.child = nn.Linear(3, 3)
     before = layer.child.weight.clone()
-    start.recurrent_(layer)
+    initialize_recurrent(start, layer)
     for gate in layer.weight_hh_l0.split(4):
         torch.testing.assert_close(gate @ gate.T, torch.eye(4))
     bound = (6 / sum(layer.weight_ih_l0.shape)) ** 0.5
@@ -170,11 +170,11 @@ def test_recurrent_parameters_start_gate_by_gate(cell):
         forget_gate[4:8] = 1.0
     assert torch.equal(layer.bias_ih_l0, forget_gate) and (layer.bias_hh_l0 == 0).all()
     assert torch.equal(layer.child.weight, before)
-    Initialization(d_model=4, uniform=0.01).recurrent_(layer)
+    initialize_recurrent(Initialization(d_model=4, uniform=0.01), layer)
     for name, parameter in layer.named_parameters(recurse=False):
         assert parameter.abs().max() <= 0.01 and (parameter.dim() == 1 or parameter.std() > 0.004), name
         nn.init.constant_(parameter, 7.0)._is_hf_initialized = True
-    start.recurrent_(layer)
+    initialize_recurrent(start, layer)
     assert all((parameter == 7).all() for parameter in layer.parameters(recurse=False))
 
 
@@ -207,7 +207,7 @@ def test_masked_mean_ignores_padding():
 
 
 def test_unknown_cell():
-    with pytest.raises(ValueError, match="no recurrent cell 'qrnn'; choose one of gru, lstm, rnn"):
+    with rejects("layers.unknown_cell", "cell"):
         MaskedRNN("qrnn", 2, 2)
 
 
@@ -218,7 +218,7 @@ def test_recurrent_layer_rolls_back_what_it_recorded():
     layer = RecurrentStateLayer()
     states = torch.arange(12.0).view(1, 6, 2)
     layer.update_states(state=states[:, :2])
-    with pytest.raises(ValueError, match=r"past was not recorded.*activate_past_recording"):
+    with rejects("cache.past_not_recorded"):
         layer.crop(-1)
     layer.activate_past_recording()
     layer.update_states(state=states[:, 2:5])
@@ -227,7 +227,7 @@ def test_recurrent_layer_rolls_back_what_it_recorded():
     assert layer.get_seq_length() == 3 and torch.equal(layer.get_state(), states[:, 2])
     layer.update_states(state=states[:, 3:4])
     assert torch.equal(layer.get_state(), states[:, 3])
-    with pytest.raises(ValueError, match=r"by 3 steps: their past was not recorded"):
+    with rejects("cache.past_not_recorded"):
         layer.roll_back(3)  # one of them came before
     layer.reset()
     assert layer.get_seq_length() == 0 and layer.get_state() is None and layer.keys is None
@@ -321,7 +321,7 @@ def test_states_of_a_static_layer_stay_where_they_are():
 def test_a_cache_without_recurrent_layers_is_refused():
     cache = DynamicCache()
     for layer_idx in (0, 1):
-        with pytest.raises(UserError, match="This DynamicCache has no place for the decoder's recurrent state"):
+        with rejects("cache.no_recurrent_state", "past_key_values"):
             recurrent_layer(cache, layer_idx)
     fill_cache(cache, ["recnmt_recurrent"])
     first = cache.layers[0]
@@ -347,15 +347,15 @@ def test_source_memory_is_not_moved_within_a_source():
     layer = SourceMemoryLayer()
     keys = torch.randn(2, 1, 3, 4)
     layer.store("encoder", keys, keys, decoder_rows=6)
-    layer.masks["encoder"], layer.vectors["global"] = torch.tensor([[True], [False]]), torch.tensor([[1.0], [2.0]])
+    layer.shared = {"encoder mask": torch.tensor([[True], [False]]), "global": torch.tensor([[1.0], [2.0]])}
     layer.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
     assert layer.keys is keys
     layer.reorder_cache(torch.tensor([3, 1, 0, 5, 3, 3]))
     assert torch.equal(layer.keys, keys[[1, 0, 0, 1, 1, 1]])
-    assert layer.masks["encoder"][:, 0].tolist() == [False, True, True, False, False, False]
-    assert layer.vectors["global"][:, 0].tolist() == [2, 1, 1, 2, 2, 2]
+    assert layer.shared["encoder mask"][:, 0].tolist() == [False, True, True, False, False, False]
+    assert layer.shared["global"][:, 0].tolist() == [2, 1, 1, 2, 2, 2]
     layer.reset()
-    assert not layer.masks and not layer.vectors
+    assert not layer.shared
 
 
 def test_one_row_per_source_and_back():
@@ -422,28 +422,28 @@ def test_what_layers_share_is_prepared_once_per_source():
 
     for _ in range(2):
         assert kept_vector(cache, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-        assert kept_mask(cache, "encoder", compute) is computed[1]
+        assert kept(cache, "encoder mask", compute) is computed[1]
     assert len(computed) == 2
     assert kept_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-    assert kept_mask(None, "encoder", compute) is computed[-1] and len(computed) == 4
+    assert kept(None, "encoder", compute) is computed[-1] and len(computed) == 4
     foreign = EncoderDecoderCache(DynamicCache(), DynamicCache())
     foreign.cross_attention_cache.layers.append(StaticLayer(4))
-    assert kept_mask(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
+    assert kept(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
 
 
 def test_source_memory_goes_with_selected_and_repeated_rows():
     layer, keys = SourceMemoryLayer(), torch.randn(3, 1, 2, 4)
     layer.update(keys, -keys)  # as transformers fills a layer: one row for each source
     shared = torch.zeros(1, 1)
-    layer.masks = {"encoder": torch.tensor([[0], [1], [2]]), "other": None, "shared": shared}
+    layer.shared = {"encoder": torch.tensor([[0], [1], [2]]), "other": None, "shared": shared}
     assert layer.is_initialized and layer.decoder_rows == 3
     layer.batch_select_indices(torch.tensor([2, 0]))
     layer.batch_repeat_interleave(2)
     layer.reorder_cache(torch.tensor([3, 0, 1, 2]))
     expected = [0, 2, 2, 0]
     assert torch.equal(layer.keys, keys[expected]) and torch.equal(layer.values, -keys[expected])
-    assert layer.masks["encoder"][:, 0].tolist() == expected
-    assert layer.masks["other"] is None and layer.masks["shared"] is shared
+    assert layer.shared["encoder"][:, 0].tolist() == expected
+    assert layer.shared["other"] is None and layer.shared["shared"] is shared
     layer.reset()
     assert layer.keys is None and layer.values is None and not layer.is_initialized
 
@@ -454,13 +454,14 @@ def test_source_memory_is_offloaded_and_fetched_whole():
     layer.prefetch()  # nothing yet
     layer.store("encoder", keys, keys + 1, decoder_rows=2)
     layer.store("recurrence", keys + 2, keys + 3, decoder_rows=2)
-    layer.masks, layer.vectors = {"encoder": torch.ones(2, 3), "recurrence": None}, {"global": torch.ones(2, 1)}
+    layer.shared = {"encoder mask": torch.ones(2, 3), "recurrence mask": None, "global": torch.ones(2, 1)}
     layer.offload()
     assert torch.equal(layer.keys, keys) and torch.equal(layer.memories["recurrence"][1], keys + 3)
     layer.device = torch.device("meta")
     layer.prefetch()
-    moved = [layer.keys, layer.values, *layer.memories["recurrence"], layer.masks["encoder"], layer.vectors["global"]]
-    assert all(tensor.device.type == "meta" for tensor in moved) and layer.masks["recurrence"] is None
+    shared = [layer.shared["encoder mask"], layer.shared["global"]]
+    moved = [layer.keys, layer.values, *layer.memories["recurrence"], *shared]
+    assert all(tensor.device.type == "meta" for tensor in moved) and layer.shared["recurrence mask"] is None
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -521,7 +522,7 @@ def test_memories_have_names_and_masks():
     assert found["summary"].states is states and found["summary"].token_mask is mask
     again = found.with_states([memory.states for memory in found.values()])
     assert again["summary"].states is states and again["encoder"].states is last
-    with pytest.raises(ValueError, match=r"lacks other_hidden_state.*get_encoder\(\) as it came"):
+    with rejects("model.missing_memory", "encoder_outputs"):
         found["other"]
     assert list(SummaryOutput(last_hidden_state=last, summary_mask=mask).memories()) == ["encoder"]
 

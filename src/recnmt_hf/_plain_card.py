@@ -1,0 +1,67 @@
+"""The card of a model without evidence of its training, and code that translates with transformers alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+CARD = "README.md"
+# From the card that transformers gives to a repository without one; its code calls pipelines that are gone.
+TEMPLATE_OF_TRANSFORMERS = "model card of a 🤗 transformers model that has been pushed on the Hub"
+
+
+def usage(name: str, is_joint: bool, sentence: str) -> str:
+    """
+    Return code that translates a sentence with transformers alone. With `is_joint` one tokenizer serves both sides,
+    else the target's is in a subfolder.
+    """
+    also = "" if is_joint else ", PreTrainedConfig"
+    # Without it, the configuration is expected in the subfolder.
+    given = 'subfolder="target_tokenizer", config=PreTrainedConfig()'
+    target = f"target_tokenizer = AutoTokenizer.from_pretrained(name, {given})"
+    return "\n".join(
+        [
+            f"from transformers import AutoModelForSeq2SeqLM, AutoTokenizer{also}",
+            "",
+            f"name = {json.dumps(name, ensure_ascii=False)}",
+            "# The model's own code runs; where recnmt_hf is imported, it is taken from there.",
+            "model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)",
+            "tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)",
+            *([] if is_joint else [target]),
+            f'batch = tokenizer([{json.dumps(sentence, ensure_ascii=False)}], return_tensors="pt")',
+            "tokens = model.generate(**batch)",
+            f"print({'' if is_joint else 'target_'}tokenizer.batch_decode(tokens, skip_special_tokens=True)[0])",
+        ]
+    )
+
+
+def plain_card(config: Any, name: str) -> str:
+    """Return the card of a model from its configuration alone."""
+    kind = getattr(config, "model_type", "")
+    architecture = next(iter(getattr(config, "architectures", None) or []), kind)
+    code = usage(name, bool(getattr(config, "share_encoder_decoder_embeddings", True)), "...")
+    if not getattr(config, "auto_map", None):
+        code = f"# First import the module that registers {kind}: its code is not part of this folder.\n{code}"
+    return f"""---
+library_name: transformers
+pipeline_tag: translation
+tags: [translation, recnmt_hf, {kind}]
+---
+
+# {architecture}
+
+An encoder-decoder of the type `{kind}`, made with [recnmt_hf](https://github.com/recnmt-hf/recnmt_hf). Its training
+data and the quality of its translations are not documented yet.
+
+```python
+{code}
+```
+"""
+
+
+def write_plain_card(config: Any, folder: str | Path, name: str = "PLACE/OF-THIS-MODEL") -> None:
+    """Write [`plain_card`] into a folder that has no card, or only the default one of transformers."""
+    path = Path(folder) / CARD
+    if path.is_file() and TEMPLATE_OF_TRANSFORMERS not in path.read_text(encoding="utf-8"):
+        return
+    path.write_text(plain_card(config, name), encoding="utf-8")

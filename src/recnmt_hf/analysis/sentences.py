@@ -1,0 +1,54 @@
+"""Helpers to inspect one sentence: checks, token names, and a run of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .._plain_text import is_blank
+from .._values import check_value
+from ..errors import UserError
+from ..inference.backends.torch_model import shift_right
+from ..inference.eval_mode import eval_mode
+from ..inference.translator import Translator
+
+
+def check_not_blank(name: str, text: str) -> None:
+    """Raise `UserError` if a text has no visible character."""
+    if is_blank(text):
+        raise UserError("inspect.blank", field=name)
+
+
+def check_index(name: str, value: int, count: int) -> int:
+    """Return the index of a layer or head, counted from 0. Raise `UserError` if it does not exist."""
+    if not 0 <= check_value(name, value, int) < count:
+        raise UserError("inspect.no_index", field=name, value=value, count=count)
+    return value
+
+
+def token_names(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    """Return the text of each token, or its name in the vocabulary if the text is blank."""
+    names = tokenizer.convert_ids_to_tokens(ids)
+    texts = (str(tokenizer.decode([token])).strip() for token in ids)
+    return [text or str(name) for text, name in zip(texts, names, strict=True)]
+
+
+def run_pair(translator: Translator, sentence: str, translation: str | None) -> tuple[Any, list[int], list[int]]:
+    """
+    Run a model on a sentence and its translation (by default its own).
+
+    Returns:
+        The model's outputs with `output_attentions=True`, and the token ids of source and target.
+    """
+    model = translator.inspected_model()
+    if translation is None:
+        translation = translator([sentence], beams=1)[0].text
+    source, target = translator.encode_source(sentence), translator.target_ids(translation, "The translation")
+    input_ids, labels = (torch.tensor([ids], device=model.device) for ids in (source, target))
+    with eval_mode(model):
+        outputs = model(
+            input_ids=input_ids, decoder_input_ids=shift_right(model, labels), output_attentions=True, use_cache=False
+        )
+    return outputs, source, target
