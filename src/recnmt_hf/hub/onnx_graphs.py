@@ -40,6 +40,7 @@ from .engines import write_settings
 # One file with the weights of all graphs.
 WEIGHTS = "weights.onnx_data"
 SMALLEST_SHARED = 1024  # bytes; smaller weights are stored in the graphs
+SHARED = "shared."  # masks and vectors of a source in names of the cache
 PAGE = 4096  # alignment of weights in the file, for memory mapping
 # Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error.
 TOLERANCE = 1e-3
@@ -191,10 +192,9 @@ def flatten_cache(cache: EncoderDecoderCache) -> dict[str, torch.Tensor]:
     for number, layer in enumerate(sources):
         for name, (keys, values) in layer.memories.items():
             tensors |= {f"{OF_SOURCE}{number}.{name}.keys": keys, f"{OF_SOURCE}{number}.{name}.values": values}
-        for kind in ("masks", "vectors"):
-            for name, tensor in getattr(layer, kind).items():
-                if tensor is not None:
-                    tensors[f"{OF_SOURCE}{number}.{kind}.{name}"] = tensor
+        for name, tensor in layer.shared.items():
+            if tensor is not None:
+                tensors[f"{OF_SOURCE}{number}.{SHARED}{name}"] = tensor
     return tensors
 
 
@@ -222,10 +222,7 @@ def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], row
             memory = name.removesuffix(".keys")
             layer.store(memory, parts[name], parts[f"{memory}.values"], rows)
             cache.is_updated[number] = True
-        for kind in ("masks", "vectors"):
-            start = f"{kind}."
-            named = {name.removeprefix(start): part for name, part in parts.items() if name.startswith(start)}
-            getattr(layer, kind).update(named)
+        layer.shared |= {name.removeprefix(SHARED): part for name, part in parts.items() if name.startswith(SHARED)}
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
