@@ -1,4 +1,4 @@
-# Makes the project's own virtual environment, or reuses it; to be sourced by the other scripts.
+# Create or reuse the project's virtual environment; sourced by the other scripts.
 # Another place for it: RECNMT_VENV=/path. Another interpreter (3.11 or newer): PYTHON=python3.12. Other versions of the
 # packages: RECNMT_CONSTRAINTS=scripts/lowest_constraints.txt.
 
@@ -10,14 +10,14 @@ constraints="${RECNMT_CONSTRAINTS:-$root/scripts/constraints.txt}"
 if [ ! -x "$venv/bin/python" ]; then
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
         echo "recnmt_hf needs Python 3.11 or newer; '$python' is $("$python" --version 2>&1)." >&2
-        echo "Remedy: install a newer Python and say PYTHON=python3.12 bash scripts/..." >&2
+        echo "Install a newer Python and run PYTHON=python3.12 bash scripts/..." >&2
         exit 1
     fi
     echo "Making a virtual environment in $venv."
     "$python" -m venv "$venv"
 fi
 
-# Installed once, and again when what is wanted has changed.
+# Install once, and again when the requirements have changed.
 wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum)"
 if [ "$(cat "$venv/installed-for" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing recnmt_hf and the pinned packages (some minutes the first time)."

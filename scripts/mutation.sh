@@ -22,7 +22,7 @@ fi
 module="${1#src/recnmt_hf/}"
 shift
 if [ ! -f "src/recnmt_hf/$module" ]; then
-    echo "There is no src/recnmt_hf/$module. Remedy: pass a module such as data/batching.py." >&2
+    echo "There is no src/recnmt_hf/$module. Pass a module such as data/batching.py." >&2
     exit 2
 fi
 tests="$*"

@@ -77,7 +77,7 @@ def test_version_has_release_notes(repository):
     notes = subprocess.run([*command, f"v{recnmt_hf.__version__}"], capture_output=True, text=True, check=True).stdout
     assert "- `ONLSTMTransformer" in notes and "## 0" not in notes
     unknown = subprocess.run([*command, "99.0"], capture_output=True, text=True)
-    assert unknown.returncode == 1 and "says nothing of version 99.0. Remedy:" in unknown.stderr
+    assert unknown.returncode == 1 and "has no section for version 99.0. Add" in unknown.stderr
 
 
 def test_imported_packages_are_required(repository, project):

@@ -109,5 +109,6 @@ def shorten(text: str, length: int = 240) -> str:
 
 
 def without_remedy(error: Exception) -> str:
-    """Return the text of an error without its remedy."""
-    return shorten(str(error).partition(" Remedy: ")[0])
+    """Return the text of an error; of a [`UserError`], without the last sentence, which is the remedy."""
+    text = str(error)
+    return shorten(text.rpartition(". ")[0] or text if isinstance(error, UserError) else text)

@@ -276,13 +276,13 @@ def test_a_shared_projection_makes_all_capsules_equal():
 
 
 def test_choosing_a_shared_projection_warns(monkeypatch):
-    said = []
-    monkeypatch.setattr(configuration.logger, "warning_once", said.append)
+    warnings = []
+    monkeypatch.setattr(configuration.logger, "warning_once", warnings.append)
     GRETConfig.from_preset("tiny", vocab_size=100)
     GRETConfig.from_preset("tiny", vocab_size=100, capsule_projection="shared", global_capsule=False)
-    assert said == []
+    assert warnings == []
     GRETConfig.from_preset("tiny", vocab_size=100, capsule_projection="shared")
-    assert len(said) == 1 and "num_capsules has no effect" in said[0] and "Remedy" in said[0]
+    assert len(warnings) == 1 and 'num_capsules has no effect. Use "per_capsule"' in warnings[0]
 
 
 @pytest.mark.parametrize(

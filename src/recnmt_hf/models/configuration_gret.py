@@ -74,8 +74,8 @@ class GRETConfig(NMTTransformerConfig):
         super().check_values()
         if self.use_global_state and self.global_capsule and self.capsule_projection == "shared":
             logger.warning_once(
-                'capsule_projection="shared": all capsules get the same votes and stay equal, so that num_capsules has '
-                'no effect. Remedy: use "per_capsule", unless this reading of the paper is what you want to see.'
+                'capsule_projection="shared" gives all capsules the same votes, so num_capsules has no effect. Use '
+                '"per_capsule", unless you want to study this reading of the paper.'
             )
 
 

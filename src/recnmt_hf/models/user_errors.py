@@ -1,7 +1,4 @@
-"""
-Errors that the user can remedy. Each has a code with a text in `MESSAGES`: those of configurations and models, which
-travel to the Hub. `recnmt_hf/errors.py` holds and registers all others.
-"""
+"""Errors that the user can correct, and the messages of configurations and models. All others: recnmt_hf/errors.py."""
 
 import reprlib
 from enum import Enum
@@ -14,7 +11,7 @@ _short.maxstring = _short.maxother = 60
 _short.maxlevel, _short.maxlist, _short.maxdict = 2, 4, 4
 
 # Code -> message: what is wrong, the value, what is allowed, what to do. Names in braces are `field`, `value` (quoted)
-# and the details of the error.
+# and details; `remedy` is a sentence without its full stop.
 MESSAGES: dict[str, str] = {
     # configurations
     "config.wrong_value": "{field}={value} is not allowed; it must be {allowed}.",
@@ -42,8 +39,8 @@ MESSAGES: dict[str, str] = {
     "gradients.second_derivative": "This gradient cannot be differentiated again. Set the environment variable "
     "RECNMT_FAST_PATHS=0, pass return_logits=True, and do not compile the model.",
     "cache.past_not_recorded": "{steps} steps to undo were not recorded. Call activate_past_recording() before them.",
-    "cache.no_recurrent_state": "This {kind} cannot store the decoder's recurrent state. Omit past_key_values, or make "
-    "its caches with config=model.config.get_text_config(decoder=True). Prefix tuning is not supported; use LoRA.",
+    "cache.no_recurrent_state": "This {kind} cannot store recurrent states. Omit past_key_values, or create its caches "
+    "with config=model.config.get_text_config(decoder=True). Prefix tuning is not supported; use LoRA.",
     "layers.unknown_cell": "{field}={value} is not a recurrent cell. Choose one of {allowed}.",
 }
 
@@ -58,12 +55,14 @@ def short_repr(value: Any) -> str:
 class UserError(ValueError):
     """
     An input that the user has to correct, a `ValueError`. `code` is a key of `MESSAGES`, `field` the wrong option,
-    field or file, with which the text starts if the message does not mention it, and `details` are further values.
+    field or file (put before a message that does not mention it), and `details` are further values.
     """
 
     def __init__(self, code: str, *, field: str | None = None, value: Any = None, **details: Any) -> None:
         self.code, self.field, self.value, self.details = code, field, value, details
         message = MESSAGES[code]
+        remedy = str(details.get("remedy", ""))  # begins a sentence
+        details = details | {"remedy": remedy[:1].upper() + remedy[1:]}
         text = message.format(field=field, value=short_repr(value), **details)
         super().__init__(text if field is None or "{field}" in message else f"{field}: {text}")
 
