@@ -1,4 +1,4 @@
-"""README and model cards: snippets run, commands parse, links lead somewhere."""
+"""README and model cards: snippets run, commands parse, links exist."""
 
 import importlib
 import logging
@@ -54,7 +54,7 @@ def test_python_snippets_run_in_order(repository, tmp_path, monkeypatch, capsys)
             exec(compile(code, f"{document.name}, snippet {number}", "exec"), names)
             if is_first:
                 best = capsys.readouterr().out.splitlines()[-2].partition("  ")[2]
-                assert f"The first hypothesis is right: *{best}*" in document.read_text()
+                assert f"The first hypothesis is correct: *{best}*" in document.read_text()
     assert not [text for text in warnings if "max_new_tokens" in text or "sequences" in text]
 
 
