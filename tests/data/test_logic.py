@@ -8,7 +8,7 @@ import pytest
 from user_errors import rejects
 
 from recnmt_hf.data.logic import (
-    MOST_OPERATORS,
+    MAX_OPERATORS,
     OPERATORS,
     PROPOSITIONS,
     RELATIONS,
@@ -71,7 +71,7 @@ def check_pair(pair, operators):
         counts.append(sum(word in OPERATORS for word in words))
         trees.append(parse(words))
         assert words == [], side
-    assert min(max(counts), MOST_OPERATORS) == operators
+    assert min(max(counts), MAX_OPERATORS) == operators
     assert relation_by_truth_table(*trees) == pair.relation, pair
 
 
@@ -92,7 +92,7 @@ def test_relations_are_those_of_truth_tables(generated):
 
 
 def test_public_pairs(real_data):
-    for operators in range(MOST_OPERATORS + 1):
+    for operators in range(MAX_OPERATORS + 1):
         for split in ("train", "test"):
             for pair in read_logic(real_data / "logic_bowman2015", split, operators)[:40]:
                 check_pair(pair, operators)

@@ -29,8 +29,8 @@ from recnmt_hf.hub.card import paper_table, run_isolated, write_card
 from recnmt_hf.hub.publishing import (
     ALLOWED,
     check_contents,
+    contains_token,
     files_of,
-    holds_token,
     is_allowed,
     listing,
     prepare_repository,
@@ -592,12 +592,12 @@ def test_places_of_this_machine_shrink_to_names(text, expected):
     ],
 )
 def test_tokens_are_found_behind_whatever_stands_before_them(text):
-    assert holds_token(text.replace("TOKEN", "hf_" + "aB3" * 11).encode() + b"\xff")
+    assert contains_token(text.replace("TOKEN", "hf_" + "aB3" * 11).encode() + b"\xff")
 
 
 @pytest.mark.parametrize("text", ["hf_short", "half_" + "a" * 34, "shf_" + "a" * 34, "hf_hub_download", "\\" * 1000])
 def test_other_words_are_no_tokens(text):
-    assert not holds_token(text.encode())
+    assert not contains_token(text.encode())
 
 
 def test_pickle_is_never_read(run_folder, tmp_path):

@@ -182,22 +182,22 @@ def test_where_matmuls_are_not_wide(wide, monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         assert kernels_shared.wide_linear(states, weight).dtype == torch.bfloat16
     assert not wide
-    monkeypatch.setattr(kernels_shared, "gains_by_width", lambda: True)
+    monkeypatch.setattr(kernels_shared, "prefers_onednn", lambda: True)
     for value, expected in (("auto", True), ("0", False), ("1", True)):
         monkeypatch.setenv("RECNMT_FAST_PATHS", value)
         assert kernels_shared.takes_wide(states, weight) is expected
-    monkeypatch.setattr(kernels_shared, "gains_by_width", lambda: False)
+    monkeypatch.setattr(kernels_shared, "prefers_onednn", lambda: False)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
     assert not kernels_shared.takes_wide(states, weight)
     monkeypatch.undo()
-    kernels_shared.gains_by_width.cache_clear()
+    kernels_shared.prefers_onednn.cache_clear()
     for amd, capability, expected in ((True, "AVX512", True), (True, "AVX2", False), (False, "AVX512", False)):
         monkeypatch.setattr(kernels_shared, "is_amd", lambda amd=amd: amd)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        kernels_shared.gains_by_width.cache_clear()
-        assert kernels_shared.gains_by_width() is expected
+        kernels_shared.prefers_onednn.cache_clear()
+        assert kernels_shared.prefers_onednn() is expected
     monkeypatch.undo()
-    kernels_shared.gains_by_width.cache_clear()
+    kernels_shared.prefers_onednn.cache_clear()
 
 
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "GRET", "ONLSTMTransformer", "RNMT"])

@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import Seq2SeqModelOutput
 from user_errors import rejects
 
-from recnmt_hf.models.kernels_biarn_transformer import keeps_source_memories
+from recnmt_hf.models.kernels_biarn_transformer import stores_source_memories
 from recnmt_hf.models.recurrent_cache import (
     CachedRecurrence,
     RecurrentAttentionLayer,
@@ -32,9 +32,9 @@ from recnmt_hf.models.seq2seq_outputs import (
 from recnmt_hf.models.source_memory import (
     BeamMoves,
     SourceMemoryLayer,
+    cached_value,
+    cached_vector,
     fill_cache,
-    kept,
-    kept_vector,
     one_row_per_source,
     read_source_memory,
     spread_over_beams,
@@ -408,8 +408,8 @@ def test_growing_layers_become_source_memories_once():
     filled.cross_attention_cache.update(keys, keys, 0)
     use_source_memory(filled, 2)
     assert [type(layer) for layer in filled.cross_attention_cache.layers] == [DynamicLayer]
-    assert keeps_source_memories(cache, 3) and not keeps_source_memories(cache, 1)
-    assert not keeps_source_memories(cache, None) and not keeps_source_memories(DynamicCache(), 0)
+    assert stores_source_memories(cache, 3) and not stores_source_memories(cache, 1)
+    assert not stores_source_memories(cache, None) and not stores_source_memories(DynamicCache(), 0)
 
 
 def test_what_layers_share_is_prepared_once_per_source():
@@ -421,14 +421,14 @@ def test_what_layers_share_is_prepared_once_per_source():
         return computed[-1]
 
     for _ in range(2):
-        assert kept_vector(cache, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-        assert kept(cache, "encoder mask", compute) is computed[1]
+        assert cached_vector(cache, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
+        assert cached_value(cache, "encoder mask", compute) is computed[1]
     assert len(computed) == 2
-    assert kept_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-    assert kept(None, "encoder", compute) is computed[-1] and len(computed) == 4
+    assert cached_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
+    assert cached_value(None, "encoder", compute) is computed[-1] and len(computed) == 4
     foreign = EncoderDecoderCache(DynamicCache(), DynamicCache())
     foreign.cross_attention_cache.layers.append(StaticLayer(4))
-    assert kept(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
+    assert cached_value(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
 
 
 def test_source_memory_goes_with_selected_and_repeated_rows():

@@ -433,7 +433,7 @@ def test_steps_pass_gradcheck(conditional, group):
 @pytest.mark.parametrize("masked", [True, False])
 def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
     torch.manual_seed(3)
-    monkeypatch.setattr(kernels_rnmt, "KEPT_PAIRS", kept)
+    monkeypatch.setattr(kernels_rnmt, "STORED_PAIR_BYTES", kept)
     config = TestRNMT().config(relation_gp_layers=3, relation_hidden_size=4, relation_conv_channels=[3])
     layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
     features = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -483,7 +483,7 @@ def test_pairs_are_kept_for_the_backward_pass_up_to_a_limit(dtype, monkeypatch):
     size = 2 * 5 * 5 * 4 * dtype.itemsize * len(layers)
     saved = {}
     for limit in (size, size - 1):
-        monkeypatch.setattr(kernels_rnmt, "KEPT_PAIRS", limit)
+        monkeypatch.setattr(kernels_rnmt, "STORED_PAIR_BYTES", limit)
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x):
             all_pairs(layers, features, None)
@@ -531,7 +531,7 @@ def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
 @pytest.mark.parametrize("training", [True, False])
 def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch):
     """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
-    monkeypatch.setattr(kernels_rnmt, "KEPT_PAIRS", 0)
+    monkeypatch.setattr(kernels_rnmt, "STORED_PAIR_BYTES", 0)
     length, batch_size, steps, width = 96, 8, 40, 32
     model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
     source = torch.randint(4, VOCABULARY, (batch_size, length))

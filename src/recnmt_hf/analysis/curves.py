@@ -22,7 +22,7 @@ def curve_of_run(path: str | Path) -> Curve:
     Return the curve of a run from the log of its newest checkpoint, or from the evidence of its finished model.
 
     Raises:
-        UserError: There is no run, or it has logged nothing yet.
+        UserError: The folder has no run, or the run has not logged anything yet.
     """
     path = Path(path)
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""Global state of a GRET: the words that each capsule reads, and the gate of each target token."""
+"""Global state of a GRET: routing weights of each capsule, and the gate of each target token."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 ENDINGS = (".png", ".svg", ".pdf")
-TILTED: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
 
 
 def check_picture(path: str | Path) -> Path:
@@ -40,7 +40,7 @@ def check_picture(path: str | Path) -> Path:
 
 def label_cells(axis: Axes, columns: Sequence[str], rows: Sequence[str], row_name: str = "") -> None:
     """Label the columns and rows of a heat map."""
-    axis.set_xticks(range(len(columns)), columns, fontsize=8, **TILTED)
+    axis.set_xticks(range(len(columns)), columns, fontsize=8, **ROTATED_LABELS)
     axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
     axis.set_ylabel(row_name, fontsize=9)
 
@@ -48,7 +48,7 @@ def label_cells(axis: Axes, columns: Sequence[str], rows: Sequence[str], row_nam
 def add_bars(axis: Axes, heights: np.ndarray, labels: Sequence[str], name: str) -> None:
     """Plot bars with heights from 0 to 1."""
     axis.bar(range(len(labels)), heights, color="steelblue")
-    axis.set_xticks(range(len(labels)), labels, fontsize=8, **TILTED)
+    axis.set_xticks(range(len(labels)), labels, fontsize=8, **ROTATED_LABELS)
     axis.set_ylim(0.0, 1.0)
     axis.set_ylabel(name, fontsize=9)
 
@@ -154,7 +154,7 @@ def points_of_scores(path: str | Path, values: Mapping[str, Sequence[float]], ax
         axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color="steelblue")
         for place, scores in enumerate(values.values()):
             axis.scatter([place] * len(scores), scores, color="steelblue", s=18)
-        axis.set_xticks(range(len(values)), list(values), fontsize=8, **TILTED)
+        axis.set_xticks(range(len(values)), list(values), fontsize=8, **ROTATED_LABELS)
         axis.set_xlabel(axis_name, parse_math=False)
         axis.set_ylabel(name, parse_math=False)
 

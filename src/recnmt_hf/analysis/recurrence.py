@@ -1,4 +1,4 @@
-"""Attention of a recurrence encoder: the words that each step of an attentive recurrent network reads."""
+"""Attention weights of each step of an attentive recurrent network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RecurrenceAttention:
         Return the weights of one head, or the mean of all heads, `(directions, T, len(tokens))`.
 
         Raises:
-            ValueError: There is no such head.
+            ValueError: The head does not exist.
         """
         if head is None:
             return self.weights.mean(axis=1)

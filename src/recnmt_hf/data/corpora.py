@@ -1,4 +1,4 @@
-"""From named corpora to tokenized datasets, cached on disk."""
+"""Named corpora, and tokenized datasets made from them and cached on disk."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .._values import Range, check_options, check_value, documented, kind_of, op
 from ..errors import MissingFileError, UserError
 from .files import partial_folder
 from .generated import Pair, generate_corpus
-from .text import ON_EMPTY, SentencePair, read_jsonl, read_lcsts, read_lines, read_parallel, read_tsv, without_blanks
+from .text import ON_EMPTY, SentencePair, read_jsonl, read_lcsts, read_lines, read_parallel, read_tsv, skip_blank_pairs
 
 
 logger = logging.get_logger(__name__)
 
 # Version of the preparation; part of the name of prepared data.
 PREPARATION = 2
-# There is a warning if more than this share of the tokens is unknown.
+# Share of unknown tokens above which a warning is logged.
 UNKNOWN_SHARE = 0.01
-# A larger generated corpus is probably a typing error.
-MOST_SENTENCES = 10**7
+# Limit of a generated corpus; a larger number is probably a typo.
+MAX_SENTENCES = 10**7
 # Ways to handle pairs that are too long.
 ON_LONG = ("skip", "truncate")
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
@@ -67,7 +67,7 @@ class Corpus:
     generated: str | None = option(
         None, "a split of the generated English-German corpus", choices=(None, *GENERATED_SPLITS)
     )
-    size: Annotated[int | None, Range(least=1, most=MOST_SENTENCES)] = option(
+    size: Annotated[int | None, Range(least=1, most=MAX_SENTENCES)] = option(
         None, "number of sentences of the generated split"
     )
     seed: int = option(1, "seed of the generated corpus")
@@ -90,7 +90,7 @@ class Corpus:
         self.check_languages(source_lang, target_lang)
         if self.dataset:
             name = ", ".join(part for part in (self.dataset, self.config, self.split) if part)
-            return without_blanks(self._rows(name, source_lang, target_lang), [name] * 2, on_empty, "row")
+            return skip_blank_pairs(self._rows(name, source_lang, target_lang), [name] * 2, on_empty, "row")
         if self.generated:
             sizes = {} if self.size is None else {self.generated: self.size}
             splits = generate_corpus(seed=self.seed, **sizes) if sizes else whole_corpus(self.seed)
@@ -195,7 +195,7 @@ def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
 
 def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
     """
-    Yield the pairs of one corpus, or of several one after the other.
+    Yield the pairs of one corpus, or of several in sequence.
 
     Raises:
         ValueError, FileNotFoundError: A corpus cannot be read; the message names file and line.
@@ -206,7 +206,7 @@ def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: s
 def pairs_of(
     corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str = "error"
 ) -> Iterator[SentencePair]:
-    """Yield the pairs of several corpora one after the other."""
+    """Yield the pairs of several corpora in sequence."""
     for corpus in corpora:
         yield from corpus.pairs(source_lang, target_lang, on_empty)
 
@@ -312,8 +312,8 @@ def prepare_dataset(
             if "abruptly died" not in str(error):
                 raise
             raise UserError("corpus.killed_process", field="num_proc", value=num_proc) from error
-        warn_of_unknown(data, "source", "input_ids", source_tokenizer)
-        warn_of_unknown(data, "target", "labels", target_tokenizer)
+        warn_about_unknown_tokens(data, "source", "input_ids", source_tokenizer)
+        warn_about_unknown_tokens(data, "target", "labels", target_tokenizer)
         lengths = zip(data["source_length"][:], data["target_length"][:], strict=True)
         indices = [
             index
@@ -354,7 +354,7 @@ def load_prepared(folder: Path) -> Dataset | None:
         return None
 
 
-def warn_of_unknown(data: Dataset, side: str, column: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def warn_about_unknown_tokens(data: Dataset, side: str, column: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Log a warning if more than a few tokens of a side are unknown."""
     if tokenizer.unk_token_id is None:
         return
@@ -388,7 +388,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a checksum that is the same for tokenizers that encode text in the same way."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        # There is no common way to read its settings; its encoding of a text depends on them.
+        # Settings have no common interface, so compare the encoding of a text, which depends on them.
         probe = "A b-c, 1.5 Ä 你好 </s>"
         state = [
             type(tokenizer).__name__,

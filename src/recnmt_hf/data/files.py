@@ -1,4 +1,4 @@
-"""Write files and folders atomically: they are complete or not there."""
+"""Write files and folders atomically: incomplete output never appears under its name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..errors import ExistingFileError, UserError
 from .locks import LockedError, lock
 
 
-# Errors of the system while a file is written. They are never bugs of the program.
+# System errors while a file is written, which are never bugs of the program.
 MEDIUM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-# Only writing fails for want of space, whatever file the error names (copying names the file that is read).
+# Only writing fails for lack of space, even if the error names another file (copying names the source).
 SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Unfinished output: a folder with a lock file and the content.
 PREFIX, PARTIAL = ".recnmt-", ".partial"
 LOCK, CONTENT = "lock", "content"
-SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
+MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 class UnwritableError(UserError):
@@ -38,7 +38,7 @@ def open_output(
     path: str | Path | None, inputs: Iterable[str | Path | None] = (), binary: bool = False
 ) -> Iterator[IO[Any]]:
     """
-    Open a file to write that replaces an existing one when it is complete: it is written beside and renamed, so that an
+    Open a file for writing that replaces an existing one atomically: it is written beside it and renamed, so that an
     error, an interrupt or a kill leaves the old file. Missing folders are made. Pipes and devices are written directly,
     a symbolic link remains one.
 
@@ -90,7 +90,7 @@ def open_output(
 @contextmanager
 def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
-    Give a folder to write files into, which move to their places when all of them are complete.
+    Yield a temporary folder, whose files move to their final places when all of them are complete.
 
     Args:
         path (`str` or `Path`): The folder. Its other files remain; files of the same names are replaced.
@@ -111,7 +111,7 @@ def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[
                 raise ExistingFileError("output.is_file", field=user_path)
             if must_be_new and not is_new and any(not entry.name.startswith(PREFIX) for entry in path.iterdir()):
                 raise ExistingFileError("output.not_empty", field=user_path)
-            refuse_model_folder(path, user_path)
+            reject_model_folder(path, user_path)
             # A new folder is renamed as a whole. An existing one may be on another disk than its parent.
             place = path.parent if is_new else path
             stack.callback(remove_empty, make_folders(place))
@@ -127,7 +127,7 @@ def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[
 
 @contextmanager
 def explained_preparation(user_path: str | Path) -> Iterator[None]:
-    """Turn errors of the system before anything is written into an [`UnwritableError`]."""
+    """Turn system errors before anything is written into an [`UnwritableError`]."""
     try:
         yield
     except UserError:  # some are errors of the system too
@@ -138,7 +138,7 @@ def explained_preparation(user_path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def explained_writing(user_path: str, working: Path | None) -> Iterator[None]:
-    """Turn errors of the system that concern an output (`working` while unfinished) into an [`UnwritableError`]."""
+    """Turn system errors about an output (`working` while unfinished) into an [`UnwritableError`]."""
     try:
         yield
     except UserError as error:
@@ -154,7 +154,7 @@ def explained_writing(user_path: str, working: Path | None) -> Iterator[None]:
 
 
 def number_of(error: Exception) -> int | None:
-    """Return the system's number of an error; libraries in Rust and `shutil` write it into the message."""
+    """Return the errno of an error; libraries in Rust and `shutil` put it into the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     match = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))
@@ -175,7 +175,7 @@ def partial_folder(place: Path) -> Iterator[Path]:
         while True:
             working = Path(tempfile.mkdtemp(prefix=PREFIX, suffix=PARTIAL, dir=place))
             stack.callback(shutil.rmtree, working, ignore_errors=True)
-            # Until the folder is locked, another process may take it for an abandoned one and delete it.
+            # Until the folder is locked, another process may consider it abandoned and delete it.
             with suppress(LockedError):
                 stack.enter_context(lock(working / LOCK))
                 break
@@ -214,10 +214,10 @@ def locked_file(path: Path) -> Iterator[None]:
         yield
 
 
-def refuse_model_folder(folder: Path, user_path: str | None = None) -> None:
+def reject_model_folder(folder: Path, user_path: str | None = None) -> None:
     """Raise [`ExistingFileError`] if a folder for output contains a model, a tokenizer or a training run."""
     for part in (folder, folder / "model", *folder.glob("checkpoint-*")):
-        for file in (part / name for name in SIGNS_OF_A_MODEL):
+        for file in (part / name for name in MODEL_FILES):
             if file.is_file():
                 place = user_path or str(folder)
                 raise ExistingFileError("output.has_model", field=place, file=file.relative_to(folder))

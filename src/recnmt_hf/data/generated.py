@@ -1,9 +1,9 @@
 """
 A generated English-German corpus, for tests and first steps.
 
-A small grammar draws a sentence in both languages. Order and hierarchy matter in every sentence: German verbs are
-second, first (after a fronted word) or last (in subordinate clauses), separable verbs split, articles, adjectives and
-relative pronouns agree in gender, number and case, and relative and complement clauses nest to a chosen depth.
+A small grammar generates each sentence in both languages. Order and hierarchy matter in every sentence: German verbs
+are second, first (after a fronted word) or last (in subordinate clauses), separable verbs split, articles, adjectives
+and relative pronouns agree in gender, number and case, and relative and complement clauses nest to a chosen depth.
 
 Sentences are text in which commas are words of their own; [`write`] joins them.
 """
@@ -43,8 +43,8 @@ class NounPhrase(NamedTuple):
 
 class Predicate(NamedTuple):
     """
-    A finite verb with all that belongs to it except the subject. In German: the finite verb; what precedes the end of
-    the clause; a particle or infinitive at the end; all verbs at the end of a subordinate clause; a complement clause.
+    A finite verb with its complements, except the subject. In German: the finite verb; the words before the end of the
+    clause; a particle or infinitive at the end; all verbs at the end of a subordinate clause; a complement clause.
     """
 
     en: str
@@ -79,7 +79,7 @@ def noun_phrase(
     adjective: tuple[str, str] | None = None,
     relative: Pair | None = None,
 ) -> NounPhrase:
-    """Put a noun phrase together; `relative` is a relative clause whose depth counts itself."""
+    """Build a noun phrase; `relative` is a relative clause whose depth includes itself."""
     relative = relative or Pair("", "", 0)
     article = determiner.plural if plural else determiner.singular
     english = f"{adjective[0] if adjective else ''} {noun.en_plural if plural else noun.en}".strip()
@@ -95,7 +95,7 @@ def noun_phrase(
 
 
 def copula(subject: NounPhrase, past: bool, adjective: tuple[str, str], negated: bool) -> Predicate:
-    """Put a predicate with an adjective together."""
+    """Build a predicate with an adjective."""
     plain = subject.number if past or subject.number == "pl" else f"sg {subject.person}"
     english, german = lexicon.COPULA[f"past {plain}" if past else plain]
     words = f"{english} {'not' if negated else ''} {adjective[0]}"
@@ -112,7 +112,7 @@ def predicate(
     place: tuple[str, str] = ("", ""),
     complement: Pair | None = None,
 ) -> Predicate:
-    """Put a predicate with a verb together; not both modal and negated."""
+    """Build a predicate with a verb; not both modal and negated."""
     third = subject.number == "sg" and subject.person == 3
     if modal:
         english = f"{modal.english(past, third)} {verb.en}"
@@ -145,7 +145,7 @@ def join_clause(
     subordinate: Pair | None = None,
     fronted: bool = False,
 ) -> Pair:
-    """Put a clause together; a subordinate clause includes its conjunction and is in front or at the end."""
+    """Build a clause; a subordinate clause includes its conjunction and is in front or at the end."""
     if adverb or fronted:
         order = "inverted"
     english = f"{subject.en} {' and '.join(part.en for part in predicates)}"
@@ -163,7 +163,7 @@ def join_clause(
 
 
 def relative_clause(head: Noun, plural: bool, case: str, subject: NounPhrase, part: Predicate) -> Pair:
-    """Put a relative clause together, with its pronoun in a German case."""
+    """Build a relative clause, with its pronoun in a German case."""
     english = "who" if case == "nom" and head.kind == "person" else "that"
     form = "pl" if plural else head.gender
     pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.DEFINITE[case][form]
@@ -193,7 +193,7 @@ class Grammar:
         self.choice, self.random = rng.choice, rng.random
 
     def chance(self, probability: float) -> bool:
-        """Draw whether something happens."""
+        """Return `True` with a given probability."""
         return self.random() < probability
 
     def noun_phrase(self, depth: int, kinds: tuple[str, ...], subject: bool = False) -> NounPhrase:
@@ -219,14 +219,14 @@ class Grammar:
         return noun_phrase(noun, plural, determiner, adjective, relative)
 
     def relative_clause(self, depth: int, head: Noun, plural: bool) -> Pair:
-        """Draw a relative clause in which the head acts, or is acted upon."""
+        """Draw a relative clause in which the head is the subject or the object."""
         if head.kind != "thing" and self.chance(0.5):
             acting = NounPhrase("", {"nom": ""}, "pl" if plural else "sg")
             part = self.verb_phrase(acting, depth, self.chance(0.5), complement=False)
             return relative_clause(head, plural, "nom", acting, part)
         subject = self.noun_phrase(depth, ("person",), subject=True)
         verb, past, negated = self.choice(lexicon.TRANSITIVE), self.chance(0.5), self.chance(0.1)
-        # "that the boy looks at": the object's place stays empty, so verbs whose particle follows it are left out
+        # "that the boy looks at": the object's place is empty, so verbs with a particle after the object are excluded
         while verb.en_particle or (head.kind == "thing" and verb.needs_living_object):
             verb = self.choice(lexicon.TRANSITIVE)
         modal = self.choice(lexicon.MODALS) if not negated and self.chance(0.15) else None
@@ -249,7 +249,7 @@ class Grammar:
             thing = self.noun_phrase(depth, ("person", "animal", *(() if verb.needs_living_object else ("thing",))))
         modal = self.choice(lexicon.MODALS) if self.chance(0.2) else None
         negated = modal is None and self.chance(0.15)
-        # After a relative clause, a place could belong to either clause: English would be ambiguous.
+        # After a relative clause, a place would be ambiguous in English: it could belong to either clause.
         is_closed = thing is None or thing.depth == 0
         place = self.place() if is_closed and self.chance(0.2) else ("", "")
         return predicate(subject, verb, past, thing, modal, negated, place)
@@ -338,9 +338,9 @@ def generate_corpus(
             pairs.append(pair)
         return pairs
 
-    held_out = {
+    test_splits = {
         "validation": draw(validation, max_depth, -1),
         "test": draw(test, max_depth, -1),
         "test_deep": draw(test_deep, deep_depth, max_depth),
     }
-    return {"train": draw(train, max_depth, -1), **held_out}
+    return {"train": draw(train, max_depth, -1), **test_splits}

@@ -53,7 +53,7 @@ class Verb(NamedTuple):
 
     @property
     def needs_living_object(self) -> bool:
-        """Whether the object must be a person or an animal: one helps, calls or invites no things."""
+        """`True` if the object must be a person or an animal, as for help, call and invite."""
         return self.case == "dat" or self.particle == "ein" or self.de == "rufen"
 
 

@@ -21,16 +21,16 @@ WORDS = (*PROPOSITIONS, *OPERATORS, "(", ")")
 # Entailment, its reverse, equality, negation, independence, alternation, cover (MacCartney, 2009).
 RELATIONS = ("<", ">", "=", "^", "#", "|", "v")
 # Files of a corpus are numbered by operators; the last one also has pairs of more operators.
-MOST_OPERATORS = 12
+MAX_OPERATORS = 12
 SPLITS = ("train", "test")
 # The formulas of a pair share this many propositions.
-PROPOSITIONS_OF_A_PAIR = 4
+PAIR_PROPOSITIONS = 4
 TEST_SHARE = 0.15
 
 # The worlds in which a proposition is true, as bits: in world n, proposition i is true if n has digit i.
 _WORLDS = 2 ** len(PROPOSITIONS)
 ALL_WORLDS = 2**_WORLDS - 1
-TRUE_IN = {
+TRUE_WORLDS = {
     name: sum(1 << world for world in range(_WORLDS) if world >> place & 1) for place, name in enumerate(PROPOSITIONS)
 }
 # Whether there are worlds in which (both, only left, only right, neither) are true -> relation; otherwise independence.
@@ -73,7 +73,7 @@ def draw_formula(generator: random.Random, names: list[str], size: int = 12) -> 
     operator = generator.choice(("and", "or", "and", "or", None, None, None, None, None))
     if operator is None or size < 2:
         text = generator.choice(names)
-        worlds = TRUE_IN[text]
+        worlds = TRUE_WORLDS[text]
     else:
         (left, in_left), (right, in_right) = (draw_formula(generator, names, size // 2) for _ in range(2))
         text = f"( {left} ( {operator} {right} ) )"
@@ -87,7 +87,7 @@ def draw_pairs(seed: int) -> Iterator[LogicPair]:
     """Yield pairs without end; no formula is always true or never true."""
     generator = random.Random(seed)
     while True:
-        names = generator.sample(PROPOSITIONS, PROPOSITIONS_OF_A_PAIR)
+        names = generator.sample(PROPOSITIONS, PAIR_PROPOSITIONS)
         (left, in_left), (right, in_right) = (draw_formula(generator, names) for _ in range(2))
         if {in_left, in_right}.isdisjoint((0, ALL_WORLDS)):
             yield LogicPair(relation_of(in_left, in_right), left, right)
@@ -107,9 +107,9 @@ def generate_logic(pairs: int = 500_000, seed: int = 1) -> dict[str, list[list[L
     """
     pairs = check_value("pairs", pairs, int, Range(least=1, most=10**8))
     seed = check_value("seed", seed, int, Range(least=0, most=MOST_SEED))
-    bins: list[dict[LogicPair, None]] = [{} for _ in range(MOST_OPERATORS + 1)]
+    bins: list[dict[LogicPair, None]] = [{} for _ in range(MAX_OPERATORS + 1)]
     for pair, _ in zip(draw_pairs(seed), range(pairs), strict=False):
-        bins[min(pair.operators, MOST_OPERATORS)].setdefault(pair)
+        bins[min(pair.operators, MAX_OPERATORS)].setdefault(pair)
     corpus: dict[str, list[list[LogicPair]]] = {split: [] for split in SPLITS}
     for bin_pairs in map(list, bins):
         size = round(len(bin_pairs) * (1 - TEST_SHARE))

@@ -1,4 +1,4 @@
-"""Read sentence pairs: plain or gzipped text, TSV, JSON lines, and the files of LCSTS."""
+"""Read sentence pairs from plain or gzipped text, TSV, JSON lines, and the files of LCSTS."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SentencePair(NamedTuple):
 
 
 ON_EMPTY = ("error", "skip")
-# Limit of a line. Without one, a device such as /dev/zero would fill the memory with a line that never ends.
-MOST_BYTES = 2**24
+# Limit of a line. Without it, a device such as /dev/zero would fill the memory with an endless line.
+MAX_LINE_BYTES = 2**24
 
 
 @contextmanager
@@ -98,9 +98,9 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
     name, number, line = "standard input" if path is None else str(path), 0, b""
     with open_bytes(path) as file:
         try:
-            for number, line in enumerate(iter(partial(file.readline, MOST_BYTES), b""), start=1):
-                if len(line) == MOST_BYTES:
-                    raise UserError("file.line_too_long", field=name, line=number, most=MOST_BYTES)
+            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
+                if len(line) == MAX_LINE_BYTES:
+                    raise UserError("file.line_too_long", field=name, line=number, most=MAX_LINE_BYTES)
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line.decode().strip(strip)
@@ -141,10 +141,10 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
                 "corpus.different_lengths", source=source, target=target, sources=counts[0], targets=counts[1]
             )
 
-    return without_blanks(pairs(), (str(source), str(target)), on_empty)
+    return skip_blank_pairs(pairs(), (str(source), str(target)), on_empty)
 
 
-def without_blanks(
+def skip_blank_pairs(
     pairs: Iterable[tuple[int, SentencePair]], places: Sequence[str], on_empty: str, unit: str = "line"
 ) -> Iterator[SentencePair]:
     """
@@ -179,7 +179,7 @@ def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair
                 raise UserError("corpus.tsv_fields", field=str(path), line=number, count=len(fields))
             yield number, SentencePair(*fields)
 
-    return without_blanks(pairs(), [str(path)] * 2, on_empty)
+    return skip_blank_pairs(pairs(), [str(path)] * 2, on_empty)
 
 
 def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
@@ -197,7 +197,7 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
                 record = json.loads(line)
                 record = record.get("translation", record)
                 pair = SentencePair(record[source_lang].strip(), record[target_lang].strip())
-                "".join(pair).encode()  # JSON can hold half a character, which tokenizers reject
+                "".join(pair).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
             except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
                 raise UserError(
                     "corpus.json_line",
@@ -209,7 +209,7 @@ def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: s
                 ) from error
             yield number, pair
 
-    return without_blanks(pairs(), [str(path)] * 2, on_empty)
+    return skip_blank_pairs(pairs(), [str(path)] * 2, on_empty)
 
 
 LCSTS_PART = re.compile(r"<(short_text|summary|human_label)>(.*?)</\1>")
@@ -245,7 +245,7 @@ def read_lcsts(path: str | Path, min_score: int | None = None, on_empty: str = "
         if "<doc " in document or start == 1:
             raise UserError("corpus.lcsts_document", field=str(path), line=start)
 
-    return without_blanks(pairs(), [str(path)] * 2, on_empty)
+    return skip_blank_pairs(pairs(), [str(path)] * 2, on_empty)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:

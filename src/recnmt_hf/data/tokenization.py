@@ -36,10 +36,10 @@ def train_tokenizer(
     byte_fallback: bool | None = None,
 ) -> PreTrainedTokenizerFast:
     """
-    Train a tokenizer whose decoding gives the plain text back.
+    Train a tokenizer whose decoding restores the plain text.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, as by default in the zoo's configurations. Every encoded sentence
-    ends in `</s>`. These names in a text are ordinary characters.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`, the defaults of the package's configurations. Every encoded sentence
+    ends with `</s>`. In a text, these names are ordinary characters.
 
     Args:
         texts (iterable of `str`): Raw sentences; of both languages for a joint vocabulary.
@@ -89,12 +89,12 @@ def train_tokenizer(
         trainer: trainers.Trainer = trainers.BpeTrainer(**common)
     else:
         trainer = trainers.WordLevelTrainer(**common)
-    tokenizer.train_from_iterator(only_text(texts), trainer)
+    tokenizer.train_from_iterator(check_texts(texts), trainer)
     learned = set(tokenizer.get_vocab()) - {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}
     if not learned:
         raise UserError("tokenizer.no_text", field="texts")
     if byte_fallback:
-        tokenizer = with_bytes(tokenizer)
+        tokenizer = add_byte_tokens(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, SPECIAL_TOKENS.index(END))]
     )
@@ -111,7 +111,7 @@ def train_tokenizer(
     )
 
 
-def only_text(texts: Iterable[str]) -> Iterator[str]:
+def check_texts(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts, or raise [`UserError`] for other values."""
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
@@ -119,7 +119,7 @@ def only_text(texts: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-def with_bytes(tokenizer: Tokenizer) -> Tokenizer:
+def add_byte_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """Return a trained BPE tokenizer with symbols for bytes after the special tokens, and a decoder for them."""
     state = json.loads(tokenizer.to_str())
     model = state["model"]
@@ -135,7 +135,7 @@ def with_bytes(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def build_splitting(kind: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
-    """Return what splits text into units, and what joins units to text, for a kind of tokenizer."""
+    """Return the pre-tokenizer that splits text into units and the decoder that joins them, for a kind of tokenizer."""
     metaspace = pre_tokenizers.Metaspace(replacement=GLUE, prepend_scheme="always")
     joined = decoders.Metaspace(replacement=GLUE, prepend_scheme="always")
     if kind == "character":
@@ -168,10 +168,10 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
     with explained_loading(path, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **kwargs)
     require_control_tokens(tokenizer, path)
-    return without_origin(tokenizer)
+    return remove_loading_settings(tokenizer)
 
 
-def without_origin(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def remove_loading_settings(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """
     Remove settings that would be saved with a loaded tokenizer: how it was loaded, and `auto_map`, which names remote
     code even where an installed class was used. If the tokenizer's class is remote code, saving adds the entry again.

@@ -1,4 +1,4 @@
-"""Check that tokenizers are those that a model was trained with: padding, sizes, end token, and checksums."""
+"""Check that a model was trained with given tokenizers: padding, sizes, end token, and checksums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROBES = (
     "  two  spaces\tand a tab </s> <pad> \u2581_ ",
     "\u6211\u4eec\u53bb\u5317\u4eac\u3002\uff21\u3000\u041f\u0440\u0438\u0432\u0435\u0442 \u03a3\u03af \ufb01",
 )
-# Number of own symbols that are encoded too, spread over the vocabulary: it may have no symbol of the texts above.
+# Number of symbols of the vocabulary that are also encoded, because it may have no symbol of the texts above.
 OWN_PROBES = 64
 
 
@@ -45,8 +45,8 @@ def stamp_tokenizers(
     config: PreTrainedConfig, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
 ) -> None:
     """
-    Write stamps of a model's tokenizers into its configuration, so that others are refused. Tokens that are added later
-    at the end of the vocabulary do not matter.
+    Write stamps of a model's tokenizers into its configuration, so that others are rejected. Tokens that are added
+    later at the end of the vocabulary have no effect on them.
     """
     setattr(config, STAMPS, {"source": stamp(source), "target": stamp(target or source, is_target=True)})
 
@@ -92,7 +92,7 @@ def check_tokenizers(
     Args:
         model (`PreTrainedModel`): A model, or an object with its `config` and `generation_config`.
         source, target (`PreTrainedTokenizerBase`): Tokenizers of source and target.
-        strict (`bool`, *optional*, defaults to `True`): `False` checks only what makes translating impossible.
+        strict (`bool`, *optional*, defaults to `True`): `False` checks only the requirements of translation.
 
     Raises:
         UserError: They are not those of the model.

@@ -11,11 +11,11 @@ from transformers.utils import has_file
 
 from .._loading_errors import explained_loading, looks_local
 from .._plain_text import control_ids, encode_plain
-from .tokenization import require_control_tokens, without_origin
+from .tokenization import remove_loading_settings, require_control_tokens
 from .tokenizer_checks import ConfiguredModel, check_padding, check_tokenizers, stamp_tokenizers
 
 
-# Subfolder of a model's folder for the tokenizer of a target with a vocabulary of its own.
+# Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
 TARGET_TOKENIZER = "target_tokenizer"
 
 
@@ -38,7 +38,7 @@ class TokenizerPair:
 
     @property
     def is_joint(self) -> bool:
-        """Whether one tokenizer serves both sides."""
+        """`True` if source and target have one tokenizer."""
         return self.target is self.source
 
     @classmethod
@@ -63,7 +63,7 @@ class TokenizerPair:
         with explained_loading(place, "tokenizer of"):
             source = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **kwargs)
         target = load_target_tokenizer(str(path), trust_remote_code=trust_remote_code, **kwargs)
-        return cls(without_origin(source), target)
+        return cls(remove_loading_settings(source), target)
 
     def save(self, folder: str | Path, *, source_subfolder: str = "") -> None:
         """
@@ -101,7 +101,7 @@ class TokenizerPair:
             require_control_tokens(tokenizer, place)
 
     def stamp(self, config: PreTrainedConfig) -> None:
-        """Write stamps of the tokenizers into a model's configuration, so that others are refused."""
+        """Write stamps of the tokenizers into a model's configuration, so that others are rejected."""
         stamp_tokenizers(config, self.source, self.target)
 
     def encode_source(self, sentence: str) -> list[int]:
@@ -140,4 +140,4 @@ def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: 
             return None
         # Without this configuration transformers would look for one in the subfolder, an error for files of the Hub.
         settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
-        return without_origin(AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings))
+        return remove_loading_settings(AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings))

@@ -1,4 +1,4 @@
-"""Bag-of-words probe of Weng et al. (2020): how well a vector of the source predicts the words of the translation."""
+"""Bag-of-words probe of Weng et al. (2020): prediction of a translation's words from a vector of the source."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def probe_words(
             tokens of the target.
         tops (sequence of `int`, *optional*, defaults to `(200, 500, 1000)`): All K; see [`scaled_tops`].
         states (sequence of `str`, *optional*): Names of vectors, as in [`states_of`]; `None`: all.
-        options ([`ProbeOptions`], *optional*): How to train.
+        options ([`ProbeOptions`], *optional*): Training settings.
 
     Returns:
         The result of the most frequent words, then one for each vector.
@@ -213,15 +213,15 @@ def train_probe(
         indices = torch.arange(len(words[1]))
         return torch.cat([word_loss(*batch) for batch in batches(1, indices)]).mean().item()
 
-    best, weights, epoch, waited = float("inf"), copy.deepcopy(probe.state_dict()), 0, 0
-    while epoch < options.epochs and waited < options.patience:
+    best, weights, epoch, epochs_without_gain = float("inf"), copy.deepcopy(probe.state_dict()), 0, 0
+    while epoch < options.epochs and epochs_without_gain < options.patience:
         for batch in batches(0, torch.randperm(len(words[0]), generator=order)):
             optimizer.zero_grad()
             word_loss(*batch).mean().backward()
             optimizer.step()
-        epoch, waited = epoch + 1, waited + 1
+        epoch, epochs_without_gain = epoch + 1, epochs_without_gain + 1
         if (loss := validation_loss()) < best:
-            best, weights, waited = loss, copy.deepcopy(probe.state_dict()), 0
+            best, weights, epochs_without_gain = loss, copy.deepcopy(probe.state_dict()), 0
     probe.load_state_dict(weights)
     losses, shares = [], []
     with torch.no_grad():

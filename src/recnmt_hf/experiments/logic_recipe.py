@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .._values import DEFAULT, MOST_SEED, Range, check_options, documented, given_fields, mapping, option, parse
-from ..data.logic import MOST_OPERATORS, RELATIONS
+from ..data.logic import MAX_OPERATORS, RELATIONS
 from ..errors import UserError
 from ..models.configuration_onlstm_transformer import ONLSTMTransformerConfig
 from ..training.recipe import NAME_OF_A_TEST_SET
@@ -26,7 +26,7 @@ class LogicData:
     )
     pairs: Annotated[int, Range(least=1, most=10**8)] = option(500_000, "number of pairs to generate")
     seed: Annotated[int, Range(least=0, most=MOST_SEED)] = option(1, "seed of the generator")
-    most_operators: Annotated[int, Range(least=0, most=MOST_OPERATORS)] = option(
+    most_operators: Annotated[int, Range(least=0, most=MAX_OPERATORS)] = option(
         6, "maximum number of operators in training formulas"
     )
     validation_every: Annotated[int, Range(least=2)] = option(10, "use every n-th training pair for validation")

@@ -29,8 +29,8 @@ from transformers import (
     set_seed,
 )
 
-from ..data.files import open_output, refuse_model_folder, remove
-from ..data.logic import MOST_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
+from ..data.files import open_output, reject_model_folder, remove
+from ..data.logic import MAX_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
 from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from ..errors import ExistingFileError, UserError
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
@@ -78,7 +78,7 @@ def load_logic(recipe: LogicRecipe) -> tuple[list[LogicPair], list[LogicPair], l
     else:
         corpus = {
             split: [read_logic(data.folder, split, number) for number in range(most + 1)]
-            for split, most in (("train", data.most_operators), ("test", MOST_OPERATORS))
+            for split, most in (("train", data.most_operators), ("test", MAX_OPERATORS))
         }
     pairs = [pair for bin_pairs in corpus["train"][: data.most_operators + 1] for pair in bin_pairs]
     validation = pairs[:: data.validation_every]
@@ -193,7 +193,7 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
 
     Args:
         recipe ([`LogicRecipe`]): Data, models and training.
-        output (`str` or `Path`): Gets a folder for each model, with the best one in its subfolder `model`, and
+        output (`str` or `Path`): Folder for the results: for each model a folder with the best one in `model`, and
             `logic.tsv` and `logic.json` with the results.
         overwrite (`bool`, *optional*, defaults to `False`): Delete the results of an earlier run of a model.
 
@@ -222,15 +222,15 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
             result = read_result(output / name)
             logger.info(f"{name} ({number} of {len(recipe.models)}){' is done.' if result else ''}")
             if result is None:
-                result = train_one(recipe, name, output / name, data["train"], data["valid"], tests, processes)
+                result = train_model(recipe, name, output / name, data["train"], data["valid"], tests, processes)
             results.append(result)
             processes.on_main(lambda: write_results(results, output))
     return results
 
 
 def check_folders(recipe: LogicRecipe, output: Path, overwrite: bool) -> None:
-    """Check that each model's folder is new, or contains a run of this recipe, or one that may be deleted."""
-    refuse_model_folder(output)
+    """Check that each model's folder is new, or contains a run of this recipe or a run to overwrite."""
+    reject_model_folder(output)
     for name in recipe.models:
         folder = output / name
         if (folder / RECIPE).is_file():
@@ -256,7 +256,7 @@ def prepare_folders(recipe: LogicRecipe, output: Path, overwrite: bool, stack: E
                 discard(checkpoint)
 
 
-def train_one(
+def train_model(
     recipe: LogicRecipe,
     name: str,
     folder: Path,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .._plain_text import control_ids
-from ..data.files import open_output, refuse_model_folder
+from ..data.files import open_output, reject_model_folder
 from ..data.text import read_lines
 from ..errors import MissingFileError, UserError
 from ..inference.translator import Translator
@@ -29,7 +29,7 @@ from .sentence_states import vectors_by_name
 KINDS = ("surface", "syntactic", "semantic")
 PARTS = ("tr", "va", "te")
 # This task has a classifier without hidden layer, as in SentEval.
-WITHOUT_HIDDEN_LAYER = "word_content"
+LINEAR_TASK = "word_content"
 MAJORITY = "majority class"
 # Names of vectors; see `vectors_of`.
 FINAL, RECURRENT, ATTENTION, RECURRENCE, GATED = "final", "recurrent", "attention", "recurrence", "gated"
@@ -151,7 +151,7 @@ def sentence_vectors(
 
 
 def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
-    """Return a checksum of all that vectors depend on: the encoder's weights, the configuration, the tokens."""
+    """Return a checksum of the encoder's weights, the configuration and the tokens, which determine the vectors."""
     model = translator.inspected_model()
     digest = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
     for name, tensor in model.get_encoder().state_dict().items():
@@ -216,7 +216,7 @@ class Classifier(nn.Module):
 
 def settings_of(options: ClassifierOptions, task: str) -> list[Setting]:
     """Return all settings to try for a task."""
-    if options.classifier == "logistic" or task == WITHOUT_HIDDEN_LAYER:
+    if options.classifier == "logistic" or task == LINEAR_TASK:
         return [Setting(0, 0.0, l2) for l2 in options.l2]
     return [Setting(hidden, dropout, 0.0) for hidden in options.hidden for dropout in options.dropout]
 
@@ -256,17 +256,17 @@ def train_classifier(
             classifier.train()
             return (predictions == targets[part]).float().mean().item()
 
-        best, tested, passes, epoch, waited = -1.0, 0.0, 0, 0, 0
-        while epoch < options.epochs and waited < options.patience:
+        best, tested, passes, epoch, epochs_without_gain = -1.0, 0.0, 0, 0, 0
+        while epoch < options.epochs and epochs_without_gain < options.patience:
             for _ in range(min(options.every, options.epochs - epoch)):
                 for batch in torch.randperm(len(targets["tr"]), generator=order).split(options.batch_size):
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(classifier(inputs["tr"][batch]), targets["tr"][batch]).backward()
                     optimizer.step()
                 epoch += 1
-            waited += 1
+            epochs_without_gain += 1
             if (validation := accuracy("va")) > best:
-                best, tested, passes, waited = validation, accuracy("te"), epoch, 0
+                best, tested, passes, epochs_without_gain = validation, accuracy("te"), epoch, 0
     return best, tested, passes
 
 
@@ -286,7 +286,7 @@ def probe(
         tasks (sequence of [`Task`]): See [`read_task`].
         vectors (sequence of `str`, *optional*): Names of vectors, as in [`vectors_of`], or `gated`: final and
             recurrence combined by a gate. `None`: all vectors of the model.
-        options ([`ClassifierOptions`], *optional*): How to train.
+        options ([`ClassifierOptions`], *optional*): Training settings.
         cache (`str` or `Path`, *optional*): Folder in which the model's vectors are stored.
         report (`Callable`, *optional*): Called with the name of each task when it starts.
 
@@ -297,7 +297,7 @@ def probe(
         ValueError: The model has no such vector, a sentence cannot be encoded, or `cache` contains a model.
     """
     if cache is not None:
-        refuse_model_folder(Path(cache))
+        reject_model_folder(Path(cache))
     options = options or ClassifierOptions()
     results = []
     for number, task in enumerate(tasks, start=1):

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from ..analysis.plots import grid_of_scores, points_of_scores
 from ..data.corpora import load_pairs
-from ..data.files import open_output, refuse_model_folder
+from ..data.files import open_output, reject_model_folder
 from ..data.text import read_lines
 from ..errors import UserError
 from ..training.checkpoints import newest_intact_checkpoint, state_of
@@ -33,8 +33,8 @@ SEED = "training.seed"
 # Placeholder for the seed of the run.
 SEED_MARK = "{seed}"
 # Characters that are replaced in names of folders.
-UNUSUAL = re.compile(r"[^\w.=,+-]+")
-MOST_RUNS = 1000
+UNSAFE_CHARACTERS = re.compile(r"[^\w.=,+-]+")
+MAX_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def cells_of(
     Return all runs: each row with each combination of the axes' values and each seed.
 
     Raises:
-        ValueError: There is nothing to vary, a field is varied twice, or there are too many runs or equal names.
+        ValueError: Nothing is varied, a field is varied twice, or there are too many runs or equal names.
     """
     names = [name for name, _ in axes]
     if len(set(names)) < len(names) or (seeds and SEED in names):
@@ -128,9 +128,9 @@ def cells_of(
             parts.append(f"seed={seed}")
             overrides = [override.replace(SEED_MARK, str(seed)) for override in overrides] + [f"{SEED}={seed}"]
         own_values = ({"row": row} if row else {}) | dict(zip(short, values, strict=True))
-        cells.append(Cell(UNUSUAL.sub("_", ",".join(parts)), own_values, tuple(overrides), seed))
-    if len(cells) > MOST_RUNS:
-        raise UserError("sweep.too_many_runs", value=len(cells), most=MOST_RUNS)
+        cells.append(Cell(UNSAFE_CHARACTERS.sub("_", ",".join(parts)), own_values, tuple(overrides), seed))
+    if len(cells) > MAX_RUNS:
+        raise UserError("sweep.too_many_runs", value=len(cells), most=MAX_RUNS)
     if len({cell.name for cell in cells}) < len(cells):
         raise UserError("sweep.same_folder")
     return cells
@@ -149,14 +149,14 @@ def sweep(
     score: str | None = None,
 ) -> list[CellResult]:
     """
-    Train each cell in a folder of its own, one after the other, and collect the results in `sweep.json` and
+    Train each cell sequentially in its own folder, and collect the results in `sweep.json` and
     `sweep.tsv`. Finished runs are skipped, a killed run resumes, and after a failed run the others are still trained.
     Only one sweep at a time can write into the folder.
 
     Args:
         recipe (`str` or `Path`): The common recipe.
         cells (sequence of [`Cell`]): The runs; all are compared with the first one.
-        output (`str` or `Path`): Gets a folder for each cell.
+        output (`str` or `Path`): Folder for the results, with a subfolder for each cell.
         overrides (sequence of `str`, *optional*): Changes of the recipe for all runs; `{seed}` in a value is the seed
             of the run.
         score (`str`, *optional*): A column that the table must have.
@@ -171,7 +171,7 @@ def sweep(
     from ..training.run import train
 
     output = Path(output)
-    refuse_model_folder(output)
+    reject_model_folder(output)
     recipes = []
     for cell in cells:
         own = {override.partition("=")[0] for override in cell.overrides}
@@ -304,7 +304,7 @@ def grouped(results: Sequence[CellResult], score: str) -> dict[tuple[str, ...], 
     Return the values of a column of [`table_of`] for each combination of varied values, one value for each seed.
 
     Raises:
-        ValueError: There is no such column.
+        ValueError: The column does not exist.
     """
     titles, *rows = table_of(results)
     width = titles.index("parameters") - ("seed" in titles)
@@ -328,7 +328,7 @@ def plot_sweep(results: Sequence[CellResult], path: str | Path, score: str) -> N
     Plot a column of the table: a grid for two varied fields, otherwise points with a line.
 
     Raises:
-        ValueError: There is no such column, or it is empty.
+        ValueError: The column does not exist, or it is empty.
     """
     groups = grouped(results, score)
     if not groups:

@@ -1,4 +1,4 @@
-"""BiARN: a recurrence encoder beside the Transformer's."""
+"""BiARN: a recurrence encoder in addition to the Transformer's."""
 
 from .family import Family, PaperFigure, Subject
 

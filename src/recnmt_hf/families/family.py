@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-# The classes that every family has: its prefix and one of these.
+# Suffixes of the classes of every family.
 CONFIG, MODEL, GENERATING = "Config", "Model", "ForConditionalGeneration"
 MODEL_CLASSES = ("PreTrainedModel", MODEL, GENERATING)
 
@@ -67,9 +67,9 @@ class Family:
         citation (`str`): BibTeX entry of the paper.
         figures (`tuple[PaperFigure, ...]`): The paper's results.
         further_classes (`dict[str, str]`): Further classes: suffix of the name, and Auto class to register with.
-        subject ([`Subject`], *optional*): What `recnmt inspect` shows.
-        small (`dict`): Configuration fields of the model in tests of all families, beside the small sizes. It should
-            have what is special to the family: recurrent states, further memories, masks.
+        subject ([`Subject`], *optional*): View of `recnmt inspect`.
+        small (`dict`): Configuration fields of the small model for tests, in addition to the small sizes. They should
+            select the special features of the family: recurrent states, further memories, masks.
     """
 
     model_type: str

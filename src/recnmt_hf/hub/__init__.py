@@ -1,1 +1,1 @@
-"""Models in other formats, and on the Hub."""
+"""Export to other formats, model cards, and publishing on the Hub."""

@@ -33,7 +33,7 @@ MAX_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 # task -> name of one example in the template
 ITEMS = {"translation": "sentence", "summarization": "text"}
-# Runs before the code of a card, which must work where recnmt_hf is not installed.
+# Runs before the code of a card, which must work without recnmt_hf.
 WITHOUT_PACKAGE = """
 import sys
 class Absent:
@@ -130,8 +130,8 @@ def fill_template(data: ModelCardData, values: Mapping[str, Any], template: Path
 def run_isolated(code: str) -> str:
     """
     Run Python code in a separate process and return its output; `UserError` if it fails or takes longer than
-    [`TIME_LIMIT`]. The process is offline and gets an empty HF_HOME and few environment variables, so it has no access
-    tokens at hand. It is not a sandbox for hostile code.
+    [`TIME_LIMIT`]. The process is offline, with an empty HF_HOME and few environment variables, so it has no access
+    tokens. It is not a sandbox for malicious code.
     """
     variables = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
@@ -208,7 +208,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
 
 
 def score_table(tests: Sequence[TestScore]) -> str:
-    """Return the table of scores, with baselines and p-values if there are any."""
+    """Return the table of scores, with baselines and p-values if available."""
     kinds = list(dict.fromkeys(kind for test in tests for kind in test.scores))
     compared = any(test.baseline for test in tests)
     heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedT
 from .._extras import packages_of_extra
 from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
-from ..data.tokenization import without_origin
+from ..data.tokenization import remove_loading_settings
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..errors import UserError
 from ..inference.loading import no_model, quiet_loading, without_reports
@@ -127,7 +127,9 @@ def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBa
         import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
         import sentencepiece  # noqa: F401
     with explained_loading(source, "tokenizer of"):
-        return without_origin(AutoTokenizer.from_pretrained(str(source), **{"trust_remote_code": False, **kwargs}))
+        return remove_loading_settings(
+            AutoTokenizer.from_pretrained(str(source), **{"trust_remote_code": False, **kwargs})
+        )
 
 
 def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenizerPair:

@@ -87,7 +87,7 @@ def export_onnx(source: str | Path, output: str | Path) -> Path:
         del programs
         tokenizers.save(working)
         write_settings(model, source, working, format="onnx", quantization="float32")
-        check_same(model, OnnxModel(working, "cpu"))
+        check_logits(model, OnnxModel(working, "cpu"))
     return Path(output)
 
 
@@ -345,11 +345,11 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                 about = {"shape": tensor.shape, "name": value.name, "base_dir": str(folder)}
                 value.const_value = onnx_ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, **about)
     for name in GRAPHS:
-        forget_origins(programs[name].model)
+        remove_origins(programs[name].model)
         onnx_ir.save(programs[name].model, folder / name)
 
 
-def forget_origins(model: Any) -> None:
+def remove_origins(model: Any) -> None:
     """Remove the exporter's notes on the origin of each node in the code, which contain paths of this machine."""
     for graph in (model.graph, *model.functions.values()):
         graph.metadata_props.clear()
@@ -362,7 +362,7 @@ def forget_origins(model: Any) -> None:
 
 
 @torch.no_grad()
-def check_same(model: Any, graphs: OnnxModel) -> None:
+def check_logits(model: Any, graphs: OnnxModel) -> None:
     """
     Raise `UserError` if the logits of the graphs differ from the model's by more than rounding, for sentences that were
     not used for the export. Large rounding errors are measured on the model itself.

@@ -135,8 +135,8 @@ def prepare_repository(
 
 def set_generation(model: Any, evidence: Evidence) -> None:
     """
-    Set what `model.generate` does by default: the beams and the length penalty of the model's tests, and a limit of
-    256 tokens where training set none.
+    Set the defaults of `model.generate`: the beams and the length penalty of the model's tests, and a limit of
+    256 tokens if training set none.
     """
     config = model.generation_config
     if evidence.tests:
@@ -192,8 +192,8 @@ def files_of(folder: Path) -> list[tuple[str, int]]:
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a repository may contain a file of this name."""
-    # A star of fnmatch matches slashes too, so their number is compared.
+    """Return whether a repository may contain a file of this name."""
+    # A star of fnmatch also matches slashes, so their numbers are compared.
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
 
 
@@ -205,11 +205,11 @@ def check_contents(folder: Path) -> None:
             raise UserError("publish.link", field=name)
         if not is_allowed(name):
             raise UserError("publish.file", field=name)
-        if path.suffix != ".safetensors" and holds_token(path.read_bytes()):
+        if path.suffix != ".safetensors" and contains_token(path.read_bytes()):
             raise UserError("publish.token", field=name)
 
 
-def holds_token(content: bytes) -> bool:
+def contains_token(content: bytes) -> bool:
     """Return whether a text contains an access token of the Hub, also behind one or several levels of escapes."""
 
     def character(escape: re.Match[str]) -> str:
@@ -246,7 +246,7 @@ def upload(folder: str | Path, to: Destination) -> str:
             for file in api.list_repo_files(name, revision=to.branch)
             if file not in own and any(fnmatch(file, pattern) for pattern in REPLACED)
         ]
-        # It skips unchanged files. `upload_folder` would too, but may split the upload into several commits.
+        # Unchanged files are skipped. `upload_folder` also does this, but may split the upload into several commits.
         commit = api.create_commit(
             name,
             [

@@ -86,7 +86,7 @@ def sacrebleu_score(
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
 
     Raises:
-        ValueError: There is no such tokenizer, or the lists do not belong together.
+        ValueError: The tokenizer is unknown, or the lists have different lengths.
     """
     metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
@@ -132,7 +132,7 @@ def tokenized_bleu_score(
             unknown languages as English); `None`: they are tokenised already, with spaces between words.
 
     Raises:
-        ValueError: The language code is malformed, or the lists do not belong together.
+        ValueError: The language code is malformed, or the lists have different lengths.
     """
     if language is not None and not (isinstance(language, str) and re.fullmatch("[a-z]{2,3}", language)):
         raise UserError("metric.language", field="language", value=language)
@@ -173,7 +173,7 @@ def scores_by_length(
         Name, number of sentences and score of each bin with any sentence.
 
     Raises:
-        ValueError: The edges do not increase, or the lists do not belong together.
+        ValueError: The edges do not increase, or the lists have different lengths.
     """
     edges = [check_value("edges", edge, int) for edge in edges]
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:

@@ -31,7 +31,7 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
             script, with only the letters a to z and Porter's stemmer; for figures of CNN/DailyMail or XSum.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: The kind is unknown.
     """
     check_value("units", kind, Literal[ROUGE_UNITS])
     if kind == "characters":
@@ -104,7 +104,7 @@ def rouge_scores(hypotheses: Sequence[str], references: References, units: str =
         units (`str`, *optional*, defaults to `"words"`): Units of the n-grams, as for [`units_of`].
 
     Raises:
-        ValueError: There are no such units, or the lists do not belong together.
+        ValueError: The units are unknown, or the lists have different lengths.
     """
     metrics = [RougeF1(kind, units) for kind in ROUGE_TYPES]
     return [score_with(metric, metric.label, hypotheses, references) for metric in metrics]

@@ -1,4 +1,4 @@
-"""Test whether one system's score is better than another's by more than chance."""
+"""Significance tests of the difference between the scores of two systems."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def compare_systems(
             system=str(system),
             score=result.score,
             difference=result.score - base,
-            # Any difference is at least as large as none; sacrebleu's bootstrap counts larger ones alone.
+            # Any difference is at least as large as 0; sacrebleu's bootstrap counts only larger ones.
             p_value=1.0 if result.p_value is not None and result.score == base else result.p_value,
             interval=None if result.mean is None or result.ci is None else (result.mean, result.ci),
             signature=str(signatures[name]),

@@ -1,4 +1,4 @@
-"""Multi-head attention, and the masks that go with it."""
+"""Multi-head attention and its masks."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ class MultiHeadAttention(nn.Module):
         embed_dim (`int`): Width of keys, values and output.
         layer_idx (`int`, *optional*): Index of the cache layer; `None` without a cache.
         query_dim (`int`, *optional*): Width of the queries' input if it is not `embed_dim`.
-        memory (`str`, *optional*): Makes it a cross-attention; the name under which its memory is cached.
+        memory (`str`, *optional*): For a cross-attention: the name under which its memory is cached.
     """
 
     def __init__(

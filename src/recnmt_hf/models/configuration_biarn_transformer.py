@@ -1,9 +1,9 @@
-"""Configuration of the Transformer with a recurrence encoder beside its own."""
+"""Configuration of the Transformer with an additional recurrence encoder."""
 
 from typing import Any, ClassVar, Literal
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import FROM_OTHERS, Filled, layer_count, probability, size, strict_config
+from .configuration_seq2seq import DERIVED, Filled, layer_count, probability, size, strict_config
 
 
 @strict_config
@@ -19,7 +19,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
             Transformer.
         recurrence_encoder_layers (`int`, *optional*, defaults to 1): Layers of the recurrence encoder.
         recurrence_steps (`int`, *optional*, defaults to 8): T, the steps of an ARN. `None`: as many as the sentence has
-            tokens. An RNN makes one for each token anyway.
+            tokens. An RNN always makes one for each token.
         recurrence_cell (`str`, *optional*, defaults to `"gru"`): `"gru"` or `"lstm"`, also of the multi-column encoder.
         recurrence_hidden_size (`int`, *optional*): Width of the recurrent state of each direction. `None`: `d_model`,
             or with `recurrence_direction_combination="concat"` the width that makes the directions `d_model` together.
@@ -58,7 +58,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     model_type = "biarn_transformer"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         **NMTTransformerConfig.presets,
-        # Only twice the width explains the paper's size of the big model.
+        # Only twice the width agrees with the paper's size of the big model.
         "big": {**NMTTransformerConfig.presets["big"], "recurrence_hidden_size": 2048},
     }
 
@@ -72,7 +72,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     recurrence_encoder_layers: int = layer_count(1)
     recurrence_steps: int | None = size(8)
     recurrence_cell: Literal["gru", "lstm"] = "gru"
-    recurrence_hidden_size: Filled[int] = size(FROM_OTHERS)
+    recurrence_hidden_size: Filled[int] = size(DERIVED)
     recurrence_initial_state: Literal["mean_linear", "mean", "zeros"] = "mean_linear"
     recurrence_position_embeddings: bool = False
     recurrence_direction_combination: Literal["project", "concat"] = "project"
@@ -118,7 +118,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         if self.recurrence_direction_combination == "concat":
             part, others = self.d_model / self.recurrence_directions, ("recurrence_direction_combination", "d_model")
             self.require(width == part, "recurrence_hidden_size", f"{part:g}", *others)
-        # Else nothing would read the merged columns.
+        # Otherwise the merged columns would be unused.
         is_read = self.decoder_memory == "both" or self.recurrence_source == "encoder"
         others = ("decoder_memory", "recurrence_source")
         self.require(is_read or self.encoder_type == "transformer", "encoder_type", "'transformer'", *others)

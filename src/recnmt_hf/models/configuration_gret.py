@@ -5,7 +5,7 @@ from typing import Any, Literal
 from transformers.utils import logging
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import FROM_OTHERS, Filled, interval, size, strict_config
+from .configuration_seq2seq import DERIVED, Filled, interval, size, strict_config
 
 
 logger = logging.get_logger(__name__)
@@ -14,17 +14,17 @@ logger = logging.get_logger(__name__)
 @strict_config
 class GRETConfig(NMTTransformerConfig):
     r"""
-    Configuration of [`GRETModel`], the Transformer whose decoder also gets one vector of the whole source sentence,
-    made of all encoder layers (Weng et al., 2020, "GRET: Global Representation Enhanced Transformer"). All fields of
+    Configuration of [`GRETModel`], the Transformer whose decoder also receives a vector of the whole source, computed
+    from all encoder layers (Weng et al., 2020, "GRET: Global Representation Enhanced Transformer"). All fields of
     [`NMTTransformerConfig`], and:
 
     Args:
         use_global_state (`bool`, *optional*, defaults to `True`): `False` is the plain Transformer.
-        global_capsule (`bool`, *optional*, defaults to `True`): Whether capsules with dynamic routing summarise a layer
-            (Eqs. 2-6); else the mean of its words does.
-        global_aggregation (`bool`, *optional*, defaults to `True`): Whether a GRU runs over the summaries of all
-            encoder layers (Eq. 10); else only the top layer is read.
-        global_gate (`bool`, *optional*, defaults to `True`): Whether a gate weighs the vector for every target word
+        global_capsule (`bool`, *optional*, defaults to `True`): Summarise a layer by capsules with dynamic routing
+            (Eqs. 2-6). `False`: by the mean of its words.
+        global_aggregation (`bool`, *optional*, defaults to `True`): Run a GRU over the summaries of all
+            encoder layers (Eq. 10). `False`: read only the top layer.
+        global_gate (`bool`, *optional*, defaults to `True`): Weight the vector by a gate for every target word
             (Eqs. 11-13).
         num_capsules (`int`, *optional*, defaults to 32): K.
         routing_iterations (`int`, *optional*, defaults to 3): r.
@@ -35,7 +35,7 @@ class GRETConfig(NMTTransformerConfig):
         routing_softmax_axis (`str`, *optional*, defaults to `"positions"`): Each capsule divides its attention among
             the words (`"positions"`, the paper's algorithm 1), or each word among the `"capsules"` (Sabour et al.,
             2017).
-        capsule_pooling (`str`, *optional*, defaults to `"attentive"`): How the capsules of a layer become one vector:
+        capsule_pooling (`str`, *optional*, defaults to `"attentive"`): Combination of a layer's capsules:
             `"attentive"` (Eqs. 7-9), their `"mean"`, or `"concat"`; each followed by the two-layer network of Eq. 7.
         global_ffn_dim (`int`, *optional*): Inner width of the networks of Eqs. 7 and 9. `None`: `d_model`.
         global_gate_type (`str`, *optional*, defaults to `"vector"`): `"vector"`: `W [r; s] + b`, a gate for each
@@ -52,11 +52,11 @@ class GRETConfig(NMTTransformerConfig):
     # Larger numbers are mistakes: the largest of the paper's figure 4 are 64 and 5.
     num_capsules: int = interval(1, 65_536)(32)
     routing_iterations: int = interval(1, 100)(3)
-    capsule_dim: Filled[int] = size(FROM_OTHERS)
+    capsule_dim: Filled[int] = size(DERIVED)
     capsule_projection: Literal["per_capsule", "shared"] = "per_capsule"
     routing_softmax_axis: Literal["positions", "capsules"] = "positions"
     capsule_pooling: Literal["attentive", "mean", "concat"] = "attentive"
-    global_ffn_dim: Filled[int] = size(FROM_OTHERS)
+    global_ffn_dim: Filled[int] = size(DERIVED)
     global_gate_type: Literal["vector", "scalar", "sum"] = "vector"
 
     def __post_init__(self, **kwargs: Any) -> None:

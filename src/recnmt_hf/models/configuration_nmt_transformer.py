@@ -17,11 +17,11 @@ class NMTTransformerConfig(TransformerConfig):
             `"relative"`: relative position representations for keys and values in encoder and decoder self-attention
             (Shaw et al., 2018), absolute positions off unless `position_embedding_type` names one. `"directional"`:
             half of the encoder's heads see earlier words, half see later ones (the masks of DiSAN, Shen et al., 2018).
-        max_relative_positions (`int`, *optional*, defaults to 16): Distances beyond this one share its representation;
+        max_relative_positions (`int`, *optional*, defaults to 16): Larger distances share its representation;
             the tables have `2 k + 1` rows.
         relative_per_head (`bool`, *optional*, defaults to `True`): One table per head, or one per layer that its heads
             share.
-        directional_include_self (`bool`, *optional*, defaults to `False`): Whether a word sees itself under the
+        directional_include_self (`bool`, *optional*, defaults to `False`): Let a word see itself under the
             directional masks.
     """
 

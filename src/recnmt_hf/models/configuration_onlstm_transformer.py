@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import FROM_OTHERS, Filled, probability, size, strict_config
+from .configuration_seq2seq import DERIVED, Filled, probability, size, strict_config
 from .configuration_transformer import TransformerConfig, layer_sizes
 
 
@@ -32,7 +32,7 @@ LOGIC_SIZES = {
     **layer_sizes(128, 2, 2, 256, decoder_layers=1, dropout=0.2),
     **{"classifier_dropout": 0.2, "rnn_bidirectional": False, "num_labels": 7},
 }
-# Smaller sizes have one layer for as many of the paper's, rounded up.
+# Smaller sizes have one layer for this number of the paper's, rounded up.
 SHARES = {"tiny": 3, "small": 2, "base": 1, "big": 1}
 
 
@@ -69,9 +69,9 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         onlstm_chunk_size (`int`, *optional*, defaults to 1): C, the channels that share a master gate; a divisor of
             `rnn_hidden_size` that leaves two gates or more.
         rnn_hidden_size (`int`, *optional*): Width of a recurrent layer's states in each direction. `None`: `d_model`.
-        rnn_bidirectional (`bool`, *optional*, defaults to `True`): Whether recurrent layers run in both directions;
-            else from left to right.
-        rnn_ffn (`bool`, *optional*, defaults to `False`): Whether a feed-forward block follows each recurrent layer.
+        rnn_bidirectional (`bool`, *optional*, defaults to `True`): Run recurrent layers in both directions;
+            `False`: from left to right.
+        rnn_ffn (`bool`, *optional*, defaults to `False`): Add a feed-forward block after each recurrent layer.
         rnn_input_position_embeddings (`bool`, *optional*, defaults to `False`): Whether words get positions where the
             bottom layer is recurrent; above attention, `encoder_position_embeddings` decides.
         pair_pooling (`str`, *optional*): For [`ONLSTMTransformerForSequencePairClassification`], as the next three: a
@@ -86,14 +86,14 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
     model_type = "onlstm_transformer"
     presets: ClassVar[dict[str, dict[str, Any]]] = presets_of_encoders()
 
-    encoder_layer_types: Filled[list[LayerType] | tuple[LayerType, ...]] = FROM_OTHERS
+    encoder_layer_types: Filled[list[LayerType] | tuple[LayerType, ...]] = DERIVED
     encoder_shortcut: bool = False
     onlstm_chunk_size: int = size(1)
-    rnn_hidden_size: Filled[int] = size(FROM_OTHERS)
+    rnn_hidden_size: Filled[int] = size(DERIVED)
     rnn_bidirectional: bool = True
     rnn_ffn: bool = False
     rnn_input_position_embeddings: bool = False
-    pair_pooling: Filled[Literal["last", "mean", "attention"]] = FROM_OTHERS
+    pair_pooling: Filled[Literal["last", "mean", "attention"]] = DERIVED
     pair_pooling_heads: int = size(2)
     pair_features: Literal["both", "compared"] = "both"
     classifier_dropout: float | int = probability(0.0)
@@ -138,7 +138,7 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
 
     @property
     def starts_recurrent(self) -> bool:
-        """Whether the bottom layer is recurrent."""
+        """`True` if the bottom layer is recurrent."""
         return self.encoder_layer_types[0] != "attention"
 
     @property

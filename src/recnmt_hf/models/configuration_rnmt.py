@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from .configuration_seq2seq import (
-    FROM_OTHERS,
+    DERIVED,
     MOST_LAYERS,
     Filled,
     Seq2SeqConfig,
@@ -92,19 +92,19 @@ class RNMTConfig(Seq2SeqConfig):
     }
 
     vocab_size: int = size(30000)
-    encoder_layers: Filled[int] = layer_count(FROM_OTHERS)
+    encoder_layers: Filled[int] = layer_count(DERIVED)
     decoder_layers: int = interval(1, 1, "1")(1)  # the decoder is one recurrence
     dropout: float | int = probability(0.0)
     scale_embedding: bool = False
     share_encoder_decoder_embeddings: bool = False
     tie_word_embeddings: bool = False
-    encoder_rnn_layout: Filled[Literal["concat", "stacked"]] = FROM_OTHERS
+    encoder_rnn_layout: Filled[Literal["concat", "stacked"]] = DERIVED
     decoder_type: Literal["conditional_gru", "rnnsearch"] = "conditional_gru"
     readout: Literal["maxout", "tanh"] = "maxout"
     readout_dropout: float | int = probability(0.5)
-    relation_layers: Filled[int] = interval(0, MOST_LAYERS)(FROM_OTHERS)
-    relation_conv_kernels: Filled[Numbers] = FROM_OTHERS
-    relation_conv_channels: Filled[Numbers] = FROM_OTHERS
+    relation_layers: Filled[int] = interval(0, MOST_LAYERS)(DERIVED)
+    relation_conv_kernels: Filled[Numbers] = DERIVED
+    relation_conv_channels: Filled[Numbers] = DERIVED
     relation_conv_mode: Literal["stacked", "parallel"] = "stacked"
     relation_batch_norm: bool = True
     relation_hidden_size: int = size(128)
@@ -141,12 +141,12 @@ class RNMTConfig(Seq2SeqConfig):
 
     @property
     def is_residual(self) -> bool:
-        """Whether the encoder's layers have residual connections (Eq. 11)."""
+        """`True` if the encoder's layers have residual connections (Eq. 11)."""
         return self.relation_residual and (self.relation_layers > 0 or self.connections_without_relations)
 
     @property
     def is_dense(self) -> bool:
-        """Whether the encoder's layers read all outputs below (Eq. 12)."""
+        """`True` if the encoder's layers read all outputs below (Eq. 12)."""
         return self.relation_dense_connection and (self.relation_layers > 0 or self.connections_without_relations)
 
     @property
@@ -160,7 +160,7 @@ class RNMTConfig(Seq2SeqConfig):
 
     @property
     def compares_all_pairs(self) -> bool:
-        """Whether a layer computes features of all pairs of words, so that batches should bound squared lengths."""
+        """`True` if a layer computes features of all pairs of words, so that batches should bound squared lengths."""
         return self.relation_layers > 0
 
     def baseline(self) -> "RNMTConfig | None":

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import FROM_OTHERS, LARGEST_SIZE, Filled, interval, strict_config
+from .configuration_seq2seq import DERIVED, LARGEST_SIZE, Filled, interval, strict_config
 
 
 @strict_config
@@ -15,7 +15,7 @@ class RPETransformerConfig(NMTTransformerConfig):
     [`NMTTransformerConfig`], and:
 
     Args:
-        rpe_type (`str`, *optional*, defaults to `"mprhead"`): How recurrent and other channels share the input:
+        rpe_type (`str`, *optional*, defaults to `"mprhead"`): Division of the input into recurrent and other channels:
             `"rpehead"` gives the last `rpe_dim` channels, a whole number of heads, to the recurrence; `"mprhead"` gives
             each head's slice a part of both (Eqs. 7-11). `None`: no recurrence, the plain Transformer.
         rpe_dim (`int`, *optional*): d_r, the channels of the recurrence: even, from 0 to `d_model`; the others keep
@@ -23,15 +23,15 @@ class RPETransformerConfig(NMTTransformerConfig):
             number of heads. `None`: the paper's share, five eighths of `d_model` with `"rpehead"` (320 at base size)
             and half with `"mprhead"` (256), rounded to what is allowed.
         rpe_encoder, rpe_decoder (`bool`, *optional*, default to `True`): `False`: these channels of the encoder's or
-            the decoder's input are the bare embedding. `encoder_position_embeddings` and `decoder_position_embeddings`
+            the decoder's input are the plain embedding. `encoder_position_embeddings` and `decoder_position_embeddings`
             do the same for the other channels.
         rpe_cell (`str`, *optional*, defaults to `"rnn"`): `"rnn"` (tanh), `"gru"`, `"lstm"`, or the simple recurrent
             unit `"sru"` (Lei et al., 2018).
         rpe_recurrence (`str`, *optional*, defaults to `"hidden"`): The recurrent state in Eq. 6: the `"hidden"` state
-            of the cell, in both directions over the source; or the `"projected"` embedding r itself, as the equation
-            has it, which leaves one direction only.
+            of the cell, in both directions over the source; or the `"projected"` embedding r itself, as in the
+            equation, which allows only one direction.
         rpe_head_partition (`str`, *optional*, defaults to `"none"`): Input of the heads of the first layer's
-            self-attention: `"none"`: the whole input, as Eqs. 4, 7 and 11 have it. `"typed"` (of an RPEHead): recurrent
+            self-attention: `"none"`: the whole input, as in Eqs. 4, 7 and 11. `"typed"` (of an RPEHead): recurrent
             heads the recurrent channels, the others the other channels. `"slice"` (of an MPRHead): each head its own
             slice.
     """
@@ -39,7 +39,7 @@ class RPETransformerConfig(NMTTransformerConfig):
     model_type = "rpe_transformer"
 
     rpe_type: Literal["rpehead", "mprhead"] | None = "mprhead"
-    rpe_dim: Filled[int] = interval(0, LARGEST_SIZE)(FROM_OTHERS)
+    rpe_dim: Filled[int] = interval(0, LARGEST_SIZE)(DERIVED)
     rpe_encoder: bool = True
     rpe_decoder: bool = True
     rpe_cell: Literal["rnn", "gru", "lstm", "sru"] = "rnn"
@@ -72,7 +72,7 @@ class RPETransformerConfig(NMTTransformerConfig):
         """d_r, 0 without a recurrent part."""
         return 0 if self.rpe_type is None else self.rpe_dim
 
-    def mixes(self, side: str) -> bool:
+    def splits_input(self, side: str) -> bool:
         """Return whether the input of `"encoder"` or `"decoder"` has two parts, unlike the plain Transformer's."""
         has_positions = {"encoder": "source", "decoder": "target"}[side] in self.sides_with_positions
         return self.recurrent_channels > 0 and (has_positions or self.has_recurrence(side))
@@ -91,7 +91,7 @@ class RPETransformerConfig(NMTTransformerConfig):
         return ["recnmt_recurrent_attention"] + ["full_attention"] * (self.decoder_layers - 1)
 
     def baseline(self) -> NMTTransformerConfig | None:
-        if not (self.mixes("encoder") or self.mixes("decoder")):
+        if not (self.splits_input("encoder") or self.splits_input("decoder")):
             return None
         return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Filled = Annotated[T, "None until the configuration is complete, never afterwards"]
 else:
     Filled = Optional
-FROM_OTHERS: Any = None  # default of a field whose value follows from other fields
+DERIVED: Any = None  # default of a field whose value follows from other fields
 
 # Larger numbers are mistakes: no network has as many layers or channels, or as large a table of positions.
 MOST_LAYERS, LARGEST_SIZE, LARGEST_TABLE = 1000, 2**24, 2**30
@@ -25,7 +25,7 @@ TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "T
 
 
 def interval(least: float, most: float, allowed: str | None = None) -> Any:
-    """Return a kind of field, to be called with a default: a number from `least` to `most`, or `None`."""
+    """Return a type of field, to be called with a default: a number from `least` to `most`, or `None`."""
 
     @as_validated_field
     def check(value: float | None) -> None:
@@ -76,8 +76,8 @@ def registered_class(kind: type) -> Any:
     return next((base for base in kind.__mro__ if vars(base).get("_auto_class")), None)
 
 
-def without_code(kind: type[T]) -> type[T]:
-    """Return the class as if `register_for_auto_class` had been called on none of its bases."""
+def reset_registration(kind: type[T]) -> type[T]:
+    """Remove the effect of `register_for_auto_class` on the bases of a class, and return the class."""
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "_auto_class": None})
 
 
@@ -100,10 +100,10 @@ class Seq2SeqConfig(PreTrainedConfig):
             target. Needs equal vocabularies.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): The output matrix is the target embedding matrix.
         final_logits_bias (`bool`, *optional*, defaults to `False`): Adds a fixed bias to the logits, as checkpoints of
-            MarianMT have it.
+            MarianMT do.
         init_std (`float`, *optional*): Standard deviation of the normal initialisation of all matrices. `None`:
             Xavier-uniform matrices and embeddings of deviation `d_model ** -0.5`.
-        use_cache (`bool`, *optional*, defaults to `True`): Whether generation keeps keys, values and recurrent states.
+        use_cache (`bool`, *optional*, defaults to `True`): Store keys, values and recurrent states in generation.
     """
 
     keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
@@ -112,11 +112,11 @@ class Seq2SeqConfig(PreTrainedConfig):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"base": {}}
     # Obsolete fields in config.json of earlier releases, ignored on load.
     former_fields: ClassVar[frozenset[str]] = frozenset()
-    # For a variant whose paper trains a baseline first: the problem of training without one, for a warning.
+    # For a variant whose paper trains a baseline first: text of the warning about training without one.
     baseline_first: ClassVar[str | None] = None
 
     vocab_size: int = size(32000)
-    decoder_vocab_size: Filled[int] = size(FROM_OTHERS)
+    decoder_vocab_size: Filled[int] = size(DERIVED)
     d_model: int = size(512)
     encoder_layers: int = layer_count(6)
     decoder_layers: int = layer_count(6)
@@ -162,7 +162,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         own = type(self)
         coded = registered_class(own) or own
         # Values are saved where they differ from the defaults of the class that loads them.
-        self.__class__ = without_code(own) if coded.model_type != own.model_type else coded
+        self.__class__ = reset_registration(own) if coded.model_type != own.model_type else coded
         try:
             super().save_pretrained(*args, **kwargs)
         finally:
@@ -176,7 +176,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         if decoder is None and encoder is None and self.decoder_vocab_size != self.vocab_size:
             decoder = True
         view = super().get_text_config(decoder=decoder, encoder=encoder)
-        # Caches make a view of a view, which may lack the fields that the first one was made from.
+        # Caches create a view of a view, which may lack the fields that the first one was created from.
         layer_types = vars(self).get("layer_types") or self.cache_layer_types()
         if decoder and view is not self and layer_types is not None:
             view.layer_types = layer_types
@@ -193,11 +193,11 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     @property
     def attends_source_words(self) -> bool:
-        """Whether the weights of the decoder's attention link target to source words."""
+        """`True` if the weights of the decoder's attention link target to source words."""
         return True
 
     def baseline(self) -> "Seq2SeqConfig | None":
-        """Return the plain model that two-stage training starts this variant from, or `None`."""
+        """Return the configuration of the plain model from which two-stage training starts this variant, or `None`."""
         return None
 
     def fields_of(self, kind: type["Seq2SeqConfig"]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Seq2SeqConfig(PreTrainedConfig):
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check_values(self) -> None:
-        """Check that the fields fit each other; subclasses extend it. Raises `UserError`."""
+        """Raise `UserError` for fields that contradict each other; subclasses extend it."""
         most = LARGEST_TABLE // self.d_model
         self.require(self.max_position_embeddings <= most, "max_position_embeddings", f"at most {most}", "d_model")
         self.require(

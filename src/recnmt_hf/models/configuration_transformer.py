@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from transformers.activations import ACT2FN
 
-from .configuration_seq2seq import FROM_OTHERS, Filled, Seq2SeqConfig, positive, probability, size, strict_config
+from .configuration_seq2seq import DERIVED, Filled, Seq2SeqConfig, positive, probability, size, strict_config
 
 
 def layer_sizes(d_model: int, layers: int, heads: int, ffn_dim: int, **fields: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class TransformerConfig(Seq2SeqConfig):
     activation_dropout: float | int = probability(0.1)
     normalize_before: bool = False
     layer_norm_eps: float = positive(1e-5)
-    position_embedding_type: Filled[Literal["sinusoidal", "marian", "learned", "none"]] = FROM_OTHERS
+    position_embedding_type: Filled[Literal["sinusoidal", "marian", "learned", "none"]] = DERIVED
     encoder_position_embeddings: bool = True
     decoder_position_embeddings: bool = True
 

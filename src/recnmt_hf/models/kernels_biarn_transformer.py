@@ -147,7 +147,7 @@ class StepProjection:
 
 
 def stacks_weights(device: torch.device) -> bool:
-    """Return whether both directions' weights are stacked for one batched matmul, which on the CPU is not worth it."""
+    """Return whether both directions' weights are stacked for one batched matmul, which is not faster on CPU."""
     return device.type != "cpu"
 
 
@@ -277,7 +277,7 @@ def attentive_steps(
         factors = nn.functional.dropout(ones, probability)
     parameters = [tensor for direction in weights for tensor in direction.flatten()]
     tensors = (inputs, attention_mask, factors, *initial_states, *parameters)
-    states, attentions = as_many_steps_as_words(*tensors, num_heads=attn.num_heads, is_lstm=is_lstm)
+    states, attentions = run_word_steps(*tensors, num_heads=attn.num_heads, is_lstm=is_lstm)
     return states, attentions
 
 
@@ -295,7 +295,7 @@ def word_step_shapes(
 
 
 @graph_operator(word_step_shapes)
-def as_many_steps_as_words(
+def run_word_steps(
     inputs: torch.Tensor,
     attention_mask: torch.Tensor | None,
     factors: torch.Tensor | None,
@@ -372,7 +372,7 @@ def few_positions(length: int, num_heads: int, width: int, queries: int | None) 
     return 8 * num_heads * length <= width and (queries is None or queries >= 5 * length)
 
 
-def keeps_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
+def stores_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
     """Return whether a cache keeps memories of a layer with one row for each source."""
     cache = getattr(past_key_values, "cross_attention_cache", None)
     return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
@@ -424,7 +424,7 @@ class AbsorbingAttention(MultiHeadAttention):
             few_positions(length, self.num_heads, self.embed_dim, queries)
             and self.config._attn_implementation in ("sdpa", "eager")
             and all(is_plain(linear, nn.Linear) for linear in (self.q_proj, self.out_proj))
-            and (past_key_values is None or keeps_source_memories(past_key_values, self.layer_idx))
+            and (past_key_values is None or stores_source_memories(past_key_values, self.layer_idx))
         )
 
     def absorb_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from .kernels_recurrent_layers import StepMatmuls
 from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_linear, wide_type, with_autocast
 
 
-# Numbers of one kind that a processor's cache holds beside a dozen others.
+# Size of a tensor that fits into a processor's cache with a dozen others.
 BLOCK = 2**15
 # Words of one matmul of inputs where its result is copied.
 ROWS = 512
@@ -26,7 +26,7 @@ def spread(units: torch.Tensor, chunk_size: int) -> torch.Tensor:
 
 
 def doubled_sigmoid(values: torch.Tensor) -> torch.Tensor:
-    """Return `s = sigmoid(2 x)`, where `2 s - 1` is tanh(x): half the time of tanh on the CPU, as exact as the type."""
+    """Return `s = sigmoid(2 x)`, where `2 s - 1` is tanh(x): half the time of tanh on CPU, at the type's precision."""
     return torch.add(values, values).sigmoid_()
 
 
@@ -37,7 +37,7 @@ def input_gates(
     wide = wide_type(weights[0].dtype)
     if len(inputs) == 1:
         return wide_linear(inputs[0], weights[0], biases[0])[None].to(wide)
-    # In pieces, so that the copy never has the size of the whole.
+    # In pieces, to limit the size of the copy.
     rows = ROWS if inputs[0].device.type == "cpu" else inputs[0].shape[0]
     all_gates = weights[0].new_empty(len(inputs), inputs[0].shape[0], weights[0].shape[0], dtype=wide)
     for gates, words, weight, bias in zip(all_gates, inputs, weights, biases, strict=True):

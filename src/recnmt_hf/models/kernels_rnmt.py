@@ -32,7 +32,7 @@ from .recurrent_layers import scan_steps
 SLOPE = 0.1  # of the leaky ReLU
 # Bytes of a batch's pairs that a relation layer keeps for its backward pass; above them they are recomputed tile by
 # tile, which costs another third of its FLOPs.
-KEPT_PAIRS = 2**28
+STORED_PAIR_BYTES = 2**28
 
 
 def counted_pairs(features: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +65,7 @@ def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: tor
         pooled, *_ = PairTiles.apply(left, right, real, lengths, *parameters)
     else:
         pooled = torch.zeros_like(left)
-        # A graph is free of the batch's size and length, and tiles its loops itself.
+        # A graph must not depend on the batch's size and length, and tiles its loops itself.
         whole = Tile(slice(None), slice(None), left.shape[1])
         for tile in [whole] if torch.compiler.is_compiling() else pair_tiles(left, lengths):
             pooled[tile.rows, tile.words] = pool(tile_states(tile, left, right, parameters)[-1], tile, real)
@@ -89,7 +89,7 @@ def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterat
     words of each sentence, most pairs with padding are skipped.
     """
     batch_size, longest, width = states.shape
-    # On a processor a tile's layers should stay in its cache; a GPU wants enough work for one launch.
+    # On CPU the layers of a tile should fit into the cache; on GPU a tile should be enough work for one launch.
     size = 2**20 if states.device.type == "cpu" else 2**26
     pairs = max(size // (width * states.element_size()), 1)
     if lengths is None:
@@ -151,7 +151,7 @@ class PairTiles(CustomGradient):
             for tile in pair_tiles(left, lengths):
                 states = tile_states(tile, left, right, parameters)
                 pooled[tile.rows, tile.words] = pool(states[-1], tile, real)
-                if size <= KEPT_PAIRS:
+                if size <= STORED_PAIR_BYTES:
                     saved += states
         return pooled, *saved
 
@@ -186,18 +186,18 @@ class PairTiles(CustomGradient):
             sentences, words = pooled.shape[:2]
             inner = (pooled[:, :, None] * real[tile.rows, : tile.length][:, None, :, None]).flatten(0, 2)
             for layer in reversed(range(layers)):
-                inner = through_leaky_relu(inner, states[layer + 1])
+                inner = leaky_relu_gradient(inner, states[layer + 1])
                 add_product(grad_parameters[2 * layer], inner.t(), states[layer])
                 grad_parameters[2 * layer + 1] += inner.sum(dim=0)
                 inner = wide_product(inner, parameters[2 * layer])
-            inner = through_leaky_relu(inner, states[0]).view(sentences, words, -1, left.shape[-1])
+            inner = leaky_relu_gradient(inner, states[0]).view(sentences, words, -1, left.shape[-1])
             grad_left[tile.rows, tile.words] = inner.sum(dim=2)
             grad_right[tile.rows, : tile.length] += inner.sum(dim=1)
         grad_parameters = [total.to(left.dtype) for total in grad_parameters]
         return grad_left, grad_right.to(right.dtype), None, None, *grad_parameters
 
 
-def through_leaky_relu(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def leaky_relu_gradient(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Return the gradient before a leaky ReLU from that after it, in place; input and output have the same sign."""
     return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, SLOPE, True, grad_input=gradient)
 

@@ -45,7 +45,7 @@ def enabled() -> bool:
 
 @functools.cache
 def is_amd() -> bool:
-    """Return whether the processor is made by AMD."""
+    """Return whether the processor is from AMD."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             return any("AuthenticAMD" in line for line in lines if line.startswith("vendor_id"))
@@ -271,7 +271,7 @@ def has_wide_matmul() -> bool:
 
 
 @functools.cache
-def gains_by_width() -> bool:
+def prefers_onednn() -> bool:
     """Return whether oneDNN uses vectors of twice the width that MKL uses in float32: on AMD with AVX512."""
     return is_amd() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
@@ -305,7 +305,7 @@ def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWES
         and min(right.shape) >= FEWEST_WIDE_ROWS
         and left.numel() >= fewest_rows * left.shape[-1]
         and has_wide_matmul()
-        and (gains_by_width() or setting() == "1")
+        and (prefers_onednn() or setting() == "1")
     )
 
 
@@ -355,7 +355,7 @@ def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 # Matmuls of a decoding step: on AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
 # for these numbers of rows, at most so many elements, and weights of at least this width and size.
-FEW_ROWS, MOST_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
+FEW_ROWS, MAX_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
 # Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer.
 MANY_ROWS, LARGE_WEIGHT = 16, 2**22
 
@@ -375,7 +375,7 @@ def takes_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
         and weight.numel() >= SMALLEST_WEIGHT
         and weight.shape[1] >= SMALLEST_WIDTH
         and states.numel() // weight.shape[1] in FEW_ROWS
-        and states.numel() <= MOST_ELEMENTS
+        and states.numel() <= MAX_ELEMENTS
         and (is_amd() or setting() == "1")
     )
 

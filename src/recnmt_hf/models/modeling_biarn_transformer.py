@@ -1,7 +1,7 @@
 """
 The Transformer with a recurrence encoder (Hao et al., 2019, "Modeling Recurrence for Transformer", NAACL).
 
-A second encoder reads the word embeddings; the decoder attends to its states beside those of the Transformer encoder.
+A second encoder reads the word embeddings; the decoder attends to its states and to those of the Transformer encoder.
 In the order of the paper: recurrence over words (section 3.1, Eqs. 7-11), attentive recurrence (Eqs. 12-13), fusion in
 the decoder (section 3.2, Eqs. 14-19).
 """
@@ -47,7 +47,7 @@ class BiARNTransformerEncoderOutput(Seq2SeqEncoderOutput):
         recurrence_hidden_state (`torch.Tensor` of shape `(batch_size, T, d_model)`, *optional*):
             H_r, the memory of the recurrence encoder.
         recurrence_attention_mask (`torch.Tensor` of shape `(batch_size, T)`, *optional*):
-            1 where H_r is real; `None` if all of it is.
+            1 where H_r is real; `None` if H_r has no padding.
         recurrence_hidden_states (tuple of `torch.Tensor` of shape `(batch_size, T, d_model)`, *optional*):
             With `output_hidden_states=True`: H_1 to H_r, the output of each layer of the recurrence encoder.
         recurrence_attentions (tuple of `torch.Tensor`, *optional*):
@@ -298,13 +298,13 @@ class RecurrenceEncoderLayer(TransformerSublayers):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return H_n `(batch_size, T, d_model)`, its mask, and the attentions; arguments as in [`Recurrence`]."""
         norm = self.recurrence_layer_norm
-        inputs = self.before(hidden_states, norm)
+        inputs = self.prepare_input(hidden_states, norm)
         states, mask, attentions = self.recurrence(inputs, attention_mask, output_attentions)
         if self.is_first:
             states = dropout(states, self.dropout, self.training)
             states = states if self.normalize_before else norm(states)
         else:
-            states = self.after(states, hidden_states, norm)
+            states = self.add_residual(states, hidden_states, norm)
         return self.feed_forward(states), mask, attentions
 
 
@@ -359,7 +359,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__(config)
         if config.decoder_memory == "recurrence" and config.recurrence_source == "embeddings":
-            # Nothing reads the Transformer encoder.
+            # The Transformer encoder is unused.
             self.layers, self.layer_norm = nn.ModuleList(), None
         self.multi_column = MultiColumn(config) if config.encoder_type == "multi_column" else None
         self.recurrence_encoder = RecurrenceEncoder(config) if config.recurrence_encoder_type is not None else None
@@ -435,15 +435,15 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
         output, _ = self.recurrence_attn(
-            self.before(below, norm),
+            self.prepare_input(below, norm),
             key_value_states=recurrence.states,
             attention_mask=recurrence.kernel_mask,
             past_key_values=past_key_values,
             **kwargs,
         )
         if self.fusion_gate is None:
-            return self.after(output if keeps_recurrence is None else output * keeps_recurrence, below, norm)
-        recurrent = self.after(output, below, norm)
+            return self.add_residual(output if keeps_recurrence is None else output * keeps_recurrence, below, norm)
+        recurrent = self.add_residual(output, below, norm)
         gate = self.fusion_gate(attended, recurrent)
         gate = gate if keeps_recurrence is None else 1 - keeps_recurrence * (1 - gate)
         return gate * attended + (1 - gate) * recurrent

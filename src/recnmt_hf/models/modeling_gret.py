@@ -2,7 +2,7 @@
 The Transformer with a global representation of the source (Weng et al., 2020, "GRET: Global Representation Enhanced
 Transformer", AAAI).
 
-One vector for each sentence is made of all encoder layers and added, through a gate, to the decoder's last states. In
+One vector per sentence is computed from all encoder layers and added, through a gate, to the decoder's last states. In
 the order of the paper: capsules of a layer (section 3.1, Eqs. 2-6), their attentive pooling (Eqs. 7-9), aggregation
 over the layers (Eq. 10), gate and fusion (section 3.2, Eqs. 11-14).
 """
@@ -24,7 +24,7 @@ from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncod
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
-from .source_memory import kept_vector
+from .source_memory import cached_vector
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ class GlobalEncoder(nn.Module):
 
 class GlobalGate(nn.Module):
     """
-    `g = sigmoid(W [r; s] + b)` (Eq. 11); the half of W for the source is a module of its own, used once per sentence.
-    With `"sum"` there are no halves: `g = sigmoid(W (r + s) + b)`.
+    `g = sigmoid(W [r; s] + b)` (Eq. 11); the half of W for the source is a separate module, used once per sentence.
+    With `"sum"` W is shared: `g = sigmoid(W (r + s) + b)`.
     """
 
     def __init__(self, config: GRETConfig):
@@ -297,12 +297,12 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         vector = memories["global"].states
         gate = self.global_gate
         if gate is None:
-            return last + kept_vector(past_key_values, "global", lambda: vector, last.shape[0])[:, None]
+            return last + cached_vector(past_key_values, "global", lambda: vector, last.shape[0])[:, None]
 
         def vector_and_projection() -> torch.Tensor:
             return torch.cat([vector, gate.project_source(vector)], dim=-1)
 
-        cached = kept_vector(past_key_values, "global", vector_and_projection, last.shape[0])[:, None]
+        cached = cached_vector(past_key_values, "global", vector_and_projection, last.shape[0])[:, None]
         width = vector.shape[-1]
         return torch.addcmul(last, gate(last, cached[..., width:]), cached[..., :width])
 

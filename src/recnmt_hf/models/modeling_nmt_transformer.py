@@ -27,7 +27,7 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
 
         e_ij = q_i . (k_j + aK[clip(j - i, -k, k)]) / sqrt(d_k),   z_i = sum_j softmax(e_i)_j (v_j + aV[clip(j - i)])
 
-    No tensor of size n x n x d is made: weights of equal distances are summed before the values' table is read.
+    No tensor of size n x n x d is stored: weights of equal distances are summed before the values' table is read.
     """
 
     def __init__(self, *args: Any, max_relative_positions: int, relative_per_head: bool, **kwargs: Any):

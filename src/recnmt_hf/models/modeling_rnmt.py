@@ -54,7 +54,7 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
 # -- relation-network layer (Eqs. 7-10) --------------------------------------------------------------------------------
 
 
-def without_count(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+def remove_batch_count(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Remove the count of batches, which torch adds when a file, such as a safetensors file, has no version."""
     state_dict.pop(f"{prefix}num_batches_tracked", None)
 
@@ -73,7 +73,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.num_batches_tracked = None
-        self.register_load_state_dict_pre_hook(without_count)
+        self.register_load_state_dict_pre_hook(remove_batch_count)
 
     def initialize(self, start: Initialization) -> None:
         init.ones_(self.weight)

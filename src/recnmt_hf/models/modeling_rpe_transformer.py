@@ -4,8 +4,8 @@ Machine Translation", EMNLP).
 
 The input of each side is split by channels: one part of every word's embedding gets its position embedding as usual,
 the other is the input of a recurrence, whose states represent the position of a word in its sentence. In the order of
-the paper: recurrent positional embeddings (Eq. 6), the two inputs made with them, RPEHead and MPRHead (Eqs. 7-11), and
-the variants of which channels a head projects.
+the paper: recurrent positional embeddings (Eq. 6), the inputs RPEHead and MPRHead (Eqs. 7-11), and
+the variants of the heads' projections.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ class RPETransformerDecoderOutput(Seq2SeqDecoderOutput):
 
 class ProjectedRecurrentLayer(RecurrentLayer):
     """
-    Eq. 6 to the letter: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself is carried to the next step and is
+    Eq. 6 literally: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself is carried to the next step and is
     the output; an LSTM also carries its memory.
     """
 
@@ -208,7 +208,7 @@ class RecurrentPositionInput(TokenAndPositionInput):
         return dropout(torch.cat(parts, dim=-1).flatten(-2), self.dropout, self.training)
 
 
-# -- which channels a head projects ------------------------------------------------------------------------------------
+# -- projections of heads ----------------------------------------------------------------------------------------------
 
 
 class TypedProjection(nn.Module):
@@ -249,8 +249,8 @@ class SlicedProjection(nn.Module):
 
 
 def partition_heads(config: RPETransformerConfig, side: str, index: int, attention: Any) -> None:
-    """Replace the projections of the first layer's self-attention as `rpe_head_partition` demands."""
-    if index > 0 or config.rpe_head_partition == "none" or not config.mixes(side):
+    """Replace the projections of the first layer's self-attention according to `rpe_head_partition`."""
+    if index > 0 or config.rpe_head_partition == "none" or not config.splits_input(side):
         return
     for name in ("q_proj", "k_proj", "v_proj"):
         if config.rpe_head_partition == "slice":
@@ -267,7 +267,7 @@ class RPETransformerPreTrainedModel(NMTTransformerPreTrainedModel):
 
 
 class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder):
-    """Transformer encoder that reads its words through a recurrence; usable alone through `get_encoder()`."""
+    """Transformer encoder with recurrent positional embeddings; usable alone through `get_encoder()`."""
 
     output_class = RPETransformerEncoderOutput
     _can_record_outputs = {
@@ -281,7 +281,7 @@ class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder
         self.post_init()
 
     def build_input(self, config: RPETransformerConfig) -> nn.Module:
-        if config.mixes("encoder"):
+        if config.splits_input("encoder"):
             return RecurrentPositionInput(config, "encoder", SourceRecurrentPositions)
         return super().build_input(config)
 
@@ -292,7 +292,7 @@ class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder
 
 
 class RPETransformerDecoder(RPETransformerPreTrainedModel, NMTTransformerDecoder):
-    """Transformer decoder that reads its words through a recurrence, one step of it for each new word."""
+    """Transformer decoder with recurrent positional embeddings; each new word costs one step of the recurrence."""
 
     output_class = RPETransformerDecoderOutput
     _can_record_outputs = {
@@ -301,7 +301,7 @@ class RPETransformerDecoder(RPETransformerPreTrainedModel, NMTTransformerDecoder
     }
 
     def build_input(self, config: RPETransformerConfig) -> nn.Module:
-        if config.mixes("decoder"):
+        if config.splits_input("decoder"):
             return RecurrentPositionInput(config, "decoder", TargetRecurrentPositions)
         return super().build_input(config)
 

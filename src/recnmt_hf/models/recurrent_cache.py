@@ -1,4 +1,4 @@
-"""Recurrences in the decoder, and the layers of an `EncoderDecoderCache` that keep their states from word to word."""
+"""Recurrences in the decoder, and the layers of an `EncoderDecoderCache` that store their states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ class RecurrentStates:
         self.steps_seen += next(iter(new_states.values())).shape[1]
 
     def store_state(self, name: str, state: torch.Tensor) -> None:
-        # A view would hold the states of all steps, and compiled graphs would differ by its offset.
+        # A view would store the states of all steps, and compiled graphs would differ by its offset.
         self.states[name] = state.clone(memory_format=torch.contiguous_format)
 
     def activate_past_recording(self) -> None:

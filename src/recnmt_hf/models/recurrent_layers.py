@@ -24,8 +24,8 @@ Step = Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Ten
 
 def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> list[torch.Tensor]:
     """
-    Run a recurrence as a loop, in an exported graph as one operator. `step` maps a carry and a row of `inputs` `(steps,
-    ..)` to the next carry and its outputs. Return the outputs of all steps.
+    Run a recurrence as a loop, or in an exported graph as one operator. `step` maps a carry and a row of `inputs`
+    `(steps, ..)` to the next carry and its outputs. Return the outputs of all steps.
     """
     if is_exporting():
         from torch._higher_order_ops.scan import scan

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, utils
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
 
-from .configuration_seq2seq import Seq2SeqConfig, registered_class, without_code
+from .configuration_seq2seq import Seq2SeqConfig, registered_class, reset_registration
 from .user_errors import UserError
 
 
@@ -183,7 +183,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         self.name_code(coded)
         folder = Path(save_directory)
         try:
-            self.__class__ = own if coded is own else without_code(own)
+            self.__class__ = own if coded is own else reset_registration(own)
             self._keys_to_ignore_on_save = self.tied_names() or None
             if coded not in (None, own) and is_main_process and not folder.is_file():
                 folder.mkdir(parents=True, exist_ok=True)

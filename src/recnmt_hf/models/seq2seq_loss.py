@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy without a smoothed-target matrix, and without the logits of the whole batch."""
+"""Label-smoothed cross-entropy without a smoothed-target matrix and without the logits of the whole batch."""
 
 import functools
 from collections.abc import Callable
@@ -125,7 +125,7 @@ class ChunkedCrossEntropy(CustomGradient):
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale the gradients of the forward pass."""
-        # Usually it is 1. Reading it on the CPU saves scaling a tensor of the matrix's size; elsewhere one would wait.
+        # Usually it is 1. On CPU reading it avoids scaling a tensor of the matrix's size; elsewhere it would wait.
         if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
             grad_states = grad_states * grad_output.to(grad_states.dtype)
             grad_matrix = grad_matrix * grad_output

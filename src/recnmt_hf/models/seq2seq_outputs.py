@@ -29,7 +29,7 @@ class Memory(NamedTuple):
 
 
 class Memories(dict[str, Memory]):
-    """The memories of a batch by name. `"encoder"` is the one that every decoder layer's `encoder_attn` reads."""
+    """The memories of a batch by name. Every decoder layer's `encoder_attn` reads `"encoder"`."""
 
     def __missing__(self, name: str) -> Memory:
         raise UserError("model.missing_memory", field="encoder_outputs", memory=name)

@@ -23,7 +23,7 @@ from .configuration_seq2seq import Seq2SeqConfig
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
-from .source_memory import fill_cache, kept, one_row_per_source, use_source_memory
+from .source_memory import cached_value, fill_cache, one_row_per_source, use_source_memory
 from .user_errors import UserError
 
 
@@ -192,7 +192,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         self.gradient_checkpointing = False
 
     def build_input(self, config: Any) -> nn.Module:
-        """Return the module that makes the input of the first layer; it is called like [`TokenAndPositionInput`]."""
+        """Return the module that computes the input of the first layer; it is called like [`TokenAndPositionInput`]."""
         return TokenAndPositionInput(config, "none")
 
     def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -344,7 +344,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         return states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
 
     def prepare_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
-        """Return the cache, made where none is given; cross-attention layers keep one row per source."""
+        """Return the cache, created if none is given; cross-attention layers store one row per source."""
         if past_key_values is None and use_cache:
             config = self.config.get_text_config(decoder=True)
             past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
@@ -358,5 +358,5 @@ class Seq2SeqDecoder(Seq2SeqStack):
         for name, (states, token_mask, _) in memories.items():
             token_mask = one_row_per_source(token_mask, states.shape[0])
             prepare = functools.partial(self.prepare_mask, states, token_mask)
-            prepared[name] = Memory(states, token_mask, kept(past_key_values, f"{name} mask", prepare))
+            prepared[name] = Memory(states, token_mask, cached_value(past_key_values, f"{name} mask", prepare))
         return prepared

@@ -39,7 +39,7 @@ class SourceMemoryLayer(DynamicLayer):
     source_length, head_dim)`. The decoder has `num_sources * g` rows, `g` consecutive ones for each source, which
     attention folds into queries. Beams move only within their source, so that reordering changes nothing here. The
     first layer of a cache also keeps by name what all layers share: masks and vectors of the sources in `shared`
-    ([`kept`]), with one copy of a vector per row in `spread` ([`kept_vector`]).
+    ([`cached_value`]), with one copy of a vector per row in `spread` ([`cached_vector`]).
     """
 
     def __init__(self, moves: BeamMoves | None = None, **kwargs: Any) -> None:
@@ -153,8 +153,8 @@ def first_source_layer(past_key_values: Cache | None) -> SourceMemoryLayer | Non
     return layer if isinstance(layer, SourceMemoryLayer) else None
 
 
-def kept(past_key_values: Cache | None, name: str, compute: Callable[[], Any]) -> Any:
-    """Return `compute()`, one row per source or `None`: computed at a generation's first step, cached under `name`."""
+def cached_value(past_key_values: Cache | None, name: str, compute: Callable[[], Any]) -> Any:
+    """Return `compute()`, one row per source or `None`: computed in the first step and cached under `name`."""
     layer = first_source_layer(past_key_values)
     if layer is None:
         return compute()
@@ -163,11 +163,11 @@ def kept(past_key_values: Cache | None, name: str, compute: Callable[[], Any]) -
     return layer.shared[name]
 
 
-def kept_vector(
+def cached_vector(
     past_key_values: Cache | None, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int
 ) -> torch.Tensor:
     """Return `compute()`, `(num_sources, ..)`, repeated over beams to `(decoder_rows, ..)` and cached under `name`."""
-    layer, vector = first_source_layer(past_key_values), kept(past_key_values, name, compute)
+    layer, vector = first_source_layer(past_key_values), cached_value(past_key_values, name, compute)
     if layer is None:
         return spread_over_beams(vector, decoder_rows)
     # Rows of a source have the same vector, so that moves of beams within it change nothing.

@@ -33,20 +33,20 @@ class TransformerSublayers(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def before(self, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    def prepare_input(self, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
         """Return the input of a sub-layer."""
         return norm(hidden_states) if self.normalize_before else hidden_states
 
-    def after(self, output: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    def add_residual(self, output: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
         """Add a sub-layer's output to its residual branch."""
         hidden_states = residual + dropout(output, self.dropout, self.training)
         return hidden_states if self.normalize_before else norm(hidden_states)
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Compute W2 act(W1 x + b1) + b2 with its residual (Vaswani et al., 2017, Eq. 2)."""
-        inner = self.activation_fn(project(self.fc1, self.before(hidden_states, self.final_layer_norm)))
+        inner = self.activation_fn(project(self.fc1, self.prepare_input(hidden_states, self.final_layer_norm)))
         inner = dropout(inner, self.activation_dropout, self.training)
-        return self.after(project(self.fc2, inner), hidden_states, self.final_layer_norm)
+        return self.add_residual(project(self.fc2, inner), hidden_states, self.final_layer_norm)
 
 
 class TransformerEncoderLayer(TransformerSublayers):
@@ -65,9 +65,9 @@ class TransformerEncoderLayer(TransformerSublayers):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Run over `(batch_size, source_length, d_model)`; `token_mask` is for layers that count tokens."""
-        states = self.before(hidden_states, self.self_attn_layer_norm)
+        states = self.prepare_input(hidden_states, self.self_attn_layer_norm)
         attended, _ = self.self_attn(states, attention_mask=kernel_mask, **kwargs)
-        return self.feed_forward(self.after(attended, hidden_states, self.self_attn_layer_norm))
+        return self.feed_forward(self.add_residual(attended, hidden_states, self.self_attn_layer_norm))
 
 
 class TransformerDecoderLayer(TransformerSublayers):
@@ -100,12 +100,12 @@ class TransformerDecoderLayer(TransformerSublayers):
         if states:
             memories = memories.with_states(states)
         kwargs["past_key_values"] = past_key_values
-        queries = self.before(hidden_states, self.self_attn_layer_norm)
+        queries = self.prepare_input(hidden_states, self.self_attn_layer_norm)
         attended, _ = self.self_attn(queries, attention_mask=kernel_mask, **kwargs)
-        own = self.after(attended, hidden_states, self.self_attn_layer_norm)
-        queries, source = self.before(own, self.encoder_attn_layer_norm), memories["encoder"]
+        own = self.add_residual(attended, hidden_states, self.self_attn_layer_norm)
+        queries, source = self.prepare_input(own, self.encoder_attn_layer_norm), memories["encoder"]
         attended, _ = self.encoder_attn(queries, source.states, source.kernel_mask, **kwargs)
-        hidden_states = self.after(attended, own, self.encoder_attn_layer_norm)
+        hidden_states = self.add_residual(attended, own, self.encoder_attn_layer_norm)
         return self.feed_forward(self.fuse(own, hidden_states, memories, **kwargs))
 
     def fuse(self, own: torch.Tensor, attended: torch.Tensor, memories: Memories, **kwargs: Any) -> torch.Tensor:

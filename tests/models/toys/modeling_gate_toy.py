@@ -13,7 +13,7 @@ from .recurrent_layers import masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loss import divisor
 from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
-from .source_memory import kept_vector
+from .source_memory import cached_vector
 
 
 @dataclass
@@ -61,7 +61,7 @@ class GateToyDecoder(GateToyPreTrainedModel, NMTTransformerDecoder):
         def project():
             return torch.cat([self.of_source(vector), vector], dim=-1)
 
-        of_source, value = kept_vector(past_key_values, "global", project, last.shape[0])[:, None].chunk(2, dim=-1)
+        of_source, value = cached_vector(past_key_values, "global", project, last.shape[0])[:, None].chunk(2, dim=-1)
         return last + self.gate(self.of_states(last), of_source) * value
 
 
