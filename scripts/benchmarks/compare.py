@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """
-Speed ratios of two or more models, measured in turns within one run.
+Speed ratios of two or more models, which alternate within one run.
 
     python scripts/benchmarks/compare.py nmt_transformer marian --repeats 7 --generate-batch-size 16 1
     python scripts/benchmarks/compare.py gret --against OTHER_VERSION/src/recnmt_hf/models

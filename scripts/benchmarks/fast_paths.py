@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """
-Time of every fast path relative to its reference on this CPU, measured in turns.
+Time of every fast path relative to its reference on this CPU; both alternate.
 
     python scripts/benchmarks/fast_paths.py --size base --train-batch-size 16 --generate-batch-size 1
 """

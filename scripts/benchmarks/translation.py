@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """
-Speed ratios of translating a file, measured in turns within one run: transformers' search with a scoring pass, this
+Speed ratios of translating a file, alternating within one run: transformers' search with a scoring pass, this
 package's search, int8 weights, and exported models. Processor time of one thread.
 
     python scripts/benchmarks/translation.py outputs/multi30k/model --source test.en --engine outputs/ct2 --beams 4

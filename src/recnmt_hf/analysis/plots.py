@@ -185,7 +185,7 @@ def similarities_by_distance(
     rows: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, np.ndarray]], Sequence[tuple[Any, ...]]]],
 ) -> None:
     """
-    Plot for each row heat maps of similarities between its tokens, and curves by distance beside them.
+    Plot heat maps of the similarities between the tokens of each row, and curves by distance on the right.
 
     Args:
         rows: Name, tokens, headings with matrices `(len(tokens), len(tokens))` from -1 to 1, and for each distance: the

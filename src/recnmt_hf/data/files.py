@@ -237,7 +237,7 @@ def move_files(working: Path, path: Path, user_path: str) -> None:
 def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
     """
     Raise `UserError` if an output (`None`: standard output) is one of the inputs (`None`: standard input), under
-    whatever name: a link, a path through another folder, the target of a redirection.
+    any name: a link, a path through another folder, the target of a redirection.
     """
     output = identity(1 if path is None else path)
     if output is not None and output in [identity(0 if source is None else source) for source in inputs]:

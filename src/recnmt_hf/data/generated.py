@@ -150,7 +150,7 @@ def join_clause(
         order = "inverted"
     english = f"{subject.en} {' and '.join(part.en for part in predicates)}"
     german = predicates[0].german(order, subject.de["nom"])
-    for part in predicates[1:]:  # it shares the subject: the verb is first of its own part, or last
+    for part in predicates[1:]:  # shared subject: the verb is first in its part, or last
         german += f" und {part.german('final' if order == 'final' else 'second')}"
     depth = max(subject.depth, *(part.depth for part in predicates))
     if adverb:

@@ -29,7 +29,7 @@ def lock(path: Path, wait: float = 0.0, code: str = "output.locked", field: obje
     Args:
         path (`Path`): The lock file; created, and deleted at the end.
         wait (`float`, *optional*, defaults to 0): Seconds to wait for another process.
-        code (`str`, *optional*, defaults to `"output.locked"`): Code of the error; its message gets the `owner`.
+        code (`str`, *optional*, defaults to `"output.locked"`): Code of the error, which has the detail `owner`.
         field (*optional*): Name of the locked file or folder for the message; defaults to `path`.
 
     Yields:

@@ -41,7 +41,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     are read like files.
 
     Raises:
-        FileNotFoundError: The file does not exist; the message lists files beside it.
+        FileNotFoundError: The file does not exist; the message lists the files of its folder.
         ValueError: It is a folder or cannot be read.
     """
     opened: Any
@@ -74,7 +74,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
 
 
 def missing_file_error(path: Path) -> MissingFileError:
-    """Return the error for a missing file, with the names of files beside it."""
+    """Return the error for a missing file, with the names of the files in its folder."""
     if path.is_symlink():
         return MissingFileError("file.broken_link", field=str(path), target=os.readlink(path))
     if not path.parent.is_dir():
@@ -85,8 +85,8 @@ def missing_file_error(path: Path) -> MissingFileError:
 
 def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
     """
-    Yield the lines of a text file, without line ends and surrounding spaces. Only line feeds end a line, whatever else
-    Unicode treats as a line end. A byte order mark is removed.
+    Yield the lines of a text file, without line ends and surrounding spaces. Only line feeds end a line, not the other
+    line ends of Unicode. A byte order mark is removed.
 
     Args:
         path (`str` or `Path`, *optional*): Plain or gzipped UTF-8 text, a pipe, or `None`: standard input.

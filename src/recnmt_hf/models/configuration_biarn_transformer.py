@@ -33,7 +33,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
             both directions' states to `d_model`. `"concat"`: their concatenation.
         recurrence_source (`str`, *optional*, defaults to `"embeddings"`): Input of the recurrence encoder: the word
             embeddings or the output of the Transformer `"encoder"`.
-        decoder_memory (`str`, *optional*, defaults to `"both"`): `"both"`: the decoder attends both encoders.
+        decoder_memory (`str`, *optional*, defaults to `"both"`): `"both"`: the decoder attends to both encoders.
             `"recurrence"`: the recurrence encoder alone, in place of the Transformer encoder, which is not built unless
             the recurrence encoder reads it; no fusion takes place.
         fusion_type (`str`, *optional*, defaults to `"stack"`): `"stack"`: the recurrence states are attended after the
@@ -44,7 +44,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         fusion_gate (`str`, *optional*, defaults to `"vector"`): The gate of `"gated_sum"`: one weight per channel
             (`"vector"`) or per position (`"scalar"`).
         recurrence_memory_dropout (`float`, *optional*, defaults to 0): Probability of dropping H_r for a training
-            sentence, in all layers that attend it beside H_e: their attention to it is zero (`"stack"`), or the gate is
+            sentence, in all layers that attend to H_e too: their attention to it is zero (`"stack"`), or the gate is
             1 (`"gated_sum"`). Nothing is rescaled. 0 is the paper's model; with 0.5 a model trained from scratch does
             not rely on H_r before H_e is trained.
         encoder_type (`str`, *optional*, defaults to `"transformer"`): `"multi_column"`: a column of recurrent layers on
@@ -63,9 +63,8 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     }
 
     baseline_first: ClassVar[str | None] = (
-        "the decoder of a BiARN that is trained from scratch attends the few recurrence states before it can align "
-        "words, and may then never learn to align (10 BLEU less on Multi30k); the paper starts from a trained "
-        "Transformer"
+        "the decoder of a BiARN trained from scratch may never learn to align words (10 BLEU less on Multi30k); the "
+        "paper starts from a trained Transformer"
     )
 
     recurrence_encoder_type: Literal["biarn", "arn", "birnn", "rnn"] | None = "biarn"

@@ -22,10 +22,9 @@ class GRETConfig(NMTTransformerConfig):
         use_global_state (`bool`, *optional*, defaults to `True`): `False` is the plain Transformer.
         global_capsule (`bool`, *optional*, defaults to `True`): Summarise a layer by capsules with dynamic routing
             (Eqs. 2-6). `False`: by the mean of its words.
-        global_aggregation (`bool`, *optional*, defaults to `True`): Run a GRU over the summaries of all
-            encoder layers (Eq. 10). `False`: read only the top layer.
-        global_gate (`bool`, *optional*, defaults to `True`): Weight the vector by a gate for every target word
-            (Eqs. 11-13).
+        global_aggregation (`bool`, *optional*, defaults to `True`): Run a GRU over the summaries of all encoder
+            layers (Eq. 10). `False`: read only the top layer.
+        global_gate (`bool`, *optional*, defaults to `True`): Gate the vector for every target word (Eqs. 11-13).
         num_capsules (`int`, *optional*, defaults to 32): K.
         routing_iterations (`int`, *optional*, defaults to 3): r.
         capsule_dim (`int`, *optional*): c, the width of a capsule. `None`: `d_model // encoder_attention_heads`, which
@@ -33,8 +32,7 @@ class GRETConfig(NMTTransformerConfig):
         capsule_projection (`str`, *optional*, defaults to `"per_capsule"`): `"per_capsule"`: a matrix W_k for each
             capsule, the same for all layers. `"shared"`: one for all capsules, which are then always equal.
         routing_softmax_axis (`str`, *optional*, defaults to `"positions"`): Each capsule divides its attention among
-            the words (`"positions"`, the paper's algorithm 1), or each word among the `"capsules"` (Sabour et al.,
-            2017).
+            the words (`"positions"`, algorithm 1), or each word among the `"capsules"` (Sabour et al., 2017).
         capsule_pooling (`str`, *optional*, defaults to `"attentive"`): Combination of a layer's capsules:
             `"attentive"` (Eqs. 7-9), their `"mean"`, or `"concat"`; each followed by the two-layer network of Eq. 7.
         global_ffn_dim (`int`, *optional*): Inner width of the networks of Eqs. 7 and 9. `None`: `d_model`.

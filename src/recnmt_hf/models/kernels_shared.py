@@ -39,7 +39,7 @@ def allowed() -> bool:
 
 
 def enabled() -> bool:
-    """Return whether fast paths may replace torch's own kernels; compiled code has kernels of its own."""
+    """Return whether fast paths may replace torch's own kernels; compiled code has its own kernels."""
     return not torch.compiler.is_compiling() and allowed()
 
 

@@ -4,8 +4,7 @@ Machine Translation", EMNLP).
 
 The input of each side is split by channels: one part of every word's embedding gets its position embedding as usual,
 the other is the input of a recurrence, whose states represent the position of a word in its sentence. In the order of
-the paper: recurrent positional embeddings (Eq. 6), the inputs RPEHead and MPRHead (Eqs. 7-11), and
-the variants of the heads' projections.
+the paper: recurrent positional embeddings (Eq. 6), RPEHead and MPRHead (Eqs. 7-11), and the projections of heads.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from .user_errors import UserError
 
 class RecurrentStates:
     """
-    Base class of the recurrent cache layers: named states of shape `(batch_size, ...)` beside keys and values.
+    Base class of the recurrent cache layers: named states of shape `(batch_size, ...)`, keys and values.
 
     `update_states` takes the states after every new step, `(batch_size, steps, ...)`, and stores the last one; while
     the past is recorded it stores all (assisted decoding rolls back with `crop`). A layer that attends takes its length
@@ -156,7 +156,7 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
 
     def start_states(self) -> None:
         super().start_states()
-        self.steps_seen = torch.tensor(0)  # each number would be compiled into a graph of its own
+        self.steps_seen = torch.tensor(0)  # an int would make a compiled graph for every number
 
     def store_state(self, name: str, state: torch.Tensor) -> None:
         stored = self.states.get(name)

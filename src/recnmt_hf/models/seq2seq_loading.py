@@ -81,7 +81,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
-    further_inputs: tuple[str, ...] = ()  # inputs with token ids beside `input_ids`
+    further_inputs: tuple[str, ...] = ()  # inputs with token ids other than `input_ids`
 
     @property
     def initialization(self) -> Initialization:
@@ -195,7 +195,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             self.__class__, self._keys_to_ignore_on_save = original, ignored
 
     def name_code(self, coded: type[Any] | None) -> None:
-        """Put `coded` and the class beside it into the configuration's `auto_map`, in place of the base classes."""
+        """Replace the base classes in the configuration's `auto_map` by `coded` and the class in the same file."""
         bases = (*type(self).__mro__, *type(self.config).__mro__)
         modules = {base.__module__.rpartition(".")[2] for base in bases}
         previous = getattr(self.config, "auto_map", None) or {}

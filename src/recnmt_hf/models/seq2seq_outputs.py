@@ -35,7 +35,7 @@ class Memories(dict[str, Memory]):
         raise UserError("model.missing_memory", field="encoder_outputs", memory=name)
 
     def with_states(self, states: Iterable[torch.Tensor]) -> "Memories":
-        """Return the memories with these states in place of their own."""
+        """Return a copy of the memories with these states."""
         pairs = zip(self.items(), states, strict=True)
         return Memories((name, memory._replace(states=new)) for (name, memory), new in pairs)
 
