@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import NamedTuple
+
+import yaml
 
 
 class Noun(NamedTuple):
@@ -103,50 +106,14 @@ def read_endings(**cases: str) -> dict[str, dict[str, str]]:
     return {case: dict(zip(forms, text.replace("-", "").split(" "), strict=True)) for case, text in cases.items()}
 
 
-NOUNS = read_nouns(
-    person="""teacher Lehrer m, doctor Arzt/Ärzte m, neighbour Nachbar/Nachbarn m!, student Student/Studenten m!,
-    farmer Bauer/Bauern m!, boy Junge/Jungen m!, baker Bäcker m, son Sohn/Söhne m, woman/women Frau/Frauen f,
-    daughter Tochter/Töchter f, sister Schwester/Schwestern f, queen Königin/Königinnen f,
-    judge Richterin/Richterinnen f, girl Mädchen n, child/children Kind/Kinder n""",
-    animal="""dog Hund/Hunde m, bird Vogel/Vögel m, cat Katze/Katzen f, mouse/mice Maus/Mäuse f, horse Pferd/Pferde n,
-    sheep/sheep Schaf/Schafe n""",
-    thing="""letter Brief/Briefe m, table Tisch/Tische m, apple Apfel/Äpfel m, lamp Lampe/Lampen f,
-    bag Tasche/Taschen f, door Tür/Türen f, book Buch/Bücher n, picture Bild/Bilder n, window Fenster n""",
+LEXICON = yaml.safe_load(resources.files(__package__).joinpath("generated_lexicon.yaml").read_text(encoding="utf-8"))
+NOUNS = read_nouns(**LEXICON["nouns"])
+PLACES = read_nouns(**LEXICON["places"])
+TRANSITIVE = read_verbs("acc", LEXICON["verbs"]["transitive"])
+INTRANSITIVE, SENTENTIAL, MODALS = (
+    read_verbs("", LEXICON["verbs"][kind]) for kind in ("intransitive", "sentential", "modal")
 )
-PLACES = read_nouns(
-    place="""garden Garten/Gärten m, forest Wald/Wälder m, kitchen Küche/Küchen f, school Schule/Schulen f,
-    city/cities Stadt/Städte f, house Haus/Häuser n, village Dorf/Dörfer n, office Büro/Büros n"""
-)
-TRANSITIVE = read_verbs(
-    "acc",
-    """see sees saw: sehen sieht sah, love loves loved: lieben liebt liebte, find finds found: finden findet fand,
-    need needs needed: brauchen braucht brauchte, forget forgets forgot: vergessen vergisst vergaß,
-    carry carries carried: tragen trägt trug, paint paints painted: malen malt malte,
-    hear hears heard: hören hört hörte, follow follows followed: folgen folgt folgte =dat,
-    help helps helped: helfen hilft half =dat, thank thanks thanked: danken dankt dankte =dat,
-    collect collects collected: holen holt holte +ab, call calls called: rufen ruft rief +an,
-    invite invites invited: laden lädt lud +ein, bring brings brought: bringen bringt brachte +mit -along,
-    look looks looked: sehen sieht sah +an -at, listen listens listened: hören hört hörte +zu -to =dat,
-    watch watches watched: schauen schaut schaute +zu =dat""",
-)
-INTRANSITIVE = read_verbs(
-    "",
-    """sleep sleeps slept: schlafen schläft schlief, laugh laughs laughed: lachen lacht lachte,
-    sing sings sang: singen singt sang, work works worked: arbeiten arbeitet arbeitete,
-    wait waits waited: warten wartet wartete, dance dances danced: tanzen tanzt tanzte,
-    arrive arrives arrived: kommen kommt kam +an, get gets got: stehen steht stand +auf -up,
-    fall falls fell: schlafen schläft schlief +ein -asleep, go goes went: gehen geht ging +weg -away""",
-)
-SENTENTIAL = read_verbs(
-    "",
-    """say says said: sagen sagt sagte, know knows knew: wissen weiß wusste, believe believes believed: glauben glaubt
-    glaubte, hope hopes hoped: hoffen hofft hoffte, hear hears heard: hören hört hörte""",
-)
-MODALS = read_verbs(
-    "",
-    """can can could: können kann konnte, have_to has_to had_to: müssen muss musste,
-    want_to wants_to wanted_to: wollen will wollte""",
-)
+ADJECTIVES, ADVERBS, CONJUNCTIONS = (read_pairs(LEXICON[kind]) for kind in ("adjectives", "adverbs", "conjunctions"))
 # (number and person, or tense and number) -> English and German
 COPULA = {
     "sg 1": ("am", "bin"),
@@ -155,14 +122,6 @@ COPULA = {
     "past sg": ("was", "war"),
     "past pl": ("were", "waren"),
 }
-ADJECTIVES = read_pairs(
-    """old: alt, young: jung, small: klein, big: groß, new: neu, beautiful: schön, strange: seltsam, clever: klug,
-    lazy: faul, quiet: still, poor: arm, strong: stark, red: rot, green: grün"""
-)
-ADVERBS = read_pairs(
-    "today: heute, here: hier, often: oft, sometimes: manchmal, in the evening: am Abend, on Sunday: am Sonntag"
-)
-CONJUNCTIONS = read_pairs("because: weil, when: wenn, although: obwohl, while: während")
 PREPOSITIONS = [("with", "mit", "dat"), ("without", "ohne", "acc"), ("for", "für", "acc"), ("behind", "hinter", "dat")]
 # English, German, number, person
 PRONOUNS = [("I", "ich", "sg", 1), ("we", "wir", "pl", 1), ("he", "er", "sg", 3), ("she", "sie", "sg", 3)]
