@@ -47,7 +47,7 @@ LISTED_RUNS = {
     "families/__init__.py: : importlib.import_module": "modules of this package, named in its source",
     "families/family.py: Family.load_class: importlib.import_module": "modules of this package, named in its source",
     "commands/main.py: build_parser: importlib.import_module": "modules of this package, from the table of commands",
-    "data/corpora.py: Corpus._from_datasets: datasets.load_dataset": "since version 4 datasets runs no code of a set",
+    "data/corpora.py: Corpus._rows: datasets.load_dataset": "since version 4 datasets runs no code of a set",
     "data/corpora.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "data/corpora.py: load_prepared: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",

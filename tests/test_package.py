@@ -50,7 +50,7 @@ def test_every_public_name_resolves():
 
 
 def test_the_classes_of_a_family_are_public():
-    """Type checkers see the same names."""
+    """Type checkers know the same names."""
     for_type_checkers = names_for_type_checkers("recnmt_hf")
     for family in FAMILIES.values():
         assert len(family.class_modules) == 4 + len(family.further_classes)
@@ -61,8 +61,8 @@ def test_the_classes_of_a_family_are_public():
 
 
 @pytest.mark.parametrize("package", ["recnmt_hf", "recnmt_hf.data", "recnmt_hf.inference"])
-def test_packages_state_their_names_once(package):
-    """What type checkers see is what can be imported."""
+def test_packages_declare_their_names_once(package):
+    """Type checkers know the names that can be imported."""
     module = importlib.import_module(package)
     others = {"MODEL_TYPES", "__version__"} if package == "recnmt_hf" else set()
     assert set(module.__all__) - others == set(names_for_type_checkers(package))
@@ -105,7 +105,7 @@ def test_transformers_knows_the_zoo(first):
 
 @pytest.fixture(scope="module")
 def console_script(tmp_path_factory):
-    """As pip writes it."""
+    """Return a console script as pip writes it."""
     script = tmp_path_factory.mktemp("bin") / "recnmt"
     script.write_text("import sys\nfrom recnmt_hf.commands.main import main\nsys.exit(main())\n")
     return script
@@ -129,8 +129,8 @@ def console_script(tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize("start", ["script", "module"])
-def test_help_and_complaints_import_no_models(console_script, start, words, code, message):
-    """So that they come at once: neither torch nor transformers is imported."""
+def test_help_and_usage_errors_import_no_models(console_script, start, words, code, message):
+    """They are fast, because neither torch nor transformers is imported."""
     program = [str(console_script)] if start == "script" else ["-m", "recnmt_hf.commands.main"]
     command = [sys.executable, "-X", "importtime", *program, *words.split()]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -173,7 +173,7 @@ sys.exit(code)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["start", "work", "work, dropped by a library", "work, twice", "afterwards", "end"])
 def test_signals_at_any_moment(tmp_path, moment, number):
-    """Exit codes 130 and 143, without a traceback; work that is done by then counts."""
+    """The exit code is 130 or 143, without a traceback; finished work is kept."""
     script = tmp_path / "recnmt"
     script.write_text(SIGNALS)
     environment = {**os.environ, "MOMENT": moment, "NUMBER": str(int(number))}
@@ -190,7 +190,7 @@ def test_the_command_registers_when_it_needs_models(console_script):
 
 
 def test_processes_that_the_command_spawns_know_the_models(tmp_path):
-    """They have its name and arguments, and are started for work."""
+    """They have the name and arguments of the command but register the models at once."""
     script = tmp_path / "recnmt"
     script.write_text("""
 import multiprocessing, sys
@@ -209,7 +209,7 @@ if __name__ == "__main__":
 
 
 def imported(path):
-    """Relative and absolute module names that a file imports, with their level."""
+    """Yield the names of the modules that a file imports, with their level."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             yield node.level, node.module or ""
@@ -275,7 +275,7 @@ def test_modules_import_each_other_without_cycles(repository):
                 graph[name].update(one if one in files else module for one in names)
             elif isinstance(node, ast.Import):
                 graph[name].update(alias.name for alias in node.names)
-    order = list(graphlib.TopologicalSorter(graph).static_order())  # an error names a cycle
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # the error contains the cycle
     assert order.index("recnmt_hf.inference.backends.protocol") < order.index("recnmt_hf.inference.translator")
 
 

@@ -1,13 +1,14 @@
-"""Options: the declaration of a field is used by checks, documentation and transformers' parser."""
+"""Options: checks, documentation and transformers' parser use the declaration of a field."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
+from option_tables import option_table
 from transformers import HfArgumentParser
 from user_errors import rejects
 
-from recnmt_hf._values import Range, check_options, documented, option, option_table, options_of, parse
+from recnmt_hf._values import Range, check_options, documented, option, options_of, parse
 
 
 @documented
@@ -32,15 +33,15 @@ class CheckedCake(Cake):
 @pytest.mark.parametrize(
     ("values", "allowed", "remedy"),
     [
-        ({"layers": 0}, "a whole number of at least 1 and at most 9", "correct it, or leave it out (the default is 3)"),
+        ({"layers": 0}, "an integer from 1 to 9", "correct it, or leave it out (the default is 3)"),
         (
             {"layers": "3"},
-            "a whole number of at least 1 and at most 9",
+            "an integer from 1 to 9",
             "write it without quotes, or leave it out (the default is 3)",
         ),
         (
             {"sugar": 1.0},
-            "a number of at least 0 and below 1 or null",
+            "a number from 0 to below 1 or null",
             "correct it, or leave it out (the default is null)",
         ),
         ({"icing": "lemons"}, "one of lemon, none", "write lemon, or leave it out (the default is 'lemon')"),
@@ -49,7 +50,7 @@ class CheckedCake(Cake):
         ({"guests": "all"}, "a list", "correct it"),
     ],
 )
-def test_wrong_values_are_named(values, allowed, remedy):
+def test_wrong_values_are_rejected(values, allowed, remedy):
     ((name, value),) = values.items()
     with rejects("option.value", field=f"cake.{name}") as caught:
         check_options(Cake(**values), "cake.")
@@ -66,37 +67,36 @@ def test_wrong_values_are_named(values, allowed, remedy):
         ({"layers": 10}, "option.value", "cake.layers"),
     ],
 )
-def test_wrong_mappings_are_named(content, code, field):
+def test_wrong_mappings_are_rejected(content, code, field):
     with rejects(code, field=field):
         parse(CheckedCake, content, "cake")
 
 
-def test_whole_numbers_become_such():
+def test_integers_written_as_floats_are_converted():
     cake = Cake(layers=4e0)
     check_options(cake)
     assert cake.layers == 4 and isinstance(cake.layers, int)
 
 
-def test_statements_of_a_field():
+def test_declaration_of_a_field():
     layers = options_of(Cake)["layers"]
     assert (layers.hint, layers.allowed, layers.default, layers.help) == (int, Range(1, 9), 3, "how many layers")
     assert options_of(Cake)["size"].choices == ("small", "large")
-    assert not any(entry.is_required for entry in options_of(Cake).values())
 
 
-def test_documentation_states_the_same():
-    line = "layers (a whole number of at least 1 and at most 9, *optional*, defaults to `3`): How many layers."
+def test_documentation_of_fields():
+    line = "layers (an integer from 1 to 9, *optional*, defaults to `3`): How many layers."
     assert f"    Args:\n        {line}\n" in Cake.__doc__
     assert option_table(Cake, ["layers", "candles", "guests"]).splitlines() == [
         "| option | default | values | meaning |",
         "|---|---|---|---|",
-        "| `layers` | `3` | a whole number of at least 1 and at most 9 | how many layers |",
+        "| `layers` | `3` | an integer from 1 to 9 | how many layers |",
         "| `candles` | `false` | true or false | whether there are candles |",
         "| `guests` | | a list | who comes |",
     ]
 
 
-def test_the_parser_of_transformers_reads_such_fields():
+def test_the_parser_of_transformers_reads_the_fields():
     """It passes all metadata of a field on to argparse."""
     (cake,) = HfArgumentParser(Cake).parse_args_into_dataclasses(["--layers", "5", "--icing", "none", "--candles"])
     assert (cake.layers, cake.icing, cake.candles, cake.sugar) == (5, "none", True, None)

@@ -1,4 +1,4 @@
-"""Assertions about errors by code and field; the wording is the matter of test_user_errors.py alone."""
+"""Assertions about errors by code and field; test_user_errors.py checks the messages."""
 
 from contextlib import contextmanager
 

@@ -26,11 +26,12 @@ from measuring import make_parser, print_setup, run_script
 from torch.utils import flop_counter
 
 import recnmt_hf  # noqa: F401  (registers the models)
-from recnmt_hf.commands.arguments import SEED, number, whole
+from recnmt_hf._values import Range
+from recnmt_hf.commands.arguments import SEED, numeric, whole
 from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
 from recnmt_hf.errors import UserError
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.inference.loading import resolve_device
+from recnmt_hf.inference.devices import resolve_device
 from recnmt_hf.training.run import keep_freed_memory
 
 
@@ -279,7 +280,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--modes", nargs="+", choices=("train", "generate"), default=["train", "generate"])
     parser.add_argument("--batches", type=whole(1), default=1, help="batches per turn (default: 1)")
-    parser.add_argument("--label-smoothing", type=number(0, below=1), default=0.0, help="(default: 0)")
+    parser.add_argument(
+        "--label-smoothing", type=numeric(float, Range(least=0, below=1)), default=0.0, help="(default: 0)"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="autocast data type")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
     parser.add_argument("--compile", action="store_true", help="use torch.compile for the forward pass of training")

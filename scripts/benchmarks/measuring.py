@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import transformers
 
-from recnmt_hf.commands.arguments import BEAMS, Parser, whole
+from recnmt_hf._values import MOST_BEAMS
+from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.errors import UserError
 from recnmt_hf.models import kernels_shared
 
@@ -94,7 +95,7 @@ def make_parser(description: str | None, generate_batch_size: dict[str, object])
         help="sentences per batch of generation (default: 16)",
         **generate_batch_size,
     )
-    parser.add_argument("--beams", type=BEAMS, default=4, help="beams of generation (default: 4)")
+    parser.add_argument("--beams", type=whole(1, MOST_BEAMS), default=4, help="beams of generation (default: 4)")
     parser.add_argument("--repeats", type=whole(1), default=7, help="turns per candidate (default: 7)")
     parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
     return parser

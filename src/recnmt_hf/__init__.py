@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .hub.marian import to_marian as to_marian
     from .hub.publishing import prepare_repository as prepare_repository
     from .inference.decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
-    from .inference.ensemble import EnsembleTranslator as EnsembleTranslator
     from .inference.options import DecodingOptions as DecodingOptions
     from .inference.pipeline import TranslationPipeline as TranslationPipeline
+    from .inference.translator import EnsembleTranslator as EnsembleTranslator
     from .inference.translator import Translator as Translator
     from .inference.word_alignment import align_pairs as align_pairs
     from .metrics.alignment import AlignmentErrorRate as AlignmentErrorRate
@@ -70,9 +70,7 @@ if TYPE_CHECKING:
         ONLSTMTransformerForSequencePairClassification as ONLSTMTransformerForSequencePairClassification,
     )
     from .models.modeling_onlstm_transformer import ONLSTMTransformerModel as ONLSTMTransformerModel
-    from .models.modeling_onlstm_transformer import (
-        ONLSTMTransformerPreTrainedModel as ONLSTMTransformerPreTrainedModel,
-    )
+    from .models.modeling_onlstm_transformer import ONLSTMTransformerPreTrainedModel as ONLSTMTransformerPreTrainedModel
     from .models.modeling_rnmt import RNMTForConditionalGeneration as RNMTForConditionalGeneration
     from .models.modeling_rnmt import RNMTModel as RNMTModel
     from .models.modeling_rnmt import RNMTPreTrainedModel as RNMTPreTrainedModel

@@ -10,13 +10,7 @@ from .errors import UserError
 
 @contextmanager
 def packages_of_extra(extra: str, purpose: str) -> Iterator[None]:
-    """
-    Turn a failed import into a [`UserError`] with the command that installs the package.
-
-    Args:
-        extra (`str`): Name of the extra in `pyproject.toml`.
-        purpose (`str`): Feature that needs the package.
-    """
+    """Turn a failed import into a [`UserError`] with the command that installs the extra; `purpose` needs it."""
     try:
         yield
     except ImportError as error:

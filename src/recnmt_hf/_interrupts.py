@@ -22,17 +22,13 @@ class Interrupts:
     """
     Handler of SIGINT and SIGTERM. The first signal while the command works raises `KeyboardInterrupt`, so that files
     are cleaned up. Any other ends the process at once.
-
-    Attributes:
-        received (`list[int]`): The signals so far. Libraries may turn `KeyboardInterrupt` into another error.
-        is_working (`bool`): Whether a signal raises `KeyboardInterrupt`.
     """
 
     def __init__(self) -> None:
-        self.received: list[int] = []
-        self.is_working = False
+        self.received: list[int] = []  # libraries may turn KeyboardInterrupt into another error
+        self.is_working = False  # whether a signal raises KeyboardInterrupt
         self.process = os.getpid()
-        self.first = 0.0
+        self.first = 0.0  # time of the first signal
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.process:  # forked by a library, which relies on the default handlers

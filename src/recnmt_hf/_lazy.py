@@ -24,11 +24,8 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
 
 def lazy_names(package: str, modules: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """
-    Return `__getattr__` and `__dir__` of a package that imports names on first use.
-
-    Args:
-        package (`str`): The package's `__name__`.
-        modules (`dict`): The names with their modules, relative to the package.
+    Return `__getattr__` and `__dir__` of a package that imports names on first use. `modules` are the modules of the
+    names, relative to the package.
     """
     own = sys.modules[package].__dict__
 

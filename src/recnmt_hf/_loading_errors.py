@@ -25,15 +25,8 @@ def looks_local(path: str) -> bool:
 @contextmanager
 def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
     """
-    Turn errors of transformers, tokenizers and safetensors about a folder into a [`UserError`]. Errors of our own code
-    pass unchanged: they are bugs.
-
-    Args:
-        path (`str` or `Path`): Folder or model id.
-        what (`str`, *optional*, defaults to `"model"`): Name of the loaded object in the message.
-
-    Raises:
-        UserError: The block raised an error about the files.
+    Turn errors of transformers, tokenizers and safetensors about the files of a folder or model id into a
+    [`UserError`], which calls the loaded object `what`. Errors of our own code pass unchanged: they are bugs.
     """
     path = str(path)
     try:
@@ -51,15 +44,14 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
 
 def check_json_object(file: Path) -> None:
     """Raise `UserError` for an existing file that does not contain a JSON object."""
-    if not file.exists():
-        return
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        reason = None if isinstance(content, dict) else f"a {type(content).__name__} instead of an object"
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__} instead of an object")
+    except FileNotFoundError:
+        return
     except (OSError, ValueError, RecursionError) as error:
-        reason = str(error)
-    if reason is not None:
-        raise UserError("model.json", field=str(file), reason=reason)
+        raise UserError("model.json", field=str(file), reason=str(error)) from error
 
 
 def is_about_files(error: Exception) -> bool:
@@ -108,7 +100,7 @@ def shorten(text: str, length: int = 240) -> str:
     return first.removesuffix(".") or "no reason is given"
 
 
-def without_remedy(error: Exception) -> str:
+def remove_remedy(error: Exception) -> str:
     """Return the text of an error; of a [`UserError`], without the last sentence, which is the remedy."""
     text = str(error)
     return shorten(text.rpartition(". ")[0] or text if isinstance(error, UserError) else text)

@@ -15,24 +15,21 @@ def usage(name: str, is_joint: bool, sentence: str) -> str:
     Return code that translates a sentence with transformers alone. With `is_joint` one tokenizer serves both sides,
     else the target's is in a subfolder.
     """
-    also = "" if is_joint else ", PreTrainedConfig"
-    # Without it, the configuration is expected in the subfolder.
-    given = 'subfolder="target_tokenizer", config=PreTrainedConfig()'
-    target = f"target_tokenizer = AutoTokenizer.from_pretrained(name, {given})"
-    return "\n".join(
-        [
-            f"from transformers import AutoModelForSeq2SeqLM, AutoTokenizer{also}",
-            "",
-            f"name = {json.dumps(name, ensure_ascii=False)}",
-            "# The model's own code runs; where recnmt_hf is imported, it is taken from there.",
-            "model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)",
-            "tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)",
-            *([] if is_joint else [target]),
-            f'batch = tokenizer([{json.dumps(sentence, ensure_ascii=False)}], return_tensors="pt")',
-            "tokens = model.generate(**batch)",
-            f"print({'' if is_joint else 'target_'}tokenizer.batch_decode(tokens, skip_special_tokens=True)[0])",
-        ]
-    )
+    import_config, load_target, side = "", "", ""
+    if not is_joint:
+        # Without a configuration of its own, the tokenizer expects one in the subfolder.
+        settings = 'subfolder="target_tokenizer", config=PreTrainedConfig()'
+        load_target = f"target_tokenizer = AutoTokenizer.from_pretrained(name, {settings})\n"
+        import_config, side = ", PreTrainedConfig", "target_"
+    return f"""from transformers import AutoModelForSeq2SeqLM, AutoTokenizer{import_config}
+
+name = {json.dumps(name, ensure_ascii=False)}
+# The model's own code runs; where recnmt_hf is imported, it is taken from there.
+model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+{load_target}batch = tokenizer([{json.dumps(sentence, ensure_ascii=False)}], return_tensors="pt")
+tokens = model.generate(**batch)
+print({side}tokenizer.batch_decode(tokens, skip_special_tokens=True)[0])"""
 
 
 def plain_card(config: Any, name: str) -> str:

@@ -33,12 +33,8 @@ def encode_plain(
 ) -> BatchEncoding:
     """
     Encode a text or a batch of texts without truncation. `</s>`, `<pad>` and the like in a text are ordinary
-    characters: only the tokenizer itself adds control tokens.
-
-    Args:
-        is_target (`bool`, *optional*, defaults to `False`): Encode a translation, for tokenizers that treat source and
-            target differently.
-        **kwargs: Passed on to the tokenizer.
+    characters: only the tokenizer itself adds control tokens. With `is_target` the text is a translation, which some
+    tokenizers treat differently.
     """
     texts = {"text_target": text} if is_target else {"text": text}
     return tokenizer(**texts, truncation=False, verbose=False, split_special_tokens=True, **kwargs)

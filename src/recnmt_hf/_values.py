@@ -11,6 +11,7 @@ import re
 import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
@@ -35,20 +36,13 @@ LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
 
 @dataclass(frozen=True)
 class Range:
-    """
-    A range of numbers.
-
-    Args:
-        least, most (`float`, *optional*): Inclusive bounds.
-        above, below (`float`, *optional*): Exclusive bounds.
-        share (`bool`, *optional*, defaults to `False`): Numbers below 1 are a share of all steps, others whole.
-    """
+    """A range of numbers: inclusive bounds `least` and `most`, exclusive ones `above` and `below`."""
 
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    share: bool = False
+    share: bool = False  # numbers below 1 are a share of all steps, others integers
 
     def allows(self, number: float) -> bool:
         """Whether a number is in the range."""
@@ -62,11 +56,13 @@ class Range:
 
     def words(self) -> str:
         """Return the bounds as they follow "a number" in a message."""
-        parts = [f"of at least {self.least:,}"] if self.least is not None else []
-        parts += [f"above {self.above:,}"] if self.above is not None else []
-        parts += [f"at most {self.most:,}"] if self.most is not None else []
-        parts += [f"below {self.below:,}"] if self.below is not None else []
-        return " and ".join(parts)
+        first = [f"above {self.above:,}"] if self.above is not None else []
+        first += [f"of at least {self.least:,}"] if self.least is not None else []
+        last = [f"at most {self.most:,}"] if self.most is not None else []
+        last += [f"below {self.below:,}"] if self.below is not None else []
+        if self.least is not None and last:
+            return f"from {self.least:,} to {last[0].removeprefix('at most ')}"
+        return " and ".join(first + last)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -74,48 +70,29 @@ class Range:
 
 @dataclass(frozen=True)
 class Option:
-    """
-    Declaration of a dataclass' field.
-
-    Attributes:
-        name (`str`): Name of the field.
-        hint: Its type, as in an annotation.
-        allowed ([`Range`], *optional*): Range of its numbers.
-        choices (sequence, *optional*): The allowed values, if the type does not list them.
-        default: The default; `MISSING` if there is none or a factory makes it.
-        help (`str`): Meaning, for the command line and the documentation.
-        is_required (`bool`): Whether it has to be given.
-    """
+    """Declaration of a dataclass' field."""
 
     name: str
-    hint: Any
-    allowed: Range | None
-    choices: tuple[Any, ...] | None
-    default: Any
+    hint: Any  # the type, as in an annotation
+    allowed: Range | None  # range of its numbers
+    choices: tuple[Any, ...] | None  # the allowed values, if the type does not list them
+    default: Any  # `MISSING` if there is none or a factory makes it
     help: str
-    is_required: bool = False
+
+    def value_type(self) -> Any:
+        """Return the type of its values; that of choices is a Literal."""
+        return self.hint if self.choices is None else Literal[self.choices]
 
     def check(self, value: Any, name: str | None = None) -> Any:
-        """
-        Return a value, if it is allowed; whole numbers are `int`.
-
-        Args:
-            value: The value.
-            name (`str`, *optional*): Name of the option in messages; defaults to the field's.
-
-        Raises:
-            UserError: The value is not allowed (`option.value`).
-        """
-        hint = self.hint if self.choices is None else Literal[self.choices]
-        return check_value(name or self.name, value, hint, self.allowed, self.default)
+        """Return a value as [`check_value`] does; `name` is that of the option in messages."""
+        return check_value(name or self.name, value, self.value_type(), self.allowed, self.default)
 
     def kind(self) -> str:
         """Describe the allowed values."""
-        hint = self.hint if self.choices is None else Literal[self.choices]
         allowed = self.allowed
         if allowed is not None and allowed.most is not None and allowed.most >= MOST_TOKENS:
             allowed = replace(allowed, most=None)
-        return " or ".join(dict.fromkeys(describe(member, allowed) for member in members(hint)))
+        return " or ".join(dict.fromkeys(describe(member, allowed) for member in members(self.value_type())))
 
 
 def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
@@ -147,21 +124,14 @@ def options_of(kind: type) -> dict[str, Option]:
             entry.metadata.get("choices"),
             entry.default if entry.default_factory is MISSING else MISSING,
             entry.metadata.get("help", ""),
-            entry.default is MISSING and entry.default_factory is MISSING,
         )
     return options
 
 
 def check_options(values: Any, place: str = "") -> None:
     """
-    Check the fields of a dataclass' object, and replace whole numbers written as 1e5.
-
-    Args:
-        values: The object.
-        place (`str`, *optional*): Prefix of the fields' names in messages, e.g. `"data."`.
-
-    Raises:
-        UserError: A value is not allowed (`option.value`).
+    Check the fields of a dataclass' object, and replace integers written as 1e5. `place` is the prefix of the fields'
+    names in messages, e.g. `"data."`.
     """
     kind: type = type(values)
     for name, field_option in options_of(kind).items():
@@ -174,27 +144,11 @@ def documented(kind: type[T]) -> type[T]:
     wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     dataclass_kind: type = kind
     for entry in options_of(dataclass_kind).values():
-        default = "" if entry.is_required else ", *optional*"
-        default += f", defaults to `{default_text(entry)}`" if entry.default not in (MISSING, None) else ""
-        lines += wrap.wrap(f"{entry.name} ({entry.kind()}{default}): {entry.help[:1].upper()}{entry.help[1:]}.")
+        default = f", defaults to `{default_text(entry)}`" if entry.default not in (MISSING, None) else ""
+        text = f"{entry.help[:1].upper()}{entry.help[1:]}."
+        lines += wrap.wrap(f"{entry.name} ({entry.kind()}, *optional*{default}): {text}")
     kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n" + "\n".join(lines) + "\n    "
     return kind
-
-
-def option_table(kind: type, names: Sequence[str] | None = None) -> str:
-    """
-    Return a dataclass' options as a table in Markdown.
-
-    Args:
-        kind (`type`): The dataclass.
-        names (sequence of `str`, *optional*): Which fields; `None`: all.
-    """
-    rows = ["| option | default | values | meaning |", "|---|---|---|---|"]
-    for name, entry in options_of(kind).items():
-        if names is None or name in names:
-            default = "" if entry.default is MISSING else f"`{default_text(entry)}`"
-            rows.append(f"| `{name}` | {default} | {entry.kind()} | {entry.help} |")
-    return "\n".join(row.replace("|  |", "| |") for row in rows)
 
 
 def default_text(entry: Option) -> str:
@@ -208,17 +162,14 @@ def default_text(entry: Option) -> str:
 
 # Value of a field that a recipe resets to its default.
 DEFAULT = object()
-# Attribute of a parsed object: the names of its fields that were given.
-_GIVEN = "_given_names"
+# Attribute of a parsed object with the names of the fields that were given.
+GIVEN_FIELDS = "_given_fields"
 
 
 def parse(kind: type[T], content: Any, place: str) -> T:
     """
-    Build an object of a dataclass from the mapping at `place`; [`stated`] reverses this.
-
-    Raises:
-        UserError: A field does not exist (`option.unknown`) or is empty (`option.empty`), or the dataclass rejects a
-            value. The error's field starts with `place`.
+    Build an object of a dataclass from the mapping at `place`; [`stated`] reverses this. Raise `UserError` if a field
+    does not exist or is empty, or the dataclass rejects a value; the error's field starts with `place`.
     """
     dataclass_kind: type = kind
     given = given_fields(content, options_of(dataclass_kind), place)
@@ -233,13 +184,13 @@ def parse(kind: type[T], content: Any, place: str) -> T:
 
 def remember_given(parsed: T, names: Iterable[str]) -> T:
     """Record for [`stated`] which fields of an object were given."""
-    object.__setattr__(parsed, _GIVEN, tuple(names))
+    object.__setattr__(parsed, GIVEN_FIELDS, tuple(names))
     return parsed
 
 
 def stated(values: Any) -> dict[str, Any]:
     """Return the fields of a dataclass' object that were given to [`parse`], then those that are not the default."""
-    given = getattr(values, _GIVEN, ())
+    given = getattr(values, GIVEN_FIELDS, ())
     changed = [entry.name for entry in fields(values) if getattr(values, entry.name) != default_of(entry)]
     return {name: getattr(values, name) for name in dict.fromkeys((*given, *changed))}
 
@@ -251,10 +202,8 @@ def default_of(entry: Field[Any]) -> Any:
 
 def given_fields(content: Any, known: Iterable[str], place: str = "") -> dict[str, Any]:
     """
-    Return the fields of the mapping at `place` (`""` for the whole recipe), without those reset to their default.
-
-    Raises:
-        UserError: A field is not known (`option.unknown`).
+    Return the fields of the mapping at `place` (`""` for the whole recipe), without those reset to their default; raise
+    `UserError` for an unknown one.
     """
     content = mapping(content, place)
     known = sorted(known)
@@ -309,20 +258,14 @@ def kind_of(value: Any) -> str:
 
 def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, default: Any = MISSING) -> Any:
     """
-    Return a value, if it has the right type and range.
+    Return a value if it has the right type and range; otherwise raise `UserError` (`option.value`).
 
     Args:
         name (`str`): Name of the value in messages.
-        hint: The type, as in an annotation. Whole numbers may be written as 1e5, numbers as whole ones; an Enum allows
-            its values.
+        hint: The type, as in an annotation. Integers may be written as 1e5 (and are returned as `int`), numbers as
+            integers; an Enum allows its values.
         allowed ([`Range`], *optional*): Of a number, or of the numbers in a list.
         default (*optional*): Named in the remedy.
-
-    Returns:
-        The value; whole numbers are `int`.
-
-    Raises:
-        UserError: The value is not allowed (`option.value`).
     """
     kinds = members(hint)
     if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
@@ -400,8 +343,8 @@ def describe(kind: Any, allowed: Range | None) -> str:
     if kind is int or kind is float:
         if allowed is not None and allowed.share:
             least, zero = (0, "") if allowed.least is not None else (1, " above 0")
-            return f"a whole number of at least {least}, or a share of all steps{zero} and below 1"
-        return f"a {'whole ' * (kind is int)}number {allowed.words() if allowed else ''}".rstrip()
+            return f"an integer of at least {least}, or a share of all steps{zero} and below 1"
+        return f"{'an integer' if kind is int else 'a number'} {allowed.words() if allowed else ''}".rstrip()
     if get_origin(kind) is list and allowed is not None:
         return f"a list of numbers {allowed.words()}"
     named = {bool: "true or false", str: "text", list: "a list", dict: "a mapping of names to values"}
@@ -428,7 +371,6 @@ def is_quoted(text: str, kinds: tuple[Any, ...]) -> bool:
     """Whether a text is a number or a truth value in quotes, where one of these is expected."""
     if bool in kinds and text.lower() in ("true", "false"):
         return True
-    try:
+    with suppress(ValueError):
         return math.isfinite(float(text)) and (int in kinds or float in kinds)
-    except ValueError:
-        return False
+    return False

@@ -377,8 +377,6 @@ COMMANDS: dict[str, str] = {
     "usage.excludes": "{field} and {other} cannot be combined. Remove one of them.",
     "usage.duplicate": "{field}: {value} repeats {first}. Give each value once.",
     "usage.setting": "{field}: {value} is not a setting. Write name=value, such as no_repeat_ngram_size=3.",
-    "usage.encoding": "{field} is not valid UTF-8 ({reason}). Correct it.",
-    "usage.no_file": "{field} does not exist. Correct the path.",
     "usage.empty_file": "{field} is empty. Pass a file with at least one {content}.",
     "links.lines": "{field} has {lines} lines for {pairs} pairs. Pass the gold file of these pairs.",
     "links.beyond": "{field} has a link beyond {source} source and {target} target words. Pass the gold file of these "
@@ -394,8 +392,6 @@ COMMANDS: dict[str, str] = {
     "parameters.marian": "MarianConfig: {reason}. Correct the fields.",
     "records.line": "{field} is not an object with source and tokens ({reason}). Pass `recnmt translate --format "
     "jsonl` output.",
-    "records.empty_source": "{field} has tokens for a blank source. Remove the line.",
-    "records.unknown_token": "{field} has the token {value}; the model has 0 to {most}. Use the model that translated.",
     "records.split": "{field} has the tokens of several sentences, which have no joint probability. Translate with "
     "--split-sentences never and without --on-long split.",
     "benchmark.family": "{field} does not support {value}. Use one of {families}.",
@@ -406,6 +402,7 @@ COMMANDS: dict[str, str] = {
     "system.open_files": "{reason}. Raise the limit (`ulimit -n`), or close programs with many open files.",
     "system.space": "{field} cannot be written ({reason}). Free some space, or choose another place.",
     "system.file": "{field}: {reason}. Correct the path, or the type and permissions of the file.",
+    "average.count": "{field}={value} exceeds the {most} complete checkpoints in {place}. Lower {field}.",
 }
 
 for messages in (VALUES, DATA, METRICS, INFERENCE, TRAINING, EXPERIMENTS, ANALYSIS, HUB, COMMANDS):

@@ -1,4 +1,4 @@
-"""A folder full of what can be wrong: texts, records, links, models and runs, made once for all command lines."""
+"""A folder with damaged and valid texts, records, links, models and runs, shared by all tests of command lines."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ import recnmt_hf
 from recnmt_hf.training.checkpoints import mark_complete
 
 
-# Leaves a trace where it is run.
+# Module that writes a file when it is run.
 CODE = """
 import pathlib
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -207,8 +207,8 @@ def make_models(world, model, tokenizer):
 
 def make_engines(world):
     """
-    The model in CTranslate2, and a folder in the form of an ONNX export whose graphs look up what follows a word.
-    Neither is there without its package.
+    Export the model to CTranslate2, and write a folder in the form of an ONNX export whose graphs look up the next
+    word. Each is missing without its package.
     """
     if find_spec("ctranslate2"):
         from recnmt_hf.hub.engines import export_ctranslate2
@@ -250,7 +250,7 @@ def make_runs(world):
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory, tiny_folder, tokenizer):
-    """The folder in which the hostile command lines run."""
+    """Return the folder in which the hostile command lines run."""
     world = tmp_path_factory.mktemp("world")
     make_texts(world)
     make_records(world)

@@ -1,4 +1,4 @@
-"""The console command and the scripts: one set of functions, errors as sentences, whole way from corpus to scores."""
+"""The console command and the scripts: the same functions, readable errors, the workflow from corpus to scores."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
 def call(capsys, *words):
-    """Exit code, standard output and standard error of a subcommand."""
+    """Return exit code, standard output and standard error of a subcommand."""
     code = main([str(word) for word in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -52,7 +52,7 @@ def test_corpus_and_tokenizer(tmp_path, capsys):
 
 
 def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
-    """Scores of the score command are those that translate wrote, to 1e-5."""
+    """`score` reports the scores that `translate` wrote, to 1e-5."""
     shared = ("--device", "cpu", "--length-penalty", "0.8")
     found = tmp_path / "found.jsonl"
     code, _, err = call(
@@ -137,7 +137,7 @@ def test_translate_reads_standard_input(capsys, monkeypatch, tiny_folder, corpus
 
 
 def test_translate_answers_on_a_pipe(tiny_folder, monkeypatch):
-    """With a buffer of one line, the answer to a line comes before the next line is written, or the pipe closed."""
+    """With a buffer of one line, each translation is written before the next line is read."""
     questions, answers = os.pipe(), os.pipe()
     found = []
 
@@ -187,19 +187,19 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("translate", "x", "--alignments"), "[usage.requires]"),
     ],
 )
-def test_mistakes_are_sentences_without_traceback(capsys, words, message, tmp_path, monkeypatch):
+def test_user_errors_have_no_traceback(capsys, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = call(capsys, *words)
     assert code == 2 and message in err and "Traceback" not in err
 
 
-def test_ragged_evaluation_is_named(capsys, texts, tmp_path):
+def test_files_of_different_lengths_are_rejected(capsys, texts, tmp_path):
     (tmp_path / "short.de").write_text("eins\n")
     code, _, err = call(capsys, "evaluate", tmp_path / "short.de", "-r", texts / "test.de")
     assert code == 2 and "[evaluate.lines]" in err and "short.de" in err
 
 
-def test_parameters_tells_what_a_model_adds(capsys):
+def test_parameters_compares_models(capsys):
     code, out, _ = call(capsys, "parameters", "biarn_transformer", "nmt_transformer", "--size", "base", "big")
     assert code == 0
     assert "base biarn_transformer: 53.60M without embeddings" in out

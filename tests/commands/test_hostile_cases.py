@@ -17,12 +17,12 @@ from user_errors import rejects
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
-# What a tab-separated line cannot hold: a line feed, an escape sequence, a name that is too long, half a character.
+# Placeholders of a line feed, an escape sequence, a name that is too long, and half a character.
 PLACEHOLDERS = {"{NL}": "\n", "{ESC}": "\x1b", "{LONG}": "x" * 300, "{BYTE}": "\udcff"}
 
 
 def cases():
-    """Exit status, standard input, words, code of the error, and a part of standard error, for each line."""
+    """Yield exit status, standard input, words, code of the error and a part of standard error of each line."""
     lines = Path(__file__).with_name("hostile_cases.tsv").read_text(encoding="utf-8").splitlines()
     for line in lines:
         if not line.startswith("#"):
@@ -35,7 +35,7 @@ def cases():
 
 
 def snapshot(folder):
-    """Every file and folder below, with what tells that it was written anew."""
+    """Return all files and folders, with the values that change when a file is written."""
     found = {}
     for base, folders, files in os.walk(folder):
         found.update({os.path.join(base, name): None for name in folders})
@@ -49,7 +49,7 @@ def test_there_are_many_cases():
     assert len(list(cases())) >= 300
 
 
-# Folders of the world that are not there without a package.
+# Folders that exist only if a package is installed.
 EXPORTED = {"ct2": "ctranslate2", "onnx": "onnxruntime"}
 
 
@@ -58,11 +58,11 @@ def test_case(world, tmp_path, monkeypatch, capfd, status, stdin, words, code, p
     for word in {*EXPORTED} & {*words}:
         pytest.importorskip(EXPORTED[word], reason=f"the package {EXPORTED[word]} is not installed")
     monkeypatch.chdir(world)
-    while words and re.match("[A-Z_]+=", words[0]):  # variables of the environment, as in a shell
+    while words and re.match("[A-Z_]+=", words[0]):  # environment variables, as in a shell
         monkeypatch.setenv(*words[0].split("=", 1))
         words = words[1:]
     before = snapshot(world)
-    if status == 0:  # what is right may write, outside of the folder that all cases share
+    if status == 0:  # valid commands write outside of the shared folder
         words = [str(tmp_path / word) if word.startswith("out") else word for word in words]
     with open(os.devnull if stdin == "-" else stdin, encoding="utf-8") as file:
         monkeypatch.setattr(sys, "stdin", file)
@@ -79,13 +79,13 @@ def test_case(world, tmp_path, monkeypatch, capfd, status, stdin, words, code, p
         last = err.rstrip("\n").split("\n")[-1]
         command = words[0] if words and words[0] in err.split(":")[0] else None
         assert last.startswith(f"recnmt {command}: " if command else "recnmt: ")
-        assert last.endswith(f"[{code}]" if code else "]") and last.isprintable()
+        assert last.endswith(f"[{code}]") and last.isprintable()
 
 
-# -- folders that are no models, or models of another kind -------------------------------------------------------------
+# -- folders without a model, or with a model of another kind ----------------------------------------------------------
 
 
-# Commands by the argument that takes a folder ({}). Whatever stands there, they succeed or end in a sentence.
+# Commands by the argument that takes a folder ({}). With any folder they succeed or report an error.
 SHORT = "--beams 1 --max-length-extra 1"
 PAIRS = "one.en one.de"
 FOLDERS = {
@@ -121,7 +121,7 @@ KINDS = ("ct2", "onnx", "empty-model", "model/config.json", "no-weights")
 
 @pytest.fixture(scope="module")
 def lent(world, tmp_path_factory):
-    """What those commands may write into: copies of the world's folders."""
+    """Return copies of the folders, into which these commands may write."""
     place = tmp_path_factory.mktemp("lent")
     for name in ("model", "empty-model", "no-weights", "probing", "ct2", "onnx"):
         if (world / name).is_dir():
@@ -144,22 +144,22 @@ def test_any_folder(lent, tmp_path, monkeypatch, capfd, line, kind):
 
 
 def test_every_argument_that_takes_a_folder_is_tried():
-    """A new one of a name that others have fails here, until it has a line in the table above."""
+    """A new argument with the name of another one needs a line in the table above."""
     named, tried = set(), {tuple(place.split()) for place in FOLDERS}
     for command in COMMANDS:
         (subparsers,) = (each for each in build_parser(command)._actions if each.dest == "command")
         named |= {(command, action.dest) for action in subparsers.choices[command]._actions}
-    dests = {dest for _, dest in tried} - {"source", "data"}  # which name files elsewhere
+    dests = {dest for _, dest in tried} - {"source", "data"}  # other commands use these names for files
     assert {(command, dest) for command, dest in named if dest in dests} <= tried <= named
     assert {command for command, _ in tried} | WITHOUT_FOLDERS == set(COMMANDS)
 
 
-# -- files and standard input are read alike -------------------------------------------------------------------
+# -- reading files and standard input --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["bom.en", "crlf.en", "cr.en", "nul.en", "separators.en", "good.gz", "empty.txt"])
 def test_standard_input_equals_a_file(world, monkeypatch, capfd, name):
-    """So do a FIFO and what bash calls process substitution: a pipe under /dev/fd."""
+    """So do a FIFO and process substitution, a pipe under /dev/fd."""
     monkeypatch.chdir(world)
     seen = []
     monkeypatch.setattr("recnmt_hf.commands.arguments.load_translator", lambda args: Echo(seen))
@@ -183,7 +183,7 @@ def test_standard_input_equals_a_file(world, monkeypatch, capfd, name):
 
 
 class Echo:
-    """Translates every sentence into itself."""
+    """Translator that returns every sentence unchanged."""
 
     def __init__(self, seen):
         self.seen = seen
@@ -211,7 +211,7 @@ def test_lines_end_at_line_feeds_alone(world):
 
 @pytest.mark.parametrize("name", ["code", "code-tokenizer"])
 def test_foreign_code_runs_only_when_trusted(world, tmp_path, monkeypatch, capfd, name):
-    """Nobody is asked: a text that begins with "y" is no answer."""
+    """There is no prompt: text that begins with "y" on standard input is not an answer."""
     import recnmt_hf
     from recnmt_hf.data.tokenization import load_tokenizer
     from recnmt_hf.data.tokenizer_pair import load_target_tokenizer
@@ -239,8 +239,8 @@ def test_trusted_code_runs(world, monkeypatch, capfd):
         (world / "code-was-run").unlink(missing_ok=True)
 
 
-def test_everything_that_loads_says_whether_code_may_run(repository):
-    """No call of `from_pretrained` of an Auto class leaves it to transformers, which asks on standard input."""
+def test_every_call_of_from_pretrained_sets_trust_remote_code(repository):
+    """Otherwise transformers asks on standard input."""
     import ast
 
     for path in (repository / "src").rglob("*.py"):
@@ -249,11 +249,11 @@ def test_everything_that_loads_says_whether_code_may_run(repository):
                 continue
             owner = getattr(node.func.value, "id", "")
             if node.func.attr == "from_pretrained" and owner.startswith("Auto"):
-                given = {keyword.arg for keyword in node.keywords}
-                assert "trust_remote_code" in given or "settings" in ast.unparse(node), (path, node.lineno)
+                call = ast.unparse(node)
+                assert "trust_remote_code" in call or "settings" in call, (path, node.lineno)
 
 
-# -- streams, interrupts and faults of the program -------------------------------------------------------------
+# -- streams, interrupts and bugs ------------------------------------------------------------------------------
 
 
 def test_interrupt_loses_nothing(world, tmp_path, monkeypatch, capfd):
@@ -270,7 +270,7 @@ def test_interrupt_loses_nothing(world, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyError("ours"), RuntimeError("ours"), OSError("ours")])
-def test_faults_of_the_program_show_where_they_are(monkeypatch, capfd, error):
+def test_bugs_are_reported_with_their_traceback(monkeypatch, capfd, error):
     def fail(*_):
         raise error
 
@@ -281,8 +281,8 @@ def test_faults_of_the_program_show_where_they_are(monkeypatch, capfd, error):
     assert err.rstrip().split("\n")[-1].startswith("recnmt parameters: this is a bug in recnmt_hf.")
 
 
-def test_faults_while_loading_are_no_fault_of_the_files(world, monkeypatch, capfd):
-    """An error of the zoo's own code is not blamed on the folder, though transformers called that code."""
+def test_a_bug_while_loading_is_not_blamed_on_the_files(world, monkeypatch, capfd):
+    """Also if transformers called the code with the bug."""
     from recnmt_hf.models import modeling_nmt_transformer as modeling
 
     own = {}
@@ -301,19 +301,19 @@ def test_faults_while_loading_are_no_fault_of_the_files(world, monkeypatch, capf
         (errno.EISDIR, "some/file", 2),
         (errno.EMFILE, "some/file", 2),
         (errno.ENOENT, "NMT_transformer", 1),
-        (errno.ENOENT, "nmt_transformer", 2),  # the word of the command line
+        (errno.ENOENT, "nmt_transformer", 2),  # named on the command line
         (errno.EEXIST, "some/file", 1),
         (errno.ENOTEMPTY, b"some/file", 1),
     ],
 )
 def test_errors_of_the_system(monkeypatch, capfd, number, file, code):
-    """They are sentences where the user or the machine is to blame; what only we named is our fault."""
+    """Errors of the machine and of named files are user errors; those of other files are bugs."""
 
     def fail(*_):
         raise OSError(number, os.strerror(number), file)
 
     monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # what is left of the output is let go, and pytest's is its own
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # pending output is discarded; pytest needs its own
     assert main(["parameters", "nmt_transformer"]) == code
     err = capfd.readouterr().err
     assert os.strerror(number) in err and ("Traceback" in err) == (code == 1)
@@ -328,13 +328,13 @@ def test_errors_of_the_system(monkeypatch, capfd, number, file, code):
         ("corpus OUT --train 5 --validation 1 --test 1 --test-deep 1", "recnmt_hf.data.files.os.replace"),
     ],
 )
-def test_a_full_disk_is_told_of_the_output(world, tmp_path, monkeypatch, capfd, words, patched):
-    """Neither the file that is copied nor the folder beside, of which nobody knows, is to blame."""
+def test_a_full_disk_is_reported_with_the_output(world, tmp_path, monkeypatch, capfd, words, patched):
+    """The message names neither the file that is copied nor the temporary folder."""
     monkeypatch.chdir(world)
     output, twin = tmp_path / "out", shutil.copytree(world / "model", tmp_path / "twin")
 
     def fail(source, *_, **__):
-        if patched.endswith("save_file"):  # as safetensors says it
+        if patched.endswith("save_file"):  # the message of safetensors
             raise RuntimeError("I/O error: No space left on device (os error 28)")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
 
@@ -347,7 +347,7 @@ def test_a_full_disk_is_told_of_the_output(world, tmp_path, monkeypatch, capfd, 
     assert [path.name for path in tmp_path.iterdir()] == ["twin"]
 
 
-def test_interrupts_that_libraries_turn_into_something_else(monkeypatch, capfd):
+def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
     def fail(*_):
         try:
             signal.raise_signal(signal.SIGINT)
@@ -356,7 +356,7 @@ def test_interrupts_that_libraries_turn_into_something_else(monkeypatch, capfd):
 
     monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
     before = signal.getsignal(signal.SIGINT)
-    # That of a program in the foreground: a suite that runs in the background has inherited an ignored one.
+    # The handler of a foreground process; tests in the background inherit an ignored signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(["parameters", "nmt_transformer"]) == 130
@@ -365,7 +365,7 @@ def test_interrupts_that_libraries_turn_into_something_else(monkeypatch, capfd):
     finally:
         signal.signal(signal.SIGINT, before)
 
-    def own(*_):  # of a program that calls this one
+    def own(*_):  # handler of a calling program
         raise KeyboardInterrupt
 
     seen = []
@@ -382,14 +382,14 @@ def test_interrupts_that_libraries_turn_into_something_else(monkeypatch, capfd):
         signal.signal(signal.SIGINT, before)
 
 
-def test_full_disk_behind_standard_output(monkeypatch, capfd):
+def test_full_disk_under_standard_output(monkeypatch, capfd):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 2
     assert "No space left on device" in capfd.readouterr().err
 
 
-def test_reader_that_has_seen_enough(monkeypatch, capfd):
+def test_a_reader_may_close_the_pipe(monkeypatch, capfd):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
@@ -399,7 +399,7 @@ def test_reader_that_has_seen_enough(monkeypatch, capfd):
 
 
 def test_closed_streams(monkeypatch, capfd):
-    """What belongs on a closed output is not lost without a word; a closed standard input is named."""
+    """Writing to a closed standard output and reading a closed standard input are errors."""
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 2
     assert "[output.closed]" in capfd.readouterr().err
@@ -423,7 +423,7 @@ def test_bars_only_on_terminals(world, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stderr", terminal)
     assert list(progress(range(3), "pairs", 3)) == [0, 1, 2] and "3/3" in terminal.getvalue()
     terminal.truncate(0)
-    list(progress(range(3), "pairs", 3, out=Terminal()))  # results appear there themselves
+    list(progress(range(3), "pairs", 3, out=Terminal()))  # results are printed there too
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     list(progress(range(3), "pairs", 3))
     assert terminal.getvalue() == "" and sys.stderr.getvalue() == ""

@@ -1,4 +1,4 @@
-"""Every command with an output: a folder that holds a model stays as it is, and what is interrupted leaves nothing."""
+"""Every command with an output: folders of models do not change, and interrupted commands leave no files."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
 WORDS = "--train one.en one.de --validation one.en one.de --test one.en one.de"
-# Arguments that name an output, by command, with a command line that gives OUTPUT as such.
+# Arguments that name an output, by command, with a command line that passes OUTPUT.
 OUTPUTS = {
     ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT",
     ("sweep", "output"): "recipe.yaml training.max_steps=1 --seeds 1 --output OUTPUT",
@@ -41,15 +41,14 @@ OUTPUTS = {
     ("corpus", "output"): "OUTPUT --train 3 --validation 1 --test 1 --test-deep 1",
     ("logic-corpus", "output"): "OUTPUT --pairs 5",
 }
-# Arguments whose help speaks of writing, but which name no output: the folder of the model that a command is about, and
-# others.
+# Arguments whose help mentions writing but which are not outputs, such as the folder of the model.
 NO_OUTPUTS = {
     *(("test", "model"), ("card", "model"), ("publish", "dry_run"), ("translate", "buffer"), ("test", "buffer")),
 }
 
 
 def arguments():
-    """Each command's arguments."""
+    """Yield each command with its arguments."""
     for command in COMMANDS:
         choices = [action.choices for action in build_parser(command)._actions if action.dest == "command"]
         for action in choices[0][command]._actions:
@@ -57,7 +56,7 @@ def arguments():
 
 
 def test_the_table_has_every_output():
-    """Names and helps tell which arguments are outputs: a new one has to join the table."""
+    """Outputs are found by name and help; a new one needs a line in the table."""
     found = {
         (command, action.dest)
         for command, action in arguments()
@@ -96,7 +95,7 @@ def test_a_model_folder_stays_as_it_is(world, tmp_path, monkeypatch, capfd, comm
 
 @pytest.fixture
 def default_handlers():
-    """Those of a program in the foreground: a suite that runs in the background has inherited ignored ones."""
+    """Install the handlers of a foreground process; tests in the background inherit ignored signals."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield handlers
@@ -130,8 +129,8 @@ def test_signals_leave_nothing_behind(
     def stop(*arguments, **options):
         before.extend(tmp_path.rglob(".recnmt-*"))
         signal.raise_signal(number)
-        signal.raise_signal(number)  # passed on by a launcher
-        pytest.fail("went on")
+        signal.raise_signal(number)  # repeated by a launcher
+        pytest.fail("the signal was ignored")
 
     monkeypatch.setattr(f"recnmt_hf.{patched}", stop)
     assert main([each.replace("OUT", str(tmp_path / "out")) for each in words.split()]) == code

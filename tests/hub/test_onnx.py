@@ -9,7 +9,7 @@ from model_contract import TINY
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.inference.ensemble import EnsembleTranslator
+from recnmt_hf.inference.translator import EnsembleTranslator
 
 
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")

@@ -1,10 +1,16 @@
-"""From attention to links: words of tokens, layers and heads, and what gets no link."""
+"""From attention to links: words of tokens, layers and heads, and tokens without a link."""
 
 import numpy as np
 import torch
 from user_errors import rejects
 
-from recnmt_hf.inference.attention_links import choose_attention, links_of_matrix, token_links, word_matrix
+from recnmt_hf.inference.attention_links import (
+    attention_rows,
+    choose_attention,
+    links_of_matrix,
+    links_of_tokens,
+    word_matrix,
+)
 
 
 def test_matrix_of_words():
@@ -29,7 +35,7 @@ def test_choosing_layer_and_head():
 
 
 def test_links_of_rows():
-    """None to the last column, none of an empty row; of equals the first."""
+    """There is no link to the last column and none of an empty row; of equal columns the first is linked."""
     matrix = np.array([[0.1, 0.5, 0.4], [0.4, 0.1, 0.5], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     assert links_of_matrix(matrix) == [(1, 0), (0, 3)]
     nothing = word_matrix(np.ones((1, 2)), [None, None], [None], 0, 0)
@@ -38,18 +44,22 @@ def test_links_of_rows():
 
 
 def test_links_between_the_tokens_of_a_padded_batch():
-    """Padding gets no link, control tokens neither give nor get one; attention may be in half precision."""
+    """Padding and control tokens have no links; attention may be in half precision."""
     attention = torch.zeros(2, 1, 3, 4)
     for sentence, row, column in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (1, 0, 3), (1, 1, 1), (1, 2, 0)):
         attention[sentence, 0, row, column] = 1.0
     attention[1, 0, 0, 0] = 0.5
     sources, targets = [[5, 6, 2], [7, 2]], [[8, 9, 10], [8, 3]]
     layers = (torch.zeros_like(attention).bfloat16(), attention.bfloat16(), attention.flip(3).bfloat16())
-    assert token_links(layers, sources, targets, ({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
-    assert token_links(layers, sources, targets, ({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
-    assert token_links(layers, sources, targets, ({2}, {3}), layer=0) == [[], []]
-    wide = (torch.tensor([[[[0.1, 0.2, 0.7]]]]),)
-    assert token_links(wide, [[5, 6, 7]], [[8]], ({2}, {3})) == [[(2, 0)]]
+
+    def links(controls, layer=None):
+        rows = attention_rows(layers, sources, targets, layer)
+        return [links_of_tokens(*pair, controls) for pair in zip(rows, sources, targets, strict=True)]
+
+    assert links(({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
+    assert links(({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
+    assert links(({2}, {3}), layer=0) == [[], []]
+    assert links_of_tokens(np.array([[0.1, 0.2, 0.7]]), [5, 6, 7], [8], ({2}, {3})) == [(2, 0)]
 
 
 def test_wrong_layers_and_heads():

@@ -1,4 +1,4 @@
-"""Length penalties, and limits and prefixes of each sentence, by themselves."""
+"""Unit tests of length penalties and of limits and prefixes for each sentence."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_penalties_by_name():
         length_penalty("google", 0.6)
 
 
-def test_limits_hold_for_the_rows_of_their_sentence():
+def test_limits_apply_to_the_rows_of_their_sentence():
     """Two rows for each of two sentences; new tokens count, the prompt does not."""
     ids = torch.zeros(4, 5, dtype=torch.long)
     assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).tolist() == [True, True, False, False]
@@ -33,14 +33,14 @@ def test_limits_hold_for_the_rows_of_their_sentence():
 
 
 def test_limits_and_prefixes_follow_the_device_of_the_search():
-    """Which are made on the CPU, and may be asked on another device."""
+    """They are created on the CPU and may be called on another device."""
     ids = torch.zeros(4, 5, dtype=torch.long, device="meta")
     assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).is_meta
     assert PrefixPerSentence([[2, 0], [1]], prompt_length=4)(ids, torch.zeros(4, 3, device="meta")).is_meta
 
 
 def test_prefixes_leave_one_token_to_choose():
-    """With its own score, or a finite one where it is forbidden otherwise; free after the prefix, or without one."""
+    """It has its own score, or a finite one if another processor forbids it; other steps are unconstrained."""
     prefixes = PrefixPerSentence([[2, 0], [], [1]], prompt_length=2)
     scores = torch.tensor([[0.1, 0.2, 0.3]]).repeat(6, 1)
     scores[1, 2] = -torch.inf

@@ -1,4 +1,4 @@
-"""Several models that translate together, against a slow reference; any families, greedy and with beams."""
+"""Ensembles of any families, greedy and with beams, compared with a slow reference."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def model_of(prefix, size, seed=0, **fields):
 
 @pytest.fixture(scope="module")
 def members(tokenizer):
-    """One of each family, and one of transformers' own."""
+    """Return one model of each family, and one of transformers."""
     models = [model_of(family.prefix, len(tokenizer), seed) for seed, family in enumerate(FAMILIES.values())]
     controls = {
         name: getattr(models[0].config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -41,7 +41,7 @@ def members(tokenizer):
 
 @torch.no_grad()
 def mean_log_probs(members, source, target):
-    """Of every next token after a target, without any cache."""
+    """Return the mean log-probabilities of every next token after a target, without a cache."""
     total = 0
     for member in members:
         start = member.model.config.decoder_start_token_id
@@ -53,7 +53,7 @@ def mean_log_probs(members, source, target):
 
 
 def slow_beam_search(members, source, beams, most, end):
-    """The best finished hypothesis, by its mean log-probability for each token (transformers' penalty 1)."""
+    """Return the best finished hypothesis by mean log-probability per token (transformers' penalty 1)."""
     running, finished = [(0.0, [])], []
     for length in itertools.count(1):
         candidates = []
@@ -120,7 +120,7 @@ def test_commands_take_several_models(tokenizer, corpus, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
-def test_models_that_say_other_tokens_are_refused(members, corpus, tokenizer, tmp_path):
+def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_path):
     other = train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 400)
     for tokens, difference in ((other, "the source tokenizer"), (tokenizer, "the rows of the output matrix")):
         size = len(tokens) + (8 if tokens is tokenizer else 0)

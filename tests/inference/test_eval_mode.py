@@ -1,4 +1,4 @@
-"""Inference is without dropout whatever mode a model is in, and leaves each of its modules in the mode that it had."""
+"""Inference disables dropout and then restores the mode of each module."""
 
 import dataclasses
 import importlib
@@ -49,7 +49,7 @@ def task():
     return Task("tree_depth", dict.fromkeys(parts, SOURCES), {part: torch.tensor([0, 1]) for part in parts}, 2)
 
 
-# Everything that runs a model: of which one, and how. Named by module, or for methods by class.
+# Functions and methods that run a model, by module or class: family of the model, and a call.
 ENTRIES = {
     "Translator.__call__": ("biarn_transformer", lambda t: t(SOURCES, **SHORT)),
     "Translator.translate": ("rnmt", lambda t: list(t.translate(SOURCES, alignments=True, **SHORT))),
@@ -68,7 +68,7 @@ ENTRIES = {
     "Translator.score": ("onlstm_transformer", lambda t: t.score(SOURCES, TARGETS)),
     "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
     "Translator.align_tokens": ("nmt_transformer", lambda t: t.align_tokens(*ids(t))),
-    "Translator.attention": ("nmt_transformer", lambda t: t.attention(*ids(t))),
+    "Translator.attention": ("nmt_transformer", lambda t: t.attention(*ids(t), None, None, 4096)),
     "EnsembleTranslator.__call__": ("nmt_transformer", lambda t: EnsembleTranslator([t, t])(SOURCES, **SHORT)),
     "EnsembleTranslator.score": ("nmt_transformer", lambda t: EnsembleTranslator([t, t]).score(SOURCES, TARGETS)),
     "TranslationPipeline.__call__": (
@@ -105,7 +105,7 @@ ENTRIES = {
     ),
     "syntactic_distance.inspect_tree": ("onlstm_transformer", lambda t: inspect_tree(t, SOURCES[0])),
 }
-# What takes a model and does not run it.
+# Functions that take a model but do not run it.
 NOT_RUN = {
     *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
     "quantization.quantize_model",
@@ -114,19 +114,19 @@ NOT_RUN = {
 }
 METHODS_NOT_RUN = {
     *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
-    *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "takes_whole_texts"),
-    *("target_ids", "within_limit", "without_control"),
+    *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "is_summarizing"),
+    *("target_ids", "limit_length", "drop_control_tokens"),
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {"attention", "encode", "run_encoder", "score", "search", "start_rows"}
 BACKEND_METHODS_NOT_RUN = {
-    *("as_ensemble_member", "inspected_model", "new_cache", "pad_sources", "pad_targets", "processors", "seeded"),
+    *("inspected_model", "new_cache", "pad_sources", "pad_targets", "processors", "seeded"),
 }
 
 
 @pytest.fixture(scope="module")
 def translators(tokenizer):
-    """A random model of each family, whose dropout cannot be overlooked."""
+    """Return a random model of each family with a large dropout."""
     made = {}
     for name in sorted({name for name, _ in ENTRIES.values()}):
         torch.manual_seed(1)
@@ -136,7 +136,7 @@ def translators(tokenizer):
 
 @pytest.fixture
 def in_training(translators):
-    """Puts a model into training mode but for one of its modules, as if that were frozen."""
+    """Return a function that puts a model into training mode except for one module, as if that were frozen."""
 
     def switch(name):
         translator = translators[name]
@@ -152,7 +152,7 @@ def modes(model):
 
 
 def plain(value):
-    """A result as what can be compared."""
+    """Convert a result to values that can be compared."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.tolist()
     if dataclasses.is_dataclass(value):
@@ -173,7 +173,7 @@ def test_a_model_in_training_is_run_without_dropout(in_training, translators, na
 
 
 def test_every_entry_is_tested():
-    """A new function or method that takes a model joins one of the lists above."""
+    """A new function or method that takes a model needs an entry in one of the lists above."""
     found = set()
     for package in (recnmt_hf.inference, recnmt_hf.analysis, recnmt_hf.experiments):
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -208,7 +208,7 @@ def test_modes_return_after_an_error(in_training, monkeypatch):
 
 
 def test_modes_return_between_results_of_a_generator(in_training):
-    """Whoever trains on while translations are read, or reads only the first, has a model in training mode."""
+    """A model stays in training mode while its translations are read, also if only the first is read."""
     translator, before = in_training("nmt_transformer")
     for stream in (translator.translate(SOURCES, buffer=1, **SHORT), align_pairs(translator, SOURCES, TARGETS)):
         next(stream)
@@ -218,7 +218,7 @@ def test_modes_return_between_results_of_a_generator(in_training):
 
 
 def test_threads_share_a_model():
-    """The mode returns with the last block, in whatever order blocks of several threads end."""
+    """The last block restores the mode, whatever the order in which blocks of several threads end."""
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(1, 1))
     model[1].eval()
     inside, leave = threading.Event(), threading.Event()

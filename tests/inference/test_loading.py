@@ -1,4 +1,4 @@
-"""Devices and folders that cannot be used are named, with those that can."""
+"""Loading models: errors about devices and folders name usable ones."""
 
 import shutil
 
@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 from user_errors import rejects
 
 from recnmt_hf.errors import MissingFileError
-from recnmt_hf.inference.loading import load_model, no_model, quiet_loading, resolve_device
+from recnmt_hf.inference.devices import resolve_device
+from recnmt_hf.inference.loading import load_model, missing_model_error, quiet_loading
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from recnmt_hf.inference.loading import load_model, no_model, quiet_loading, res
     ],
     ids=str,
 )
-def test_a_device_that_cannot_be_is_named(monkeypatch, device, reason):
+def test_unavailable_devices_are_rejected(monkeypatch, device, reason):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with rejects("device.unavailable", "device") as refused:
         resolve_device(device)
@@ -29,7 +30,7 @@ def test_a_device_that_cannot_be_is_named(monkeypatch, device, reason):
     assert refused.value.value == str(device)
 
 
-def test_a_device_that_fails_is_named_with_the_first_line_of_its_error(monkeypatch):
+def test_a_failing_device_is_reported_with_the_first_line_of_its_error(monkeypatch):
     def fail(*size, device):
         raise RuntimeError(f"No driver for {device}.\nCompile with TORCH_USE_CUDA_DSA.")
 
@@ -39,16 +40,16 @@ def test_a_device_that_fails_is_named_with_the_first_line_of_its_error(monkeypat
     assert refused.value.details["reason"] == "No driver for cuda:0"
 
 
-def test_a_device_that_is_there(monkeypatch):
+def test_available_devices(monkeypatch):
     assert resolve_device("cpu") == resolve_device(torch.device("cpu")) == torch.device("cpu")
     for there, expected in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert resolve_device() == torch.device(expected)
 
 
-def test_a_folder_without_a_model_names_the_one_that_is_near(tmp_path):
+def test_errors_name_a_model_nearby(tmp_path):
     def near(path):
-        error = no_model(str(path))
+        error = missing_model_error(str(path))
         assert isinstance(error, FileNotFoundError) and error.field == str(path)
         assert error.code == ("model.elsewhere" if error.details else "model.missing")
         return error.details.get("near")
@@ -73,7 +74,7 @@ def test_a_folder_without_a_model_names_the_one_that_is_near(tmp_path):
         load_model("")
 
 
-def test_a_model_is_loaded_as_asked(tiny_folder, tmp_path):
+def test_arguments_of_loading(tiny_folder, tmp_path):
     assert {each.dtype for each in load_model(tiny_folder, "cpu").parameters()} == {torch.float32}
     model = load_model(str(tiny_folder), "cpu", torch.bfloat16)
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16} and not model.training
@@ -86,8 +87,8 @@ def test_a_model_is_loaded_as_asked(tiny_folder, tmp_path):
     assert eager.config._attn_implementation == "eager", "what else is given goes to from_pretrained"
 
 
-def test_files_are_looked_at_unless_that_is_declined(tiny_folder, tmp_path):
-    """Pickled weights never count; a file that was cut off is named with its folder."""
+def test_files_are_checked_by_default(tiny_folder, tmp_path):
+    """Pickled weights are never loaded; a truncated file is reported with its folder."""
     folder = shutil.copytree(tiny_folder, tmp_path / "damaged")
     weights = load_file(folder / "model.safetensors")
     del weights["model.encoder.layers.0.fc1.weight"]
@@ -106,7 +107,7 @@ def test_files_are_looked_at_unless_that_is_declined(tiny_folder, tmp_path):
 
 
 @pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
-def test_code_of_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, trust):
+def test_code_of_a_folder_is_not_run_and_there_is_no_prompt(tmp_path, monkeypatch, trust):
     asked = []
     monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
     (tmp_path / "config.json").write_text('{"model_type": "foreign", "auto_map": {"AutoConfig": "own_code.Own"}}')
@@ -117,8 +118,8 @@ def test_code_of_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("terminal", [True, False, None])
-def test_bars_are_for_terminals(monkeypatch, terminal):
-    """Also where there is no standard error at all, as in a service."""
+def test_progress_bars_need_a_terminal(monkeypatch, terminal):
+    """Also without a standard error, as in a service."""
     silenced = []
     stream = None if terminal is None else type("Stream", (), {"isatty": lambda self: terminal})()
     monkeypatch.setattr("sys.stderr", stream)

@@ -1,4 +1,4 @@
-"""Folders that from_pretrained would only report on: the Translator and the pipeline refuse them, and nothing else."""
+"""The Translator and the pipeline reject weights and tokenizers that from_pretrained only warns about."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def test_the_first_of_many_names_are_given():
 
 
 @pytest.mark.parametrize("names", [["b"], ["b", "a"]], ids=["one", "two"])
-def test_every_fault_of_the_files_is_named(names):
+def test_every_fault_of_the_files_is_reported(names):
     model = torch.nn.Linear(1, 1)
     model.name_or_path = "folder"
     fine = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
@@ -40,8 +40,8 @@ def test_every_fault_of_the_files_is_named(names):
     assert refused.value.details["faults"].split("; ") == faults
 
 
-def test_weights_that_wait_elsewhere_are_not_missing():
-    """accelerate keeps those of an offloaded layer in main memory or on disk until they are needed."""
+def test_offloaded_weights_are_not_missing():
+    """accelerate stores the weights of an offloaded layer in main memory or on disk."""
     model = torch.nn.Linear(1, 1, bias=False, device="meta")
     for place, expected in (("cpu", []), ("disk", []), (0, ["weight"])):
         model.hf_device_map = {"": place}
@@ -56,19 +56,19 @@ def text(corpus):
 
 @pytest.fixture(scope="module")
 def smaller(corpus):
-    """A tokenizer of the same kind and with the same special ids, and fewer symbols."""
+    """Return a tokenizer of the same kind and special ids with fewer symbols."""
     return recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
 
 
 @pytest.fixture(scope="module")
 def other(corpus):
-    """A tokenizer of the same kind, special ids and size, and other symbols."""
+    """Return a tokenizer of the same kind, special ids and size with other symbols."""
     return recnmt_hf.train_tokenizer((pair.de[::-1] for pair in corpus["train"]), "bpe", 400)
 
 
 @pytest.fixture
 def damaged(tiny_folder, tmp_path):
-    """Makes a copy of the tiny model whose weights a function has changed."""
+    """Return a function that copies the tiny model and changes its weights."""
 
     def make(change):
         folder = shutil.copytree(tiny_folder, tmp_path / "model")
@@ -102,7 +102,7 @@ def with_value(value):
     ],
     ids=["missing", "shared-missing", "misshapen", "foreign", "nan", "inf"],
 )
-def test_wrong_weights_are_refused(damaged, change, faults):
+def test_wrong_weights_are_rejected(damaged, change, faults):
     import recnmt_hf.inference.pipeline  # noqa: F401 - registers the task
 
     folder = damaged(change)
@@ -117,7 +117,7 @@ def test_wrong_weights_are_refused(damaged, change, faults):
         assert faults in details["faults"] if faults else details["names"] == WEIGHT
 
 
-def test_the_commands_refuse_them_too(damaged, monkeypatch, capsys, tmp_path):
+def test_commands_reject_them_too(damaged, monkeypatch, capsys, tmp_path):
     from recnmt_hf.commands.main import main
 
     folder = damaged(lambda weights: weights.pop(WEIGHT))
@@ -126,8 +126,8 @@ def test_the_commands_refuse_them_too(damaged, monkeypatch, capsys, tmp_path):
     assert "[model.wrong_weights]" in capsys.readouterr().err
 
 
-def test_no_report_that_can_be_ignored(damaged):
-    """The refusal is all that is said; who does not have it checked gets transformers' own report."""
+def test_errors_replace_the_report_of_transformers(damaged):
+    """Without the check, transformers logs its own report."""
     import logging
 
     import recnmt_hf.inference.pipeline  # noqa: F401 - registers the task
@@ -149,15 +149,15 @@ def test_no_report_that_can_be_ignored(damaged):
         logger.removeHandler(handler)
 
 
-def test_whoever_wants_to_may_look_alone(damaged):
+def test_checks_can_be_disabled(damaged):
     folder = damaged(with_value(float("nan")))
     translator = Translator.from_pretrained(folder, device="cpu", check=False)
     with rejects("model.weights_not_finite"):
         Translator(translator.model, translator.tokenizer)
 
 
-def test_computed_tables_and_forbidden_tokens_are_no_fault(damaged):
-    """MarianMT's sinusoids in a file are not read; an infinite bias says that a token is never chosen."""
+def test_computed_tables_and_infinite_biases_are_accepted(damaged):
+    """MarianMT's sinusoids in a file are ignored; an infinite bias forbids a token."""
     folder = damaged(lambda weights: weights.update({"model.encoder.embed_positions.weight": torch.zeros(4, 4)}))
     translator = Translator.from_pretrained(folder, device="cpu")
     translator.model.register_buffer("bias", torch.tensor([0.0, -torch.inf]))
@@ -176,12 +176,12 @@ def test_parameters_without_values(tokenizer):
     nothing = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": set(), "error_msgs": []}
     with rejects("model.wrong_weights"):
         check_loading(model, nothing)
-    model.hf_device_map = {"": "disk"}  # they wait there until they are needed
+    model.hf_device_map = {"": "disk"}  # offloaded until they are needed
     check_loading(model, nothing)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_data_type_is_looked_at(tiny_folder, dtype):
+def test_every_data_type_is_checked(tiny_folder, dtype):
     model = Translator.from_pretrained(tiny_folder, device="cpu", dtype=dtype).model
     assert model.dtype == dtype
     model.get_encoder().layers[0].fc1.bias.data[3] = torch.inf
@@ -201,27 +201,27 @@ def test_a_foreign_smaller_tokenizer(tiny_folder, smaller, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [400, 402, 408, 416, 448, 512])
-def test_padded_vocabularies_are_no_fault(tokenizer, rows):
+def test_padded_vocabularies_are_accepted(tokenizer, rows):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=rows)
     Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
 
 
 @pytest.mark.parametrize("rows", [424, 500, 1024])
-def test_vocabularies_that_nobody_pads_so(tokenizer, rows):
+def test_large_differences_of_size_are_rejected(tokenizer, rows):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=rows)
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     with rejects("tokenizer.other_size", "source tokenizer"):
         Translator(model, tokenizer)
-    stamp_tokenizers(model.config, tokenizer)  # unless the model says that it is the right one
+    stamp_tokenizers(model.config, tokenizer)  # unless its stamp matches
     Translator(model, tokenizer)
 
 
 def test_a_trained_model_knows_its_tokenizers(tokenizer, smaller, other, tmp_path):
-    """Of the same size too; symbols that are added later do not matter."""
+    """Tokenizers of the same size are rejected too; symbols that are added later are accepted."""
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     assert len(other) == len(tokenizer)
-    Translator(model, other)  # nothing tells
+    Translator(model, other)  # without a stamp
     stamp_tokenizers(model.config, tokenizer)
     model.save_pretrained(tmp_path)
     model = recnmt_hf.NMTTransformerForConditionalGeneration.from_pretrained(tmp_path)
@@ -239,7 +239,7 @@ def test_a_trained_model_knows_its_tokenizers(tokenizer, smaller, other, tmp_pat
 
 
 def changed_tokenizer(tokenizer, folder, **parts):
-    """The same symbols, and other steps around them."""
+    """Return a tokenizer with the same symbols and other processing steps."""
     tokenizer.save_pretrained(folder)
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**content, **parts}))
@@ -247,8 +247,8 @@ def changed_tokenizer(tokenizer, folder, **parts):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word", "character"])
-def test_a_tokenizer_that_encodes_otherwise(corpus, tmp_path, kind):
-    """The model's own passes after saving and loading; so does any where an older release wrote the stamps."""
+def test_a_tokenizer_that_encodes_differently(corpus, tmp_path, kind):
+    """The model's own tokenizer is accepted after saving and loading; with stamps of older releases, any is."""
     tokenizer = recnmt_hf.train_tokenizer(text(corpus), kind, 400)
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
@@ -268,7 +268,7 @@ def test_a_tokenizer_that_encodes_otherwise(corpus, tmp_path, kind):
     Translator(model, others[0])
 
 
-def test_what_encodes_by_chance_has_no_checksum_of_it(tokenizer, tmp_path):
+def test_random_tokenizers_have_no_checksum_of_their_encoding(tokenizer, tmp_path):
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     sampled = changed_tokenizer(tokenizer, tmp_path, model={**content["model"], "dropout": 0.5})
     assert "behaviour" in stamp(tokenizer) and "behaviour" not in stamp(sampled)
@@ -285,7 +285,7 @@ def test_settings_of_generate_that_contradict_the_model(tiny_folder, tmp_path, n
     (folder / "generation_config.json").write_text(json.dumps({**fields, name: 9}))
     with rejects("model.other_control_token", name):
         Translator.from_pretrained(folder, device="cpu")
-    if name == "eos_token_id":  # several ends are no contradiction
+    if name == "eos_token_id":  # several end tokens are allowed
         (folder / "generation_config.json").write_text(json.dumps({**fields, name: [9, fields[name]]}))
         Translator.from_pretrained(folder, device="cpu")
 
@@ -304,7 +304,7 @@ def test_token_ids_in_the_settings_of_generate_are_numbers(tiny_folder, tmp_path
         )
 
 
-def test_a_model_without_an_end(tiny_folder):
+def test_a_model_without_an_end_token(tiny_folder):
     translator = Translator.from_pretrained(tiny_folder, device="cpu")
     translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
     with rejects("model.no_end_token", "eos_token_id"):
@@ -312,7 +312,7 @@ def test_a_model_without_an_end(tiny_folder):
     Translator(translator.model, translator.tokenizer, check=False)
 
 
-def test_training_tells_the_model_its_tokenizers(tokenizer, other):
+def test_training_stamps_the_tokenizers(tokenizer, other):
     from recnmt_hf.data.tokenizer_pair import TokenizerPair
     from recnmt_hf.training.building import stage_configs
     from recnmt_hf.training.recipe import ModelSection
@@ -325,14 +325,14 @@ def test_training_tells_the_model_its_tokenizers(tokenizer, other):
 
 
 def with_padding(corpus, token):
-    """A tokenizer that pads with another of its tokens."""
+    """Return a tokenizer with another padding token."""
     tokenizer = recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
     tokenizer.pad_token = token
     return tokenizer
 
 
 def test_padding_ids_must_agree(corpus, tokenizer, smaller):
-    """The row of the model's padding id is zero in both embeddings: a source whose word stands there learns nothing."""
+    """The padding row is zero in both embeddings, so a word with that id would not be trained."""
     from recnmt_hf.data.tokenizer_pair import TokenizerPair
     from recnmt_hf.training.arguments import TranslationTrainingArguments
     from recnmt_hf.training.building import stage_configs

@@ -1,4 +1,4 @@
-"""Options of decoding: stated once, passed on to generate, sampling with a seed, prefixes."""
+"""Decoding options: documentation, settings of generate, sampling with a seed, prefixes, wrong values."""
 
 import random
 import threading
@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from option_tables import option_table
 from user_errors import rejects
 
-from recnmt_hf._values import option_table
 from recnmt_hf.inference import DecodingOptions, PrefixPerSentence, Translator
-from recnmt_hf.inference.options import decoding_options, names_of_generate, own_names, reason
+from recnmt_hf.inference.options import convert_option_names, decoding_options, names_of_generate, rejected_settings
 
 
 @pytest.fixture(scope="module")
 def translator(tiny_folder):
-    """A random model with large parameters, so that hypotheses differ."""
+    """Return a random model with large parameters, so that hypotheses differ."""
     translator = Translator.from_pretrained(tiny_folder, device="cpu")
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -34,7 +34,7 @@ def test_the_readme_shows_the_options(repository):
     assert option_table(DecodingOptions) in (repository / "src/recnmt_hf/inference/README.md").read_text()
 
 
-# -- what is passed on to generate ---
+# -- settings of generate ---
 
 
 def test_blocked_ngrams_and_penalties(translator, sentences):
@@ -71,7 +71,7 @@ def test_stop_strings_and_shortest_translations(translator, sentences):
 # -- sampling ---
 
 
-def test_samples_follow_their_seed(translator, sentences):
+def test_samples_depend_on_the_seed(translator, sentences):
     options = {"beams": 1, "num_hypotheses": 3, "generate": {"do_sample": True, "top_k": 0}, "max_length_extra": 3}
     first, second = translator(sentences, seed=1, **options), translator(sentences, seed=1, **options)
     assert first == second != translator(sentences, seed=2, **options)
@@ -94,8 +94,8 @@ def global_states():
     ],
     ids=["sampling", "several", "beams", "assisted"],
 )
-def test_a_seed_leaves_global_random_numbers_alone(translator, sentences, options):
-    """It draws what the same seed of torch draws."""
+def test_a_seed_does_not_change_global_generators(translator, sentences, options):
+    """The draws equal those after torch.manual_seed."""
     options = {"do_sample": True, "max_new_tokens": 4, **options}
     torch.manual_seed(7)
     expected = translator(sentences[:2], **options)
@@ -104,8 +104,8 @@ def test_a_seed_leaves_global_random_numbers_alone(translator, sentences, option
     assert global_states() == before
 
 
-def test_threads_with_seeds_of_their_own_do_not_meet(translator, sentences):
-    """Two threads that take every step together sample what each samples alone."""
+def test_threads_with_different_seeds_are_independent(translator, sentences):
+    """Two threads that are synchronized at every step sample as each does alone."""
     options = {"beams": 1, "do_sample": True, "max_new_tokens": 3, "min_new_tokens": 3}
     alone = [translator(sentences, seed=seed, **options) for seed in (1, 2)]
     together = threading.Barrier(2)
@@ -135,7 +135,7 @@ def test_sampling_under_a_temperature_near_zero_is_greedy(translator, sentences)
 
 @pytest.mark.parametrize("options", [{"beams": 1}, {"beams": 3}, {"beams": 1, "generate": {"do_sample": True}}])
 def test_translations_begin_with_their_prefix(translator, sentences, options):
-    """Whatever the batches are; sentences without one are translated as ever."""
+    """In any batch; sentences without a prefix are translated as usual."""
     prefixes = ["Der Hund", "", "Die alte Katze sieht", "Ja", "", "Der"]
     found = translator(sentences, prefixes, max_length_extra=8, seed=1 if "generate" in options else None, **options)
     for each, prefix in zip(found, prefixes, strict=True):
@@ -152,8 +152,8 @@ def test_translations_begin_with_their_prefix(translator, sentences, options):
         assert [each.text for each in free] == [found[1].text, found[4].text]
 
 
-def test_the_rest_is_the_best_after_the_prefix(translator, sentences):
-    """Greedy search goes on as it does from its own translation's beginning."""
+def test_greedy_search_continues_a_prefix(translator, sentences):
+    """Given the beginning of its own translation, greedy search returns that translation."""
     (free,) = translator(sentences[:1], beams=1, max_length_extra=10)
     tokens = free.hypotheses[0].tokens
     prefix = translator.target_tokenizer.decode(tokens[:4])
@@ -168,7 +168,7 @@ def test_the_rest_is_the_best_after_the_prefix(translator, sentences):
 
 
 def test_prefixes_count_as_new_tokens(translator, sentences):
-    """A limit leaves room for the prefix and a token more."""
+    """A limit allows at least the prefix and one more token."""
     (found,) = translator(sentences[:1], ["Der Hund sieht die Katze"], beams=1, max_new_tokens=1)
     assert found.text.startswith("Der Hund sieht die Katze")
 
@@ -191,12 +191,12 @@ def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentence
         (["Der " * 200, ""], "prefix.too_long", "Sentence 1: prefix"),
     ],
 )
-def test_prefixes_that_cannot_be(translator, sentences, prefixes, code, field):
+def test_wrong_prefixes_are_rejected(translator, sentences, prefixes, code, field):
     with rejects(code, field):
         translator(sentences[:2], prefixes)
 
 
-def test_what_is_no_list_of_sentences_or_prefixes_is_named(translator):
+def test_sentences_and_prefixes_must_be_lists_of_text(translator):
     with rejects("sentence.not_a_list", "prefixes"):
         list(translator.translate(["a"], prefixes="Der"))
     with rejects("sentence.not_a_list", "sentences"):
@@ -205,7 +205,7 @@ def test_what_is_no_list_of_sentences_or_prefixes_is_named(translator):
         translator(["a", None], ["", ""], beams=1, max_length_extra=1)
 
 
-def test_samples_of_one_seed_differ_from_buffer_to_buffer(translator, sentences):
+def test_samples_of_one_seed_differ_between_buffers(translator, sentences):
     found = translator(sentences[:1] * 4, beams=1, do_sample=True, seed=1, buffer=1, max_length_extra=3)
     assert len({each.text for each in found}) > 1
 
@@ -246,19 +246,19 @@ def test_a_prefix_of_an_empty_sentence(translator):
         ({"do_sample": True, "top_p": 2}, "option.value", "top_p"),
     ],
 )
-def test_settings_of_generate_that_cannot_be(options, code, name):
+def test_wrong_settings_of_generate_are_rejected(options, code, name):
     with rejects(code, f"generate.{name}" if name else "generate"):
         DecodingOptions(generate=options)
 
 
-def test_whole_numbers_of_generate_may_be_written_as_floats():
+def test_integers_of_generate_may_be_written_as_floats():
     found = DecodingOptions(generate={"no_repeat_ngram_size": 1e1, "min_new_tokens": None}).generate
     assert found == {"no_repeat_ngram_size": 10, "min_new_tokens": None}
     assert isinstance(found["no_repeat_ngram_size"], int)
 
 
 @pytest.mark.parametrize("options", [{"bad_words_ids": [[10**6]]}, {"encoder_no_repeat_ngram_size": "x"}])
-def test_what_generate_finds_wrong_later(translator, options):
+def test_settings_that_generate_rejects_later(translator, options):
     with rejects("generate.rejected", "generate"):
         translator(["a b c"], generate=options)
 
@@ -275,14 +275,14 @@ def test_contradictions():
     assert {"do_sample", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"} <= names_of_generate()
 
 
-def test_names_of_transformers_stand_for_options():
+def test_names_of_transformers_are_converted():
     given = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 7, "alignments": True}
     passed = {"do_sample": True, "top_k": 5, "logits_processor": [], "generate": {"top_p": 0.5}}
-    assert own_names({**given, **passed}) == {
+    assert convert_option_names({**given, **passed}) == {
         **{"beams": 3, "num_hypotheses": 2, "max_length_factor": 0.0, "max_length_extra": 7, "alignments": True},
         "generate": {"top_p": 0.5, "do_sample": True, "top_k": 5, "logits_processor": []},
     }
-    assert own_names({"top_k": 5}) == {"generate": {"top_k": 5}}
+    assert convert_option_names({"top_k": 5}) == {"generate": {"top_k": 5}}
     options = decoding_options(DecodingOptions(beams=3, buffer=9), {"num_return_sequences": 2})
     assert options == DecodingOptions(beams=3, buffer=9, num_hypotheses=2)
     assert decoding_options(None, {"num_beams": 2}) == DecodingOptions(beams=2)
@@ -308,23 +308,23 @@ def test_names_of_transformers_stand_for_options():
         ),
     ],
 )
-def test_wrong_names_and_contradictions_are_named(changes, code, field, detail):
+def test_wrong_names_and_contradictions_are_rejected(changes, code, field, detail):
     with rejects(code, field) as refused:
         decoding_options(None, changes)
     assert [*refused.value.details.values(), None][0] == detail
 
 
-def test_a_complaint_of_transformers_is_cut_to_its_reason():
+def test_errors_of_transformers_are_shortened_to_their_reason():
     for complaint, expected in (
         ("GenerationConfig is invalid:\n- `top_k` is wrong\n- `top_p` too", "`top_k` is wrong"),
         ("\n- `top_k` is wrong\nsee there", "`top_k` is wrong"),
         ("something:", "something:"),
         ("", "no reason is given"),
     ):
-        assert reason(ValueError(complaint)) == expected
+        assert rejected_settings({}, "transformers", ValueError(complaint)).details["reason"] == expected
 
 
-def test_recipes_take_them_too(tmp_path):
+def test_recipes_accept_settings_of_generate(tmp_path):
     from recnmt_hf import Recipe
 
     file = tmp_path / "recipe.yaml"

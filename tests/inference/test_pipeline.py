@@ -1,4 +1,4 @@
-"""The pipeline: transformers' own way through preprocess, forward and postprocess gives what the Translator gives."""
+"""The pipeline with transformers' steps preprocess, forward and postprocess returns the Translator's results."""
 
 import pytest
 import transformers
@@ -28,7 +28,7 @@ def texts(found):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_gives_the_same_as_the_translator(pipe, translator, sentences, batch_size):
+def test_equals_the_translator(pipe, translator, sentences, batch_size):
     expected = translator(sentences, beams=2, max_length_extra=5)
     found = pipe(sentences, beams=2, max_length_extra=5, **({"batch_size": batch_size} if batch_size else {}))
     assert texts(found) == [each.text for each in expected]
@@ -41,7 +41,7 @@ def test_model_and_tokenizer_by_position(translator, sentences):
     assert texts(pipe(sentences[:2], beams=1)) == expected
 
 
-def test_every_way_to_give_sentences(pipe, sentences):
+def test_all_types_of_inputs(pipe, sentences):
     expected = texts(pipe(sentences[:3], beams=1))
     assert texts(pipe(tuple(sentences[:3]), beams=1)) == expected
     assert texts(pipe((each for each in sentences[:3]), beams=1)) == expected
@@ -50,7 +50,7 @@ def test_every_way_to_give_sentences(pipe, sentences):
 
 
 def test_calls_go_through_the_methods(pipe, sentences, monkeypatch):
-    """Whoever overrides one of them is asked, for one sentence and for several."""
+    """Methods that a subclass overrides are called for one sentence and for several."""
     seen = []
     for name in ("preprocess", "_forward", "postprocess"):
         method = getattr(pipe, name)
@@ -73,7 +73,7 @@ def test_names_of_transformers(pipe, translator, sentences):
     assert blocked == expected.text
 
 
-def test_options_of_the_pipeline_hold_for_its_calls(tiny_folder, sentences):
+def test_options_of_the_pipeline_apply_to_its_calls(tiny_folder, sentences):
     made = transformers.pipeline(
         "recnmt-translation", model=str(tiny_folder), device="cpu", num_beams=2, max_new_tokens=4, batch_size=2
     )
@@ -83,7 +83,7 @@ def test_options_of_the_pipeline_hold_for_its_calls(tiny_folder, sentences):
     assert sampling(sentences[0], seed=1, num_beams=1) == sampling(sentences[0], seed=1, num_beams=1)
 
 
-def test_settings_of_a_call_join_those_of_the_pipeline(tiny_folder, translator, sentences):
+def test_settings_of_a_call_are_added_to_those_of_the_pipeline(tiny_folder, translator, sentences):
     made = transformers.pipeline(
         *("recnmt-translation", str(tiny_folder)), device="cpu", no_repeat_ngram_size=1, num_beams=1, max_new_tokens=12
     )
@@ -97,7 +97,7 @@ def test_settings_of_a_call_join_those_of_the_pipeline(tiny_folder, translator, 
     assert found == texts_of[2] and len(set(texts_of)) == 3, "either alone would have been another translation"
 
 
-def test_long_sentences_are_split_or_cut_off(pipe, translator, sentences):
+def test_long_sentences_are_split_or_truncated(pipe, translator, sentences):
     text = " ".join(sentences[:3])
     options = {"beams": 1, "max_source_length": 12, "max_length_factor": 0, "max_length_extra": 5}
     options["split_sentences"] = "never"

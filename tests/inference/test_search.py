@@ -1,4 +1,4 @@
-"""Searching without finished sentences: what transformers' own search finds, for every family."""
+"""Search that drops finished sentences: it equals transformers' own search for every family."""
 
 import pytest
 import torch
@@ -12,20 +12,20 @@ from recnmt_hf.inference.search import ModelRows
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def translator(request, tokenizer):
-    """A random model that ends its sentences at various lengths."""
+    """Return a random model whose translations have various lengths."""
     torch.manual_seed(11)
     prefix = FAMILIES[request.param].prefix
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.25)
-    with torch.no_grad():  # sentences end now and then
+    with torch.no_grad():  # some translations end early
         model.lm_head.weight[tokenizer.eos_token_id] *= 2.5
     return recnmt_hf.Translator(model, tokenizer, check=False)
 
 
 def with_and_without(translator, monkeypatch, sentences, *prefixes, **options):
-    """What is found with and without transformers' own search, and how many rows each step of ours had."""
+    """Return the results with and without transformers' own search, and the rows of each step of ours."""
     rows = []
     own = ModelRows.next_logits
 
@@ -56,7 +56,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_finished_sentences_leave_and_nothing_changes(translator, corpus, monkeypatch, name):
+def test_dropping_finished_sentences_does_not_change_results(translator, corpus, monkeypatch, name):
     sentences = [pair.en for pair in corpus["test"][:14]] + ["A.", "The dog sleeps."]
     options = {"max_length_factor": 0.6, "max_length_extra": 6, "max_tokens": 100_000, **SETTINGS[name]}
     found, expected, rows = with_and_without(translator, monkeypatch, sentences, **options)
@@ -67,8 +67,8 @@ def test_finished_sentences_leave_and_nothing_changes(translator, corpus, monkey
     assert rows[0] == 16 * options["beams"] and rows[-1] < rows[0]
 
 
-def test_plain_paths_lose_sentences_too(translator, corpus, monkeypatch):
-    """Where encoder memories are not projected once, what is kept of them shrinks with the batch."""
+def test_reference_paths_drop_sentences_too(translator, corpus, monkeypatch):
+    """Without precomputed projections, the encoder memories shrink with the batch."""
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     sentences = [pair.en for pair in corpus["test"][:6]]
     options = {"beams": 2, "max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 100_000}
@@ -90,19 +90,19 @@ def test_prefixes_and_batches(translator, corpus, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"do_sample": True, "beams": 1}, {"beams": 2, "cache_implementation": "static"},
                                      {"beams": 2, "logits_processor": [lambda ids, scores: scores]}])  # fmt: skip
-def test_what_else_generate_can_do_is_left_to_it(translator, monkeypatch, options):
+def test_other_settings_use_the_search_of_transformers(translator, monkeypatch, options):
     monkeypatch.setattr(ModelRows, "next_logits", None)
     assert translator("The dog sleeps.", max_length_extra=3, **options)[0].hypotheses
 
 
-def test_whole_numbers_for_weights(tiny_folder, corpus, translator):
-    """Nearly the same log-probabilities, for every family; the model itself stays."""
+def test_int8_weights(tiny_folder, corpus, translator):
+    """Log-probabilities are nearly equal for every family; the original model does not change."""
     from recnmt_hf.inference.quantization import quantize_model
 
     sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
     before = [each.log_prob for each in translator.score(sources, targets)]
     other = recnmt_hf.Translator(translator.model, translator.tokenizer, check=False)
-    other.model = quantize_model(translator.model)
+    other.backend.model = quantize_model(translator.model)
     assert type(other.model.lm_head) is not torch.nn.Linear and type(translator.model.lm_head) is torch.nn.Linear
     after = [each.log_prob for each in other.score(sources, targets)]
     assert after == pytest.approx(before, rel=0.15) and after != before
@@ -120,6 +120,6 @@ def test_whole_numbers_for_weights(tiny_folder, corpus, translator):
         ({"quantization": "int8", "device": "cuda"}, "quantization.on_cpu_in_float32", "device"),
     ],
 )
-def test_quantizations_that_are_refused(tiny_folder, settings, code, field):
+def test_unsupported_quantizations_are_rejected(tiny_folder, settings, code, field):
     with rejects(code, field):
         recnmt_hf.Translator.from_pretrained(tiny_folder, **settings)

@@ -1,4 +1,4 @@
-"""Texts of several sentences: when they are split, how their translations are joined, and the report of short ones."""
+"""Texts of several sentences: splitting, joining the translations, and warnings of short translations."""
 
 import json
 
@@ -27,7 +27,7 @@ def translator(tiny_folder):
     with torch.no_grad():
         for parameter in translator.model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
-        translator.model.lm_head.weight[2] *= 3  # sentences end sooner or later
+        translator.model.lm_head.weight[2] *= 3  # every translation ends
     translator.model.double()
     return translator
 
@@ -59,7 +59,7 @@ def test_a_text_is_translated_sentence_by_sentence(translator, sentences, spaces
 
 
 def test_forty_sentences_give_forty_translations(translator, corpus):
-    """More tokens than the model has positions."""
+    """The text has more tokens than the model has positions."""
     sentences = [pair.en for pair in corpus["test"]][:40]
     options = {**OPTIONS, "beams": 1, "max_length_extra": 2}
     (found,) = translator(" ".join(sentences), **options)
@@ -83,7 +83,7 @@ def test_when_a_text_is_split(translator, sentences, options, prefix, summarizes
     translator.task = ModelTask(summarizes=summarizes)
     prepared = translator.prepare(" ".join(sentences), DecodingOptions(beams=2, **options), prefix)
     assert len(prepared.pieces) == (3 if is_split else 1)
-    assert translator.prepare(sentences[0], DecodingOptions(beams=2, **options)).glues == [""]
+    assert translator.prepare(sentences[0], DecodingOptions(beams=2, **options)).separators == [""]
 
 
 def test_a_prefix_begins_the_first_sentence(translator, sentences):
@@ -103,7 +103,7 @@ def test_hypotheses_are_joined_by_rank(translator, sentences):
     assert found.hypotheses[0].score >= found.hypotheses[1].score
 
 
-def test_alignments_count_through_the_text(translator, sentences):
+def test_alignments_have_positions_in_the_whole_text(translator, sentences):
     text = " ".join(sentences)
     (found,) = translator(text, alignments=True, **OPTIONS)
     expected, tokens, source = [], [], []
@@ -116,29 +116,29 @@ def test_alignments_count_through_the_text(translator, sentences):
     assert found.hypotheses[0].alignment == expected and len(expected) > 3
 
 
-def test_with_alignments_only_texts_are_split_whose_tokens_stay(translator, monkeypatch):
-    """Else positions would be those of no text that the reader has."""
+def test_with_alignments_a_text_is_split_only_if_its_tokens_stay_the_same(translator, monkeypatch):
+    """Otherwise positions would not refer to the text."""
     encode = translator.encode_source
     monkeypatch.setattr(translator, "encode_source", lambda text: encode(text.replace(". ", "_")))
     options = DecodingOptions(alignments=True), DecodingOptions()
     assert [len(translator.prepare("We sleep. We sleep.", each).pieces) for each in options] == [1, 2]
 
 
-def test_a_long_sentence_of_a_text_is_named_or_split(translator, sentences):
+def test_a_long_sentence_of_a_text_is_rejected_or_split(translator, sentences):
     text = f"We sleep. {' '.join(each.rstrip('.') for each in sentences)}"
     with rejects("sentence.too_long", "Sentence 1, part 2"):
         translator(text, max_source_length=12)
     prepared = translator.prepare(text, DecodingOptions(max_source_length=12, on_long="split"))
-    assert len(prepared.pieces) > 2 and prepared.glues[:2] == ["", " "]
+    assert len(prepared.pieces) > 2 and prepared.separators[:2] == ["", " "]
     assert prepared.pieces[0] == translator.encode_source("We sleep.")
 
 
-def test_parts_without_a_token_leave_their_line_breaks(translator, sentences, monkeypatch):
+def test_line_breaks_of_parts_without_a_token_are_kept(translator, sentences, monkeypatch):
     text = f"{sentences[0]}\n\u200b\n{sentences[1]}"
     encode = translator.encode_source
     monkeypatch.setattr(translator, "encode_source", lambda text: [2] if text == "\u200b" else encode(text))
     prepared = translator.prepare(text, DecodingOptions())
-    assert prepared.glues == ["", "\n\n"] and len(prepared.pieces) == 2
+    assert prepared.separators == ["", "\n\n"] and len(prepared.pieces) == 2
 
 
 def test_pipeline_and_ensemble_split_too(translator, sentences):
@@ -155,7 +155,7 @@ def test_pipeline_and_ensemble_split_too(translator, sentences):
 
 
 def test_the_language_of_the_source(translator, monkeypatch):
-    """The option before what the model's folder says before what its tokenizer says."""
+    """The option takes precedence over the model's folder, and that over the tokenizer."""
     text = "Am 3. Mai schlief er."  # by the rules of another language, two sentences
 
     def parts(**options):
@@ -181,18 +181,18 @@ def test_the_language_of_the_source(translator, monkeypatch):
         ([], ModelTask()),
     ],
 )
-def test_what_a_folder_says(tmp_path, evidence, task):
+def test_the_task_in_a_folder(tmp_path, evidence, task):
     (tmp_path / EVIDENCE).write_text(json.dumps(evidence))
     assert read_model_task(tmp_path) == task
 
 
-def test_a_folder_without_usable_evidence_says_nothing(tmp_path):
+def test_the_task_of_a_folder_without_usable_evidence(tmp_path):
     assert read_model_task(tmp_path) == read_model_task("someone/unknown", local_files_only=True) == ModelTask()
     (tmp_path / EVIDENCE).write_text('{"languages": [')
     assert read_model_task(tmp_path) == ModelTask()
 
 
-def test_loading_reads_what_the_folder_says(tiny_folder, translator, tmp_path):
+def test_loading_reads_the_task(tiny_folder, translator, tmp_path):
     translator.model.save_pretrained(tmp_path)
     translator.tokenizer.save_pretrained(tmp_path)
     (tmp_path / EVIDENCE).write_text('{"languages": ["de", "de"]}')
@@ -205,7 +205,7 @@ def test_loading_reads_what_the_folder_says(tiny_folder, translator, tmp_path):
 # -- where a line is a segment -----------------------------------------------------------------------------------------
 
 
-def test_scores_and_test_sets_take_lines_as_they_are(translator, sentences, tmp_path, monkeypatch):
+def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path, monkeypatch):
     text = " ".join(sentences)
     whole = translator.encode_source(text)
     seen = []
@@ -224,12 +224,12 @@ def test_scores_and_test_sets_take_lines_as_they_are(translator, sentences, tmp_
     )
 
 
-def test_tokens_of_a_split_text_are_not_scored_as_one(tiny_folder, tmp_path, capsys):
+def test_tokens_of_a_split_text_are_not_scored(tiny_folder, tmp_path, capsys):
     (tmp_path / "a.en").write_text("We sleep.\nWe sleep. We sleep.\n")
     words = ["translate", str(tiny_folder), "-i", str(tmp_path / "a.en"), "--format", "jsonl", "--beams", "1"]
     for choice, code in (("auto", 2), ("never", 0)):
         records = tmp_path / f"{choice}.jsonl"
-        # A random model ends no sentence by itself.
+        # A random model does not end its translations.
         assert (
             main([*words, "-o", str(records), "--split-sentences", choice, "--generate", "forced_eos_token_id=2"]) == 0
         )
@@ -248,7 +248,7 @@ LONG = "The old farmer sees that the small dog follows the girl who loves the gr
         (LONG, "Der alte Bauer.", True),
         (LONG, "Der alte Bauer sieht den kleinen Hund.", False),
         (LONG, "", True),
-        ("The dog sees the cat and the bird.", "Ja.", False),  # a short source proves nothing
+        ("The dog sees the cat and the bird.", "Ja.", False),  # the source is too short
         (LONG, "老农夫看见小狗跟着女孩", False),
         (LONG, "老农夫看", True),
         ("老农夫看见小狗跟着爱绿鸟的女孩，他很高兴，因为女孩也爱小狗。", "The farmer.", True),
@@ -257,7 +257,7 @@ LONG = "The old farmer sees that the small dog follows the girl who loves the gr
 )
 def test_which_translations_are_far_too_short(source, text, is_short):
     assert is_far_too_short(Translation(source, [Hypothesis(text, -1.0, -1.0)])) is is_short
-    cut = Hypothesis(text, -1.0, -1.0, finished=False)  # by a limit that somebody set
+    cut = Hypothesis(text, -1.0, -1.0, finished=False)  # truncated by a limit
     assert not is_far_too_short(Translation(source, [cut]))
 
 
@@ -267,7 +267,7 @@ def test_letters_are_weighted_by_script():
 
 @pytest.fixture
 def silent(translator, monkeypatch):
-    """Says two words, whatever the source."""
+    """Return a translator whose translations always have two words."""
     answer = Hypothesis("Wir sehen.", -1.0, -1.0, [5, 2])
     monkeypatch.setattr(translator, "search_batch", lambda sources, *rest: [[answer] for _ in sources])
     return translator
@@ -285,11 +285,11 @@ def test_a_call_warns_once(silent, warnings):
 @pytest.mark.parametrize(
     ("options", "summarizes"), [({"on_long": "truncate"}, False), ({}, True), ({"warn_short": False}, False)]
 )
-def test_summaries_are_short(silent, warnings, options, summarizes):
+def test_summaries_cause_no_warning(silent, warnings, options, summarizes):
     silent.task = ModelTask("en", summarizes)
     list(silent.translate([LONG], **options))
     pipe_options = {name: value for name, value in options.items() if name != "warn_short"}
-    assert silent.takes_whole_texts(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})
+    assert silent.is_summarizing(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})
     assert not warnings
 
 

@@ -1,10 +1,9 @@
-"""Where texts and long sentences are cut, and how the translations of their parts are joined."""
+"""Splitting texts and long sentences, and joining the translations of their parts."""
 
 import pytest
 
 from recnmt_hf.inference import Hypothesis
-from recnmt_hf.inference.joining import join_texts
-from recnmt_hf.inference.splitting import join_pieces, split_sentences, split_text
+from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
 
 
 @pytest.mark.parametrize(
@@ -21,7 +20,7 @@ from recnmt_hf.inference.splitting import join_pieces, split_sentences, split_te
     ],
 )
 def test_sentences_are_cut_near_the_middle(text, limit, parts):
-    """After punctuation before between words before between characters."""
+    """After punctuation if possible, else between words, else between characters."""
     assert split_text(text, limit, len) == parts
     assert split_text(text, limit, len, "-")[0] == ("-", parts[0][1])
 
@@ -46,7 +45,10 @@ def test_sentences_are_cut_near_the_middle(text, limit, parts):
 )
 def test_sentences_of_a_text(language, text, parts):
     assert split_sentences(text, language) == parts
-    assert join_texts([part for _, part in parts], [glue for glue, _ in parts]).split() == text.split() or "。" in text
+    assert (
+        join_texts([part for _, part in parts], [separator for separator, _ in parts]).split() == text.split()
+        or "。" in text
+    )
 
 
 def test_hypotheses_of_parts_are_joined_rank_by_rank():
@@ -70,7 +72,7 @@ def test_joined_hypotheses_are_ordered_by_their_own_scores():
     assert [each.text for each in join_pieces([parts[1], parts[1]], 0.0, ["", " "])] == ["d d", "c c"]
 
 
-def test_links_of_parts_are_moved_behind_those_before():
+def test_links_of_parts_are_shifted_by_the_parts_before():
     parts = [
         [Hypothesis("a", -1.0, -1.0, [5, 2], alignment=[(1, 0)])],
         [Hypothesis("", -1.0, -1.0, [2], alignment=[])],

@@ -1,4 +1,4 @@
-"""Translating: penalties, order, n-best, lengths, empty and long input; scoring says what translating said."""
+"""Translating: penalties, order, n-best, lengths, empty and long input; scores equal those of translating."""
 
 import copy
 import itertools
@@ -18,18 +18,18 @@ from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, loading
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
 from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
-from recnmt_hf.inference.translation_warnings import UnknownTokens
+from recnmt_hf.inference.translation_warnings import TranslationWarnings
 
 
 @pytest.fixture(scope="module")
 def translator(tiny_folder):
-    """A random model with large parameters, so that hypotheses differ."""
+    """Return a random model with large parameters, so that hypotheses differ."""
     translator = Translator.from_pretrained(tiny_folder, device="cpu")
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in translator.model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
-        translator.model.lm_head.weight[2] *= 3  # sentences end sooner or later
+        translator.model.lm_head.weight[2] *= 3  # every translation ends
     translator.model.double()
     return translator
 
@@ -46,10 +46,10 @@ def sentences(corpus):
         ([1, 1], 2, [[0, 1]]),
         ([0, 0], 1, [[0], [1]]),
         ([], 5, []),
-        ([7, 2], 5, [[0], [1]]),  # a sentence that is too long is a batch of its own
+        ([7, 2], 5, [[0], [1]]),  # a sentence beyond the limit is a batch of its own
     ],
 )
-def test_batches_hold_similar_lengths_within_their_tokens(lengths, most, batches):
+def test_batches_have_similar_lengths_and_limited_tokens(lengths, most, batches):
     assert list(itertools.islice(batches_by_tokens(lengths, most), 9)) == batches, "and come to an end"
 
 
@@ -57,21 +57,19 @@ def test_unknown_tokens_are_counted(monkeypatch):
     warnings = []
     monkeypatch.setattr(translation_warnings.logger, "warning_once", warnings.append)
     tokenizer = type("Tokenizer", (), {"unk_token_id": 3})()
-    few, many = UnknownTokens(tokenizer), UnknownTokens(tokenizer)
-    for ids in ([3] + [4] * 49, [5] * 50):
-        few.count(ids)
-    few.warn()
-    UnknownTokens(tokenizer).warn()
+    few, many = TranslationWarnings(tokenizer), TranslationWarnings(tokenizer)
+    few.count_tokens([[3] + [4] * 49, [5] * 50])
+    few.log()
+    TranslationWarnings(tokenizer).log()
     assert not warnings
-    for ids in ([3, 3, 4], [3, 5, 6, 7, 8]):
-        many.count(ids)
-    many.warn()
+    many.count_tokens([[3, 3, 4], [3, 5, 6, 7, 8]])
+    many.log()
     assert len(warnings) == 1 and warnings[0].startswith("37.5% of the source tokens are unknown to the tokenizer")
 
 
 @pytest.mark.parametrize("kind", ["vaswani", "hf"])
 def test_penalty_orders_the_hypotheses(translator, sentences, kind):
-    """Scores are log-probability over the penalty, hypotheses ordered by them; the two kinds differ."""
+    """Hypotheses are ordered by log-probability divided by the penalty; the two kinds differ."""
     options = DecodingOptions(
         beams=5, num_hypotheses=5, length_penalty_type=kind, length_penalty=1.0, max_length_extra=10
     )
@@ -130,7 +128,7 @@ def test_scores_by_one_sentence_at_a_time(translator, corpus):
 
 
 def test_scores_follow_their_options(translator, sentences):
-    """Given as a whole or by name; a translation of one token or none is divided by one."""
+    """Options may be an object or names; the length is at least 1."""
     targets = [[7, 8, 9, 2], [7], []]
     options = DecodingOptions(length_penalty_type="hf", length_penalty=1.0)
     for found in (
@@ -158,7 +156,7 @@ def test_batches_of_scores_and_alignments_are_bounded(translator, sentences):
 
 
 @pytest.mark.parametrize("start", [None, 7])
-def test_scoring_starts_as_generation_does(translator, sentences, monkeypatch, start):
+def test_scoring_uses_the_start_token_of_generation(translator, sentences, monkeypatch, start):
     monkeypatch.setattr(translator.model.generation_config, "decoder_start_token_id", start)
     source, target = torch.tensor([translator.encode_source(sentences[0])]), [8, 9, 2]
     first = translator.model.config.decoder_start_token_id if start is None else start
@@ -192,14 +190,14 @@ def test_iterators_are_read_a_buffer_at_a_time(translator, sentences):
     assert [t.source for t in first] == sentences[:4]
 
 
-def test_empty_gives_empty(translator, sentences):
+def test_empty_sentences_have_empty_translations(translator, sentences):
     found = translator(["", sentences[0], "   "], max_length_extra=5)
     assert [bool(t.text) for t in found] == [False, True, False]
     assert found[0].score == 0.0 and found[1].text == translator(sentences[0], max_length_extra=5)[0].text
     assert translator([]) == []
 
 
-def test_long_sentences_are_refused_or_split(translator, sentences):
+def test_long_sentences_are_rejected_or_split(translator, sentences):
     long = " ".join(sentences)
     limit = max(len(translator.encode_source(s)) for s in sentences)
     with rejects("sentence.too_long", "Sentence 2"):
@@ -226,7 +224,7 @@ def test_long_sentences_are_refused_or_split(translator, sentences):
         translator([beyond], split_sentences="never")
 
 
-def test_length_limit_holds_for_each_sentence(translator, sentences):
+def test_length_limit_applies_to_each_sentence(translator, sentences):
     options = DecodingOptions(beams=2, max_length_factor=0.5, max_length_extra=1)
     for translation in translator.translate(sentences, options):
         limit = int(0.5 * len(translator.encode_source(translation.source))) + 1
@@ -245,7 +243,7 @@ def test_alignments_point_into_the_source(translator, sentences):
 
 @pytest.mark.parametrize("literal", ["</s>", "<pad>", "the <s> dog", "a</s>b <unk>"])
 def test_control_tokens_in_a_text_are_text(translator, literal):
-    """Also with a tokenizer that would take them for itself, as those of other models do."""
+    """Also with a tokenizer of another model, which would treat them as control tokens."""
     taking = type(translator.tokenizer)(
         tokenizer_object=translator.tokenizer.backend_tokenizer,
         **{f"{name}_token": getattr(translator.tokenizer, f"{name}_token") for name in ("pad", "bos", "eos", "unk")},
@@ -260,7 +258,7 @@ def test_control_tokens_in_a_text_are_text(translator, literal):
 NOTHING = ["\u200b", "\ufeff", "\u00ad", "\x00\x07", "\u2028", "\u200e \u2060", "\ufe0f\u3164"]
 
 
-def test_what_shows_nothing_translates_to_nothing(translator, sentences):
+def test_invisible_text_has_an_empty_translation(translator, sentences):
     found = translator([*NOTHING, sentences[0]])
     assert [each.text for each in found[:-1]] == [""] * len(NOTHING) and found[-1].text
     assert all(each.hypotheses[0].tokens == [] and each.score == 0.0 for each in found[:-1])
@@ -270,11 +268,8 @@ def test_what_shows_nothing_translates_to_nothing(translator, sentences):
             translator.score([sentences[0], text], ["a", "b"])
 
 
-def test_a_source_of_which_the_tokenizer_leaves_nothing(translator, monkeypatch):
-    """
-    Whatever the characters are: nothing was read, so nothing is said. Also where the source has a control token of its
-    own, as one for the language.
-    """
+def test_a_source_without_tokens(translator, monkeypatch):
+    """Its translation is empty, also if the source has a control token of its own, such as one for the language."""
     assert not translator.is_empty_source("x") and translator.is_empty_source("\u200b")
     monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
     for nothing in ([2], [9, 2]):
@@ -304,7 +299,7 @@ def test_a_source_of_which_the_tokenizer_leaves_nothing(translator, monkeypatch)
     ],
 )
 def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
-    """Text as the model might give it for the two halves of a source."""
+    """The translations are those of the two halves of a source."""
     answers = iter(parts)
     monkeypatch.setattr(translator, "encode_source", lambda text: [5] * (len(text) + 1) + [2])
     monkeypatch.setattr(
@@ -315,17 +310,17 @@ def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, sour
     limit = len(source) // 2 + 2
     options = DecodingOptions(max_source_length=limit, on_long="split")
     assert len(translator.prepare(source, options).pieces) == 2
-    monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda lengths, most: [[0], [1]])
+    monkeypatch.setattr("recnmt_hf.inference.batching.batches_by_tokens", lambda lengths, most: [[0], [1]])
     (found,) = translator([source], max_source_length=limit, on_long="split", beams=1)
     assert found.text == joined and found.hypotheses[0].tokens == [5, 2, 5, 2]
 
 
-def test_a_single_character_beyond_the_limit_is_named(translator):
+def test_a_single_character_beyond_the_limit_is_rejected(translator):
     with rejects("sentence.cannot_split", "Sentence 2"):
         translator(["", "xyz"], max_source_length=1, on_long="split")
 
 
-def test_unknown_tokens_are_told_once(translator, sentences, caplog):
+def test_unknown_tokens_are_reported_once(translator, sentences, caplog):
     list(translator.translate(iter([*sentences[:2], "Ж Ж"]), beams=1, max_length_extra=1, buffer=1))
     assert caplog.text.count("of the source tokens are unknown to the tokenizer") == 1
     caplog.clear()
@@ -343,7 +338,7 @@ def test_unknown_tokens_are_told_once(translator, sentences, caplog):
         (["a", "b \ud800"], "sentence.half_character"),
     ],
 )
-def test_what_is_no_sentence_is_named(translator, sentences, code):
+def test_sentences_must_be_text(translator, sentences, code):
     with rejects(code, "Sentence 2"):
         translator(sentences)
     with rejects(code, "Pair 2: source"):
@@ -352,7 +347,7 @@ def test_what_is_no_sentence_is_named(translator, sentences, code):
         list(translator.translate("a text"))
 
 
-def test_what_cannot_be_scored_is_named(translator, sentences):
+def test_unscorable_pairs_are_rejected(translator, sentences):
     long = " ".join(sentences * 20)
     with rejects("pair.too_long", "Pair 2"):
         translator.score(["a", long], ["a", "b"])
@@ -481,7 +476,7 @@ def test_works_for_other_models_of_transformers(tokenizer, sentences, name):
         translator.score(["a"], [[5, len(tokenizer)]])
 
 
-# -- what can be wrong with a model's folder ---
+# -- wrong folders ---
 
 
 def test_wrong_path(tmp_path):
@@ -507,7 +502,7 @@ def test_pickled_weights_are_not_read(tiny_folder, tmp_path):
         Translator.from_pretrained(folder)
 
 
-def test_vocabulary_that_does_not_fit(tiny_folder, tokenizer, tmp_path):
+def test_wrong_vocabulary(tiny_folder, tokenizer, tmp_path):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=50)
     with rejects("tokenizer.too_many_symbols", "source tokenizer"):
         Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
@@ -515,7 +510,7 @@ def test_vocabulary_that_does_not_fit(tiny_folder, tokenizer, tmp_path):
 
 @pytest.fixture
 def two_vocabularies(corpus, tmp_path):
-    """A model with word tokens on one side and sub-words on the other, and both tokenizers."""
+    """Return a model with words on one side and subwords on the other, and both tokenizers."""
     source = recnmt_hf.train_tokenizer((p.en for p in corpus["train"]), "word", 500)
     target = recnmt_hf.train_tokenizer((p.de for p in corpus["train"]), "bpe", 300)
     config = recnmt_hf.NMTTransformerConfig.from_preset(
@@ -546,7 +541,7 @@ def test_target_tokenizer_of_its_own(two_vocabularies, sentences):
 
 @pytest.mark.parametrize("separate", [True, False])
 def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, separate):
-    """Files of the Hub as its cache keeps them; a model without a target tokenizer uses its only one."""
+    """Files are in the Hub's cache; a model without a target tokenizer uses its only one."""
     folder = two_vocabularies[0] if separate else tiny_folder
     cached = tmp_path / "cache" / "models--someone--pair"
     shutil.copytree(folder, cached / "snapshots" / ("a" * 40))
@@ -556,7 +551,7 @@ def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, se
     translator = Translator.from_pretrained("someone/pair", device="cpu", **place)
     assert (translator.target_tokenizer is not translator.tokenizer) == separate
     if separate:
-        # One that is there and cannot be read is not passed over.
+        # An unreadable one is not ignored.
         (cached / "snapshots" / ("a" * 40) / "target_tokenizer" / "tokenizer.json").write_text("{")
         with rejects("model.not_loaded", "someone/pair"):
             Translator.from_pretrained("someone/pair", device="cpu", **place)
@@ -583,11 +578,11 @@ def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limi
         assert translator(["a b c d e f g h i j k"], max_new_tokens=1)
 
 
-# -- what is passed on -------------------------------------------------------------------------------------------------
+# -- arguments of loading ----------------------------------------------------------------------------------------------
 
 
-def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypatch):
-    """Device, type, trust, checks and everything else reach the model; what concerns tokenizers reaches them."""
+def test_arguments_of_loading_are_passed_on(tiny_folder, translator, tokenizer, monkeypatch):
+    """Device, type, trust and checks are passed to the model, and those of tokenizers to the tokenizers."""
     from recnmt_hf.data.tokenizer_pair import TokenizerPair
 
     seen = []
@@ -605,7 +600,7 @@ def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypat
     assert seen == [((path, None, None, False, False), {}), ((path,), {"trust_remote_code": False})]
     seen.clear()
     whole = Translator.from_pretrained(path, quantization="int8")
-    assert seen[0] == ((path, "cpu", None, False, True), {}), "whole numbers are multiplied on the CPU"
+    assert seen[0] == ((path, "cpu", None, False, True), {}), "int8 runs on the CPU"
     assert type(whole.model.lm_head) is not type(translator.model.lm_head)
     on_cuda = {"quantization": "int8", "device": "cuda"}
     for given, field in (({"quantization": "int4"}, "quantization"), (on_cuda, "device")):
@@ -615,7 +610,7 @@ def test_files_are_loaded_as_asked(tiny_folder, translator, tokenizer, monkeypat
         assert not seen and refused.value.field == field
 
 
-def test_exported_folders_are_taken_by_their_engine(tiny_folder, translator, monkeypatch):
+def test_exported_folders_are_loaded_by_their_engine(tiny_folder, translator, monkeypatch):
     seen = []
     made = types.SimpleNamespace(format="onnx")
     monkeypatch.setattr(loading, "is_export", lambda path: True)
@@ -662,7 +657,7 @@ def test_one_text_may_have_one_prefix(translator, sentences):
 
 
 def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
-    """Special tokens are no text; without a search there are no scores, and the order is that of the tokens."""
+    """Special tokens are not text; without scores, hypotheses are in the order of the tokens."""
     end, (first, second) = 2, translator.encode_target("a b")[:2]
     sources, options = [[5, 2], [6, 2]], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
     tokens = [[first, second], [first, end], [], [end]]
@@ -691,7 +686,7 @@ def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
 
 
 def test_limits_of_lengths(translator):
-    """By the source's length, at least one, never shorter than the prefix and its end, never beyond the model."""
+    """The limit follows the source, is at least the prefix and its end, and at most the model's."""
     options = DecodingOptions(max_length_factor=1.5, max_length_extra=2)
     assert translator.max_lengths([[5] * 3, [5]], [[], []], options) == [6, 3]
     none = DecodingOptions(max_length_factor=0.1, max_length_extra=0)
@@ -700,20 +695,20 @@ def test_limits_of_lengths(translator):
     assert translator.max_lengths([[5] * 500], [[]], options) == [translator.backend.limits.target]
 
 
-def test_what_is_too_long_may_be_cut_off(translator, sentences):
-    """With the end of the sentence kept, and the prefix."""
+def test_long_sentences_may_be_truncated(translator, sentences):
+    """The end token and the prefix are kept."""
     options = DecodingOptions(max_source_length=6, on_long="truncate")
     whole = translator.encode_source(sentences[0])
     prepared = translator.prepare(sentences[0], options, "Der Hund")
-    assert prepared.pieces == [[*whole[:5], whole[-1]]] and prepared.glues == [""] and len(whole) > 6
+    assert prepared.pieces == [[*whole[:5], whole[-1]]] and prepared.separators == [""] and len(whole) > 6
     assert prepared.prefix == translator.encode_target("Der Hund")[:-1]
     assert translator.prefix_ids(" ", "The sentence") == []
     at_limit = translator.prepare(sentences[0], DecodingOptions(max_source_length=len(whole)))
-    assert at_limit.pieces == [whole] and at_limit.glues == [""]
+    assert at_limit.pieces == [whole] and at_limit.separators == [""]
 
 
 def test_prefixes_of_several_split_sentences(translator, sentences):
-    """Each begins the first part of its own sentence, and no other part."""
+    """Each prefix applies to the first part of its own sentence only."""
     texts = [" ".join(sentences[:3]), " ".join(sentences[3:6])]
     options = {"beams": 1, "max_source_length": 12, "on_long": "split", "max_length_factor": 0, "max_length_extra": 6}
     options["split_sentences"] = "never"
@@ -746,7 +741,7 @@ def test_scores_are_left_out_on_request(translator, sentences):
         ({}, {"use_cache": False}, False),
     ],
 )
-def test_finished_sentences_leave_where_each_row_stands_alone(options, own, leaves):
+def test_finished_sentences_are_dropped_if_rows_are_independent(options, own, leaves):
     options = DecodingOptions(**options)
     settings = {"do_sample": False, **options.generate}
     assert can_drop_finished(settings, options, transformers.GenerationConfig(**own)) is leaves

@@ -176,7 +176,7 @@ def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
     for place, word in enumerate(spoken):
         if word == 1:
             attention[0, 0, place] = torch.tensor([0.6 if other == 0 else 0.0 for other in words])
-    monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
+    monkeypatch.setattr(translator.backend, "attention", lambda sources, targets: (attention,))
     (found,) = align_pairs(translator, [source], [target])
     assert found.links == [(0, 1)] and found.to_pharaoh() == "0-1"
 
@@ -215,7 +215,7 @@ def test_translate_drops_links_to_the_end_token(folder, monkeypatch):
     attention[0, 0, 0, -1] = 0.6
     attention[0, 0, 0, 0] = 0.4
     attention[0, 0, 1:, 1] = 1.0
-    monkeypatch.setattr(translator, "attention", lambda sources, targets: (attention,))
+    monkeypatch.setattr(translator.backend, "attention", lambda sources, targets: (attention,))
     assert translator.align_tokens([source], [target]) == [[(1, 1)]]
 
 

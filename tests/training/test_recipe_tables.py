@@ -1,8 +1,8 @@
 """The documentation of recipes shows what their fields state."""
 
 import pytest
+from option_tables import option_table
 
-from recnmt_hf._values import option_table
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.training import recipe
 from recnmt_hf.training.arguments import OWN_ARGUMENTS, TranslationTrainingArguments

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_options(parser, DecodingOptions, ["alignment_layer"], alignment_layer="--layer")
     add("--head", type=arguments.whole(0), help="attention head, counted from 0 (default: mean of all heads)")
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
-    add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1 (default: 1)")
+    add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
     arguments.add_options(parser, DecodingOptions, ["max_tokens"])
     arguments.add_device_arguments(parser)
 
@@ -64,8 +64,6 @@ def run(args: argparse.Namespace) -> None:
         assert gold is not None, "`check` rejects --links without --gold"
         print(alignment_error_rate([links.possible for links in read_links(args.links)], gold))
         return
-    for text in args.text or []:
-        arguments.check_text(text, "--text")
     pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
     if gold is not None:
         check_gold(gold, pairs, args.gold)
@@ -76,15 +74,10 @@ def run(args: argparse.Namespace) -> None:
     if args.plot is not None:
         check_picture(args.plot)
         refuse_inputs(args.plot, inputs)
-        arguments.refuse_duplicates(
-            [os.path.realpath(path) for path in (args.output, args.plot) if path is not None], "--plot"
-        )
-    to_stdout = args.output is None and gold is None and args.plot is None
-    with (
-        open_output(arguments.stream(args.output), inputs)
-        if args.output is not None or to_stdout
-        else nullcontext() as out
-    ):
+        outputs = [os.path.realpath(path) for path in (args.output, args.plot) if path is not None]
+        arguments.refuse_duplicates(outputs, "--plot")
+    has_links = args.output is not None or (gold is None and args.plot is None)
+    with open_output(arguments.stream(args.output), inputs) if has_links else nullcontext() as out:
         translator = arguments.load_translator(args)
 
         def aligned() -> Iterator[WordAlignment]:

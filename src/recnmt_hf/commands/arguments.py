@@ -1,4 +1,4 @@
-"""Arguments shared by the subcommands: number types, files and texts, recipes, models, progress bars."""
+"""Arguments shared by the subcommands: numbers, options, recipes, models, files, progress bars."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from .._values import MOST_BEAMS, MOST_SEED, Option, Range, default_text, describe, is_allowed, members, options_of
-from ..errors import MissingFileError, UserError, short_repr
+from .._values import MOST_SEED, Range, describe, is_allowed, members, options_of
+from ..errors import UserError, short_repr
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MODEL_HELP = "folder of a trained model, or a model id of the Hub"
 PICTURE_HELP = ".png, .svg or .pdf file"
-# Words in a message of argparse -> code.
+# Part of argparse's message -> code of the error.
 USAGE_CODES = {
     "invalid choice": "choice",
     "unrecognized arguments": "unknown",
@@ -34,14 +34,25 @@ USAGE_CODES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence with a code, and suggest the nearest command or option."""
+    """
+    An `ArgumentParser` whose help shows the default of each option, and whose errors are one sentence with a code and
+    the nearest command or option.
+    """
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        default, text = settings.get("default"), settings.get("help")
+        is_unset = default is None or default is False or default in ([], argparse.SUPPRESS)
+        if text and not is_unset and "(default:" not in text:
+            words = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+            settings["help"] = f"{text} (default: {words.replace('%', '%%')})"
+        return super().add_argument(*names, **settings)
 
     def error(self, message: str) -> NoReturn:
-        code = next((code for word, code in USAGE_CODES.items() if word in message), "value")
+        code = next((code for words, code in USAGE_CODES.items() if words in message), "value")
         if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
             message = add_suggestion(message, match[1], re.findall(r"[^\s,']+", match[2]), message[: match.end(1) + 1])
         end = "" if message.endswith("?") else "."
-        text = f"{printable(message.rstrip('.'))}{end} Remedy: run {self.prog} --help for usage."
+        text = f"{printable(message.rstrip('.'))}{end} Run {self.prog} --help for usage."
         self.exit(2, f"{self.prog}: {text} [usage.{code}]\n")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
@@ -52,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_suggestion(message: str, word: str, known: Sequence[str], start: str | None = None) -> str:
-    """Add the known word that is nearest to a mistyped one, if any is near, to a message or to its start."""
+    """Add the known word nearest to a mistyped one, if any is near, to a message or to its start."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"{start or message}; did you mean {near[0]}?" if near else message
 
@@ -79,27 +90,17 @@ def numeric(kind: type[T], allowed: Range) -> Callable[[str], T]:
 
 
 def whole(least: float, most: float | None = None) -> Callable[[str], int]:
-    """Return the argparse type of whole numbers from `least` to `most`."""
+    """Return the argparse type of integers from `least` to `most`."""
     return numeric(int, Range(least=least, most=most))
 
 
-def number(least: float, below: float | None = None) -> Callable[[str], float]:
-    """Return the argparse type of finite numbers from `least` to below `below`."""
-    return numeric(float, Range(least=least, below=below))
-
-
 SEED = whole(0, MOST_SEED)
-BEAMS = whole(1, MOST_BEAMS)
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type, names: Iterable[str], **flags: str) -> None:
     """
-    Add arguments for fields of a dataclass, with the type, range, choices, default and help of the field.
-
-    Args:
-        kind (`type`): The dataclass.
-        names (iterable of `str`): Names of the fields and of the arguments.
-        **flags: Flags that differ from the name of the field.
+    Add arguments for fields of a dataclass, with the type, range, choices, default and help of the field. `flags` are
+    those that differ from the name of the field.
     """
     for name in names:
         option = options_of(kind)[name]
@@ -107,24 +108,24 @@ def add_options(parser: argparse.ArgumentParser, kind: type, names: Iterable[str
         if option.hint is bool:
             parser.add_argument(flag, dest=name, action="store_true", help=option.help)
             continue
-        choices = option.choices or (get_args(option.hint) if get_origin(option.hint) is Literal else None)
-        default = "" if option.default is None else f" (default: {default_text(option)})"
-        parser.add_argument(
-            flag,
-            dest=name,
-            default=option.default,
-            help=f"{option.help}{default}".replace("%", "%%"),
-            **({"choices": choices} if choices else {"type": reader(option), "metavar": flag[2:].upper()}),
-        )
+        settings: dict[str, Any] = {"dest": name, "default": option.default, "help": option.help.replace("%", "%%")}
+        hint = option.hint
+        if get_origin(hint) is list:
+            (hint,) = get_args(hint)
+            settings |= {"nargs": "+", "default": list(getattr(kind(), name))}
+        choices = option.choices or (get_args(hint) if get_origin(hint) is Literal else None)
+        settings |= {"choices": choices} if choices else {"type": reader(hint, option.allowed)}
+        settings |= {} if choices else {"metavar": flag[2:].upper()}
+        parser.add_argument(flag, **settings)
 
 
-def reader(option: Option) -> Callable[[str], Any]:
-    """Return the argparse type of an option without choices: text, or numbers and the words allowed in their place."""
-    kinds = members(option.hint)
+def reader(hint: Any, allowed: Range | None) -> Callable[[str], Any]:
+    """Return the argparse type of values without choices: text, or numbers and the words allowed in their place."""
+    kinds = members(hint)
     if str in kinds:
         return str
     words = {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
-    convert = numeric(float if float in kinds else int, option.allowed or Range())
+    convert = numeric(float if float in kinds else int, allowed or Range())
     return lambda text: text if text in words else convert(text)
 
 
@@ -148,9 +149,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: as saved)")
     add("--quantization", choices=("int8",), help="quantize the weights (CPU only): faster, slightly less exact")
-    add(
-        "--trust-remote-code", action="store_true", help="run Python code contained in the model's folder or repository"
-    )
+    add("--trust-remote-code", action="store_true", help="run Python code from the model's folder or repository")
 
 
 def load_translator(args: argparse.Namespace) -> Translator:
@@ -176,12 +175,7 @@ def add_generate_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
-    """
-    Parse words of the form `NAME=VALUE`, with values in YAML.
-
-    Raises:
-        UserError: A word has no `=` (`usage.setting`), a name is repeated (`usage.duplicate`), or a value is not YAML.
-    """
+    """Parse words of the form `NAME=VALUE`, with values in YAML; `UserError` if one is malformed or repeated."""
     from ..training.recipe_yaml import load_yaml
 
     settings: dict[str, Any] = {}
@@ -222,8 +216,6 @@ def card_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a model card, with the text of the notes."""
     from ..data.text import read_lines
 
-    if args.template is not None and not os.path.isfile(args.template):
-        raise MissingFileError("usage.no_file", field=args.template)
     notes = None if args.notes is None else "\n".join(read_lines(args.notes))
     return {"license": args.license, "sentence": args.sentence, "notes": notes, "template": args.template}
 
@@ -231,28 +223,15 @@ def card_options(args: argparse.Namespace) -> dict[str, Any]:
 # -- files, texts and results ------------------------------------------------------------------------------------------
 
 
-def check_text(text: str, name: str) -> None:
-    """Raise a [`UserError`] if a text contains bytes that are not UTF-8, or half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError("usage.encoding", field=name, reason=error.reason) from error
-
-
 def refuse_duplicates(values: Iterable[Any], flag: str) -> None:
     """Raise a [`UserError`] if a value, file or folder is given twice. Pipes and devices may be given twice."""
     words = [str(value) for value in values]
-    for position, word in enumerate(words):
-        for other in words[:position]:
-            if word == other or is_same_file(word, other):
-                raise UserError("usage.duplicate", field=flag, value=word, first=short_repr(other))
-
-
-def is_same_file(path: str, other: str) -> bool:
-    """Whether two paths name the same regular file or folder."""
-    with suppress(OSError, ValueError):
-        return (os.path.isfile(path) or os.path.isdir(path)) and os.path.samefile(path, other)
-    return False
+    for word, other in ((word, other) for position, word in enumerate(words) for other in words[:position]):
+        is_same = word == other
+        with suppress(OSError, ValueError):
+            is_same |= (os.path.isfile(word) or os.path.isdir(word)) and os.path.samefile(word, other)
+        if is_same:
+            raise UserError("usage.duplicate", field=flag, value=word, first=short_repr(other))
 
 
 def stream(path: str | None) -> str | None:
@@ -276,13 +255,8 @@ def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[Any] | None = None) -> Iterator[T]:
     """
-    Iterate with a progress bar on standard error, if that is a terminal and the results do not go to a terminal too.
-
-    Args:
-        items (iterable): Items to count.
-        unit (`str`): Name of an item.
-        total (`int`, *optional*): Number of items, if known.
-        out (text stream, *optional*): Destination of the results.
+    Iterate with a progress bar on standard error if that is a terminal, unless the results (`out`) go to one too.
+    `unit` is the plural of an item's name.
     """
     from tqdm import tqdm
 

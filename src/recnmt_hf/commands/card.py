@@ -1,7 +1,5 @@
 """`recnmt card`: write the model card of a trained model."""
 
-from __future__ import annotations
-
 import argparse
 
 from .arguments import add_card_arguments, card_options

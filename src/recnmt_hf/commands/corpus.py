@@ -1,7 +1,5 @@
 """`recnmt corpus`: write the generated English-German corpus as text files."""
 
-from __future__ import annotations
-
 import argparse
 
 from .arguments import SEED, whole
@@ -11,15 +9,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     size, depth = whole(0), whole(0, 50)
     add("output", help="folder in which train.en, train.de, validation.en, ... are written")
-    add("--train", type=size, default=20000, help="sentence pairs for training (default: 20000)")
-    add("--validation", type=size, default=500, help="sentence pairs for validation (default: 500)")
-    add("--test", type=size, default=500, help="sentence pairs for testing (default: 500)")
-    add(
-        "--test-deep", type=size, default=500, help="sentence pairs with deeper nesting than in training (default: 500)"
-    )
-    add("--max-depth", type=depth, default=2, help="maximum depth of nested clauses (default: 2)")
-    add("--deep-depth", type=depth, default=4, help="maximum depth of the deep test set (default: 4)")
-    add("--seed", type=SEED, default=1, help="random seed (default: 1)")
+    add("--train", type=size, default=20000, help="sentence pairs for training")
+    add("--validation", type=size, default=500, help="sentence pairs for validation")
+    add("--test", type=size, default=500, help="sentence pairs for testing")
+    add("--test-deep", type=size, default=500, help="sentence pairs with deeper nesting than in training")
+    add("--max-depth", type=depth, default=2, help="maximum depth of nested clauses")
+    add("--deep-depth", type=depth, default=4, help="maximum depth of the deep test set")
+    add("--seed", type=SEED, default=1, help="random seed")
 
 
 def run(args: argparse.Namespace) -> None:

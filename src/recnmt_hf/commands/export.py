@@ -1,7 +1,5 @@
 """`recnmt export`: export a trained model for an inference engine."""
 
-from __future__ import annotations
-
 import argparse
 
 from ..errors import UserError
@@ -12,17 +10,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help=MODEL_HELP)
     add("output", help="a new folder")
-    add(
-        "--format",
-        choices=("ctranslate2", "onnx"),
-        required=True,
-        help="ctranslate2 (base Transformers only) or onnx (all families); `recnmt translate` reads both",
-    )
-    add(
-        "--quantization",
-        default="float32",
-        help="data type of ctranslate2: float32, float16, bfloat16, int16, int8, int8_float16, ... (default: float32)",
-    )
+    formats = "ctranslate2 (base Transformers only) or onnx (all families); `recnmt translate` reads both"
+    add("--format", choices=("ctranslate2", "onnx"), required=True, help=formats)
+    types = "data type of ctranslate2: float32, float16, bfloat16, int16, int8, int8_float16, ..."
+    add("--quantization", default="float32", help=types)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -32,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
         from ..hub.onnx_graphs import export_onnx
 
         print(export_onnx(args.model, args.output))
-        return
-    from ..hub.engines import export_ctranslate2
+    else:
+        from ..hub.engines import export_ctranslate2
 
-    print(export_ctranslate2(args.model, args.output, args.quantization))
+        print(export_ctranslate2(args.model, args.output, args.quantization))

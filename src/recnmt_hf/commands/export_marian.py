@@ -1,7 +1,5 @@
 """`recnmt export-marian`: write a base Transformer as a MarianMT checkpoint of transformers."""
 
-from __future__ import annotations
-
 import argparse
 
 

@@ -1,7 +1,5 @@
 """`recnmt import-marian`: convert a MarianMT checkpoint to a model of this package."""
 
-from __future__ import annotations
-
 import argparse
 
 

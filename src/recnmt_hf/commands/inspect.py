@@ -1,11 +1,9 @@
 """`recnmt inspect`: show how a model of this package processes one sentence, as a picture or as text."""
 
-from __future__ import annotations
-
 import argparse
 
 from ..errors import UserError
-from .arguments import PICTURE_HELP, add_device_arguments, check_text, load_translator, whole
+from .arguments import PICTURE_HELP, add_device_arguments, load_translator, whole
 
 
 # Options of some subjects.
@@ -19,11 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     subjects = "; ".join(f"{subject.name} ({family}): {subject.summary}" for family, subject in SUBJECTS.items())
     add("model", help=f"folder of a trained model ({', '.join(SUBJECTS)}), or a model id of the Hub")
     add("sentence", help="source sentence")
-    add(
-        "--subject",
-        choices=[subject.name for subject in SUBJECTS.values()],
-        help=f"{subjects} (default: the subject of the model's family)",
-    )
+    names = [subject.name for subject in SUBJECTS.values()]
+    add("--subject", choices=names, help=f"{subjects} (default: the subject of the model's family)")
     add("--target", help="translation of the sentence (default: the model's own)")
     add("--output", "-o", help=f"{PICTURE_HELP} (default: text on standard output)")
     add("--layer", type=whole(0), help="layer, counted from 0 (default: attention 0, others the top one)")
@@ -35,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture
     from ..analysis.subjects import find_subject, load_function
+    from ..inference.translator import check_text
 
     check_text(args.sentence, "sentence")
     check_text(args.target or "", "--target")

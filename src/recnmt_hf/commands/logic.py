@@ -1,7 +1,5 @@
 """`recnmt logic`: train and evaluate encoders on logical inference."""
 
-from __future__ import annotations
-
 import argparse
 
 from .arguments import PICTURE_HELP, add_recipe_arguments

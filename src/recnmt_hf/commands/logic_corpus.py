@@ -1,7 +1,5 @@
 """`recnmt logic-corpus`: write a generated corpus of logical inference as text files."""
 
-from __future__ import annotations
-
 import argparse
 
 from .arguments import SEED, whole
@@ -10,13 +8,8 @@ from .arguments import SEED, whole
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("output", help="folder for train0.tsv to train12.tsv and test0.tsv to test12.tsv, one per number of operators")
-    add(
-        "--pairs",
-        type=whole(1),
-        default=500_000,
-        help="number of pairs to draw; duplicates are removed (default: 500000)",
-    )
-    add("--seed", type=SEED, default=1, help="random seed (default: 1)")
+    add("--pairs", type=whole(1), default=500_000, help="number of pairs to draw; duplicates are removed")
+    add("--seed", type=SEED, default=1, help="random seed")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -47,12 +47,11 @@ COMMANDS = {
 # Commands of 0.2, now subjects of `inspect`; they work for one more version.
 RENAMED = ("attention", "global", "positions", "tree")
 # Commands that need no model.
-WITHOUT_MODELS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
+MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
 # Exit codes. argparse also exits with 2.
 SUCCESS, BUG, USER_ERROR = 0, 1, 2
-# Errors of the system: too many open files; and about any file: permissions, types, space, limits, damage.
-TOO_MANY = {errno.EMFILE, errno.ENFILE}
-ENVIRONMENT = {
+# Errors of the system about any file: permissions, types, space, limits, damage.
+FILE_ERRORS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENXIO),
 }
@@ -113,16 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = "inspect"
     name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     with raised_interrupts() as interrupts:
+        is_interrupted = False
         try:
             code = run_command(name, chosen, argv, interrupts)
         except KeyboardInterrupt:
-            return interrupted(name, interrupts)
+            is_interrupted = True
         except SystemExit:
             if not interrupts.received:
                 raise
-            return interrupted(name, interrupts)
-        if interrupts.received:  # a library turned the interrupt into another error, or dropped it
-            return interrupted(name, interrupts)
+        if is_interrupted or interrupts.received:  # a library may turn the interrupt into another error, or drop it
+            print(f"\n{name}: {interrupts.word()}.", file=sys.stderr)
+            code = interrupts.exit_code()
     return code
 
 
@@ -132,7 +132,7 @@ def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Inte
     try:
         args = parse(build_parser(chosen), argv)
         args.check(args)
-        if args.command not in WITHOUT_MODELS:
+        if args.command not in MODEL_FREE_COMMANDS:
             register()
         args.run(args)
         sys.stdout.flush()
@@ -156,12 +156,6 @@ def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Inte
     return SUCCESS
 
 
-def interrupted(name: str, interrupts: Interrupts) -> int:
-    """Report an interrupt, and return the exit code."""
-    print(f"\n{name}: {interrupts.word()}.", file=sys.stderr)
-    return interrupts.exit_code()
-
-
 def report(name: str, error: UserError) -> int:
     """Print a user error with its code, and return the exit code."""
     print(f"{name}: {printable(f'{error} [{error.code}]')}", file=sys.stderr)
@@ -179,18 +173,18 @@ def explain_system_error(error: Exception, argv: Sequence[str], output: str | No
         return None
     from ..data.files import MEDIUM_ERRORS, SPACE_ERRORS
 
-    if error.errno in TOO_MANY:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError("system.open_files", reason=error.strerror)
     file = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
     if error.errno in SPACE_ERRORS or (file is None and error.errno in MEDIUM_ERRORS):
         # An error while copying names the file that is read, but the output is to blame.
         return UserError("system.space", field=output if file and output else "output", reason=error.strerror)
-    if file is not None and (error.errno in ENVIRONMENT or is_named(file, argv)):
+    if file is not None and (error.errno in FILE_ERRORS or is_argument(file, argv)):
         return UserError("system.file", field=file, reason=error.strerror)
     return None
 
 
-def is_named(file: str, argv: Sequence[str]) -> bool:
+def is_argument(file: str, argv: Sequence[str]) -> bool:
     """Return whether the command line names a file, also as `option=file`."""
     words = {part for word in argv for part in (word, word.partition("=")[2]) if part}
     return os.path.realpath(file) in {os.path.realpath(word) for word in words if "\0" not in word}

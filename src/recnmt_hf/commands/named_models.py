@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 def parse_model(text: str) -> tuple[str, dict[str, object]]:
-    """
-    Parse `"name:field=value,..."` into a name and fields, with values in YAML.
-
-    Raises:
-        UserError: A field has no value.
-    """
+    """Parse `"name:field=value,..."` into a name and fields, with values in YAML; `UserError` without a value."""
     from ..training.recipe_yaml import load_yaml
 
     name, _, pairs = text.partition(":")
@@ -39,14 +34,8 @@ MODEL_HELP = (
 
 def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
     """
-    Build a newly initialised model.
-
-    Args:
-        name (`str`): `"marian"` for transformers' MarianMTModel with the same sizes, or a `model_type` of this package.
-        size (`str`): Name of a preset.
-
-    Raises:
-        UserError: The name is unknown.
+    Build a newly initialised model with the sizes of a preset. `name` is a `model_type` of this package, or `"marian"`
+    for transformers' MarianMTModel. Raise `UserError` for an unknown name or field.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
     """
-    Count the parameters of a model, shared ones once.
-
-    Returns:
-        The number for embeddings and output matrix, and the numbers for the parts of the body. A part is named by the
-        path of its module without layer numbers, e.g. `encoder.layers.self_attn`.
+    Return the number of parameters of embeddings and output matrix, shared ones counted once, and those of the parts of
+    the body. A part is named by the path of its module without layer numbers, e.g. `encoder.layers.self_attn`.
     """
     body: Counter[str] = Counter()
     embeddings = 0
@@ -39,8 +36,8 @@ def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="+", help=f"{MODEL_HELP}. The first is compared with each other one")
-    add("--size", nargs="+", default=["base"], help="presets to count (default: base)")
-    add("--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size (default: 32000)")
+    add("--size", nargs="+", default=["base"], help="presets to count")
+    add("--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size")
 
 
 def run(args: argparse.Namespace) -> None:

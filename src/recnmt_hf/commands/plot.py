@@ -1,7 +1,5 @@
 """`recnmt plot`: plot the learning curves of training runs."""
 
-from __future__ import annotations
-
 import argparse
 
 from .arguments import PICTURE_HELP, refuse_duplicates
@@ -9,7 +7,7 @@ from .arguments import PICTURE_HELP, refuse_duplicates
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="folders of running or finished training runs, or of their models")
-    parser.add_argument("--output", "-o", default="curve.png", help=f"{PICTURE_HELP} (default: curve.png)")
+    parser.add_argument("--output", "-o", default="curve.png", help=PICTURE_HELP)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -1,7 +1,5 @@
 """`recnmt probe-words`: measure how well a source vector predicts the words of the translation."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, fields
@@ -20,13 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in SETS:
         add(f"--{name}", nargs=2, required=True, metavar=("SOURCE", "TARGET"), help=f"line-aligned {name} files")
     add("--states", nargs="+", help="vectors to probe: last, average, global, ... (default: all vectors of the model)")
-    add(
-        "--top",
-        type=arguments.whole(1),
-        nargs="+",
-        help="numbers of most likely words to compare with the translation (default: 200, 500 and 1000 as in the paper "
-        "and scaled from 32,000 words to the model's vocabulary)",
+    top = (
+        "numbers of most likely words to compare with the translation (default: 200, 500 and 1000 as in the paper and "
+        "scaled from 32,000 words to the model's vocabulary)"
     )
+    add("--top", type=arguments.whole(1), nargs="+", help=top)
     add("--sentences", type=arguments.whole(1), help="maximum number of training pairs (default: all)")
     arguments.add_options(parser, ProbeOptions, OPTIONS)
     add("--output", "-o", help="file to which the table is also written")
@@ -47,13 +43,10 @@ def run(args: argparse.Namespace) -> None:
 
     inputs = [path for name in SETS for path in getattr(args, name)]
     options = arguments.read_options(ProbeOptions, args, OPTIONS)
-    train, validation, test = (
-        list(islice(read_parallel(*getattr(args, name)), args.sentences if name == "train" else None)) for name in SETS
-    )
-    with (
-        arguments.optional_output(args.output, inputs) as table,
-        arguments.optional_output(args.json, inputs) as figures,
-    ):
+    train = list(islice(read_parallel(*args.train), args.sentences))
+    validation, test = list(read_parallel(*args.validation)), list(read_parallel(*args.test))
+    output = arguments.optional_output
+    with output(args.output, inputs) as table, output(args.json, inputs) as figures:
         translator = arguments.load_translator(args)
         tops = args.top
         if tops is None:

@@ -1,7 +1,5 @@
 """`recnmt publish`: upload a trained model to the Hub."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import tempfile
@@ -16,14 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="folder of a run or a trained model")
     add("name", help="name of the repository: user/name, or organisation/name")
     add_card_arguments(parser)
-    add("--shard-size", default="50GB", help="maximum size of a file of weights (default: 50GB)")
+    add("--shard-size", default="50GB", help="maximum size of a file of weights")
     add("--output", "-o", help="new folder for a copy of the uploaded files (default: none)")
     add("--dry-run", action="store_true", help="write the folder --output without uploading it")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--private", dest="private", action="store_true", default=None, help="create the repository as private"
-    )
-    group.add_argument("--public", dest="private", action="store_false", help="create the repository as public")
+    add_visibility = parser.add_mutually_exclusive_group().add_argument
+    add_visibility("--private", action="store_true", default=None, help="create the repository as private")
+    add_visibility("--public", dest="private", action="store_false", help="create the repository as public")
     add("--branch", help="branch of the upload, created if it does not exist (default: main)")
     add("--pull-request", action="store_true", help="open a pull request instead of committing")
     add("--message", "-m", help="commit message")

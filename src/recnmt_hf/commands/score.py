@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -26,54 +26,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_models_argument(parser)
     add("--source", "-s", help="file of source sentences, one per line")
     add("--target", "-t", help="file of translations, one per line")
-    add(
-        "--jsonl",
-        help="output of `recnmt translate --format jsonl`, scored by its token ids (instead of --source and --target)",
-    )
+    add("--jsonl", help="output of `recnmt translate --format jsonl`, scored by token ids; replaces --source, --target")
     add("--token-scores", action="store_true", help="print the log-probability of each token too")
     arguments.add_options(parser, DecodingOptions, SCORING)
     arguments.add_device_arguments(parser)
 
 
-def read_records(path: str) -> Iterator[tuple[str, list[int]]]:
-    """
-    Yield sources and token ids from the output of `recnmt translate --format jsonl`.
-
-    Raises:
-        UserError: A line is not such a record; the error's field is the file with the line.
-    """
-    from .._plain_text import is_blank
+def read_records(path: str) -> Iterator[tuple[str, list[Any]]]:
+    """Yield sources and token ids from the output of `recnmt translate --format jsonl`."""
     from ..data.text import read_lines
 
     for number, line in enumerate(read_lines(path), start=1):
-        place = f"{path}, line {number}"
         try:
             record = json.loads(line)
-            if not isinstance(record, dict):
-                raise TypeError("not an object")
             source, tokens = record["source"], record["tokens"]
             if not isinstance(source, str) or not isinstance(tokens, list):
-                raise TypeError("source must be a text, and tokens a list")
-            if any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
-                raise TypeError("tokens must be whole numbers")
+                raise TypeError("source must be text, and tokens a list")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError("records.line", field=place, reason=reason) from error
-        arguments.check_text(source, f"{place}: source")
-        if tokens and is_blank(source):
-            raise UserError("records.empty_source", field=place)
+            raise UserError("records.line", field=f"{path}, line {number}", reason=reason) from error
         yield source, tokens
-
-
-def check_tokens(records: list[tuple[str, list[int]]], path: str, symbols: int, ends: Collection[int]) -> None:
-    """Raise `UserError` for token ids that the model does not have, and for those of a split text."""
-    for number, (_, tokens) in enumerate(records, start=1):
-        place = f"{path}, line {number}"
-        for token in tokens:
-            if not 0 <= token < symbols:
-                raise UserError("records.unknown_token", field=place, value=token, most=symbols - 1)
-        if not set(tokens[:-1]).isdisjoint(ends):
-            raise UserError("records.split", field=place)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -84,22 +56,25 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_parallel
+    from ..inference.translator import check_text
 
-    by_record = args.jsonl is not None
+    by_record, file = args.jsonl is not None, args.jsonl or args.source
     options = arguments.read_options(DecodingOptions, args, SCORING)
     pairs: list[tuple[str, Any]] = list(
         read_records(args.jsonl) if by_record else read_parallel(args.source, args.target)
     )
     if not pairs:
-        raise UserError("usage.empty_file", field=args.jsonl, content="record")
+        raise UserError("usage.empty_file", field=file, content="record")
     translator = arguments.load_translator(args)
     if by_record:
-        config = translator.model.config
-        symbols = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-        check_tokens(pairs, args.jsonl, symbols, translator.end_ids())
+        ends = translator.end_ids()
+        for number, (source, tokens) in enumerate(pairs, start=1):
+            place = f"{file}, line {number}"
+            check_text(source, f"{place}: source")
+            if tokens and not ends.isdisjoint(translator.target_ids(tokens, place)[:-1]):
+                raise UserError("records.split", field=place)
 
     def results() -> Iterator[SentenceScore | None]:
-        file = args.jsonl if by_record else args.source
         for chunk in arguments.chunks(enumerate(pairs, start=1)):
             # The empty translation of a blank line has no tokens and a score of 0, without the model.
             scored = [(number, pair) for number, pair in chunk if pair[1] or not translator.is_empty_source(pair[0])]

@@ -1,7 +1,5 @@
 """`recnmt sweep`: train variants of a recipe, and compare them in a table and a plot."""
 
-from __future__ import annotations
-
 import argparse
 
 from ..errors import UserError
@@ -16,18 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fields to override in all runs; {seed} in a value is replaced by the seed of the run",
         "folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)",
     )
-    add(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE,VALUE,...",
-        help="values of a field to train; with several --vary, all combinations",
-    )
-    add(
-        "--rows",
-        metavar="FILE",
-        help="YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows",
-    )
+    values = "values of a field to train; with several --vary, all combinations"
+    add("--vary", action="append", default=[], metavar="SECTION.FIELD=VALUE,VALUE,...", help=values)
+    rows = "YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows"
+    add("--rows", metavar="FILE", help=rows)
     add("--seeds", type=SEED, nargs="+", default=[], help="seeds with which every variant is trained")
     add("--score", help="column to plot and summarize (default: that of the first test set)")
     add("--plot", help=f"{PICTURE_HELP} for a plot: a line for one varied field, a grid for two")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .._values import LANGUAGE
 from ..errors import UserError
-from ..inference.options import OF_TEXTS, DecodingOptions
+from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from . import arguments
 from .translate import DECODING
 
@@ -19,31 +19,19 @@ if TYPE_CHECKING:
     from ..training.evidence import Evidence
 
 # Options that have no effect on the best translation of a sentence.
-EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *OF_TEXTS)
+EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *TEXT_OPTIONS)
 OPTIONS = [name for name in DECODING if name not in EXCLUDED]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="folder of a run or a trained model, in which scores and translations are written")
-    add(
-        "--set",
-        nargs=3,
-        action="append",
-        required=True,
-        metavar=("NAME", "SOURCE", "REFERENCE"),
-        help="name, sources and references of a test set; repeat for several",
-    )
-    add(
-        "--baseline",
-        metavar="MODEL",
-        help="model already tested on the same sets; adds the p-value of a paired bootstrap",
-    )
+    names, sets = ("NAME", "SOURCE", "REFERENCE"), "name, sources and references of a test set; repeat for several"
+    add("--set", nargs=3, action="append", required=True, metavar=names, help=sets)
+    baseline = "model already tested on the same sets; adds the p-value of a paired bootstrap"
+    add("--baseline", metavar="MODEL", help=baseline)
     add("--source-lang", help="code of the source language (default: that of the run)")
-    add(
-        "--target-lang",
-        help="code of the target language, used as file ending of the translations (default: that of the run)",
-    )
+    add("--target-lang", help="code of the target language, the file ending of translations (default: that of the run)")
     arguments.add_rouge_argument(parser)
     add("--lowercase", action="store_true", help="case-insensitive BLEU")
     arguments.add_options(parser, DecodingOptions, OPTIONS)
@@ -56,10 +44,9 @@ def check(args: argparse.Namespace) -> None:
     args.generate = arguments.read_settings(args.generate, "--generate")
     args.options = arguments.read_options(DecodingOptions, args, (*OPTIONS, "generate"))
     for name in ("source_lang", "target_lang"):
-        code, field = getattr(args, name), f"--{name.replace('_', '-')}"
+        code = getattr(args, name)
         if code is not None and not LANGUAGE.fullmatch(code):
-            allowed, remedy = "a language code", "write a code such as de or zh-CN"
-            raise UserError("option.value", field=field, value=code, allowed=allowed, remedy=remedy)
+            raise UserError("option.language", field=f"--{name.replace('_', '-')}", value=code)
 
 
 def complete(evidence: Evidence, translator: Translator, args: argparse.Namespace, pairs: list[SentencePair]) -> None:

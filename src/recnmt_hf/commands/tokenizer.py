@@ -1,7 +1,5 @@
 """`recnmt tokenizer`: train a tokenizer on text files."""
 
-from __future__ import annotations
-
 import argparse
 
 from .arguments import whole
@@ -11,15 +9,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", help="text files, plain or gzipped; both languages for a joint tokenizer")
     add("--output", "-o", required=True, help="a new folder, which AutoTokenizer can load")
-    add("--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols (default: bpe)")
-    add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols (default: 8000)")
-    add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol (default: 1)")
+    add("--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols")
+    add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols")
+    add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol")
     add("--lowercase", action="store_true", help="lowercase all texts")
-    add(
-        "--byte-fallback",
-        action=argparse.BooleanOptionalAction,
-        help="encode unknown characters as bytes, which takes 256 symbols (default for bpe with 1000 symbols or more)",
-    )
+    fallback = "encode unknown characters as bytes, 256 symbols (default: for bpe with 1000 symbols or more)"
+    add("--byte-fallback", action=argparse.BooleanOptionalAction, help=fallback)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,7 +1,5 @@
 """`recnmt train`: train a model from a recipe."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

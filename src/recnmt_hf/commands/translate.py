@@ -1,7 +1,5 @@
 """`recnmt translate`: translate a file or standard input."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Iterator
@@ -21,12 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_models_argument(parser)
     add("--input", "-i", help="text file, plain or gzipped (default: -, standard input)")
     add("--output", "-o", help="output file (default: -, standard output)")
-    add(
-        "--format",
-        choices=("text", "n-best", "jsonl"),
-        help="text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: "
-        "one object per line with scores and token ids (default: text, or n-best with --n-best)",
+    formats = (
+        "text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: one "
+        "object per line with scores and token ids (default: text, or n-best with --n-best)"
     )
+    add("--format", choices=("text", "n-best", "jsonl"), help=formats)
     add("--prefix", metavar="FILE", help="file with the beginning of each translation; an empty line sets no prefix")
     arguments.add_options(parser, DecodingOptions, DECODING, num_hypotheses="--n-best")
     arguments.add_generate_argument(parser)

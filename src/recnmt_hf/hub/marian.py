@@ -14,7 +14,7 @@ from ..data.files import open_output_folder
 from ..data.tokenization import remove_loading_settings
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..errors import UserError
-from ..inference.loading import no_model, quiet_loading, without_reports
+from ..inference.loading import missing_model_error, quiet_loading, silence_loading_report
 from ..inference.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
@@ -56,7 +56,7 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
         if looks_local(path):
             check_folder(Path(path))
         settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with explained_loading(path), without_reports():
+        with explained_loading(path), silence_loading_report():
             loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
             marian, info = loaded
         check_loading(marian, info)
@@ -85,7 +85,7 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
 def check_folder(folder: Path) -> None:
     """Raise `UserError` for a folder without a model, or with pickled weights, which may contain code."""
     if not (folder / "config.json").is_file():
-        raise no_model(str(folder))
+        raise missing_model_error(str(folder))
     if not any(folder.glob("*.safetensors")) and (pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])):
         raise UserError("weights.pickled", field=str(pickled[0]))
 

@@ -6,26 +6,20 @@ from .._lazy import lazy_names, names_for_type_checkers
 
 
 if TYPE_CHECKING:
-    from ..data.tokenizer_checks import stamp_tokenizers
-    from .decoding import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty
-    from .options import DecodingOptions, length_penalty
-    from .results import Hypothesis, SentenceScore, Translation
-    from .translator import Translator
-    from .word_alignment import WordAlignment, align_pairs
+    from ..data.tokenizer_checks import stamp_tokenizers as stamp_tokenizers
+    from .decoding import MaxLengthPerSentence as MaxLengthPerSentence
+    from .decoding import PrefixPerSentence as PrefixPerSentence
+    from .decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
+    from .options import DecodingOptions as DecodingOptions
+    from .options import length_penalty as length_penalty
+    from .results import Hypothesis as Hypothesis
+    from .results import SentenceScore as SentenceScore
+    from .results import Translation as Translation
+    from .translator import Translator as Translator
+    from .word_alignment import WordAlignment as WordAlignment
+    from .word_alignment import align_pairs as align_pairs
 
-__all__ = [
-    "DecodingOptions",
-    "Hypothesis",
-    "MaxLengthPerSentence",
-    "PrefixPerSentence",
-    "SentenceScore",
-    "Translation",
-    "Translator",
-    "VaswaniLengthPenalty",
-    "WordAlignment",
-    "align_pairs",
-    "length_penalty",
-    "stamp_tokenizers",
-]
+_NAMES = names_for_type_checkers(__name__)
+__all__ = sorted(_NAMES)
 
-__getattr__, __dir__ = lazy_names(__name__, names_for_type_checkers(__name__))
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -18,17 +18,10 @@ def word_matrix(
     target_words: int,
 ) -> np.ndarray:
     """
-    Compute attention between words from attention between tokens. The attention of a target word is the mean over its
-    tokens, that to a source word the sum over its tokens.
-
-    Args:
-        weights (`numpy.ndarray` of shape `(target tokens, source tokens)`).
-        source, target (sequence of `int`, *optional*): The word of each token; `None` for special tokens.
-        source_words, target_words (`int`): Number of words of either side.
-
-    Returns:
-        `numpy.ndarray` of shape `(target_words, source_words + 1)`; special source tokens share the last column. Rows
-        of words without a token (a tokenizer may drop characters) are zero.
+    Compute attention between words `(target_words, source_words + 1)` from attention between tokens `(target tokens,
+    source tokens)`. `source` and `target` are the word of each token, `None` for special tokens; special source tokens
+    share the last column. The attention of a target word is the mean over its tokens, that to a source word the sum
+    over its tokens. Rows of words without a token (a tokenizer may drop characters) are zero.
     """
     columns = np.zeros((weights.shape[0], source_words + 1))
     for place, word in enumerate(source):
@@ -45,16 +38,13 @@ def choose_attention(
     attentions: Sequence[torch.Tensor], layer: int | str | None = None, head: int | None = None
 ) -> torch.Tensor:
     """
-    Return the cross-attention to align by, `(batch_size, target_length, source_length)`.
+    Return the cross-attention to align by, `(batch_size, target_length, source_length)`, from that of all layers and
+    heads.
 
     Args:
-        attentions (sequence of `torch.Tensor` of shape `(batch_size, num_heads, target_length, source_length)`).
         layer (`int` or `"mean"`, *optional*): A decoder layer from 0, or the mean of all. `None`: the one below the
             top, which Garg et al. (2019) found best; the only one of a recurrent decoder.
         head (`int`, *optional*): A head from 0; `None`: the mean of all.
-
-    Raises:
-        ValueError: There is no such layer or head.
     """
     if layer == "mean":
         weights = torch.stack(list(attentions)).mean(dim=0)
@@ -79,22 +69,22 @@ def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]
 
 
-def token_links(
+def attention_rows(
     attentions: Sequence[torch.Tensor],
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
-    controls: tuple[Collection[int], Collection[int]],
     layer: int | str | None = None,
-) -> list[list[tuple[int, int]]]:
-    """
-    Return for each sentence of a batch the links between its tokens, as [`links_of_matrix`]. `attentions` and `layer`
-    are those of [`choose_attention`], `controls` the ids of source and target that get no link, as end tokens.
-    """
-    links = []
-    weights = choose_attention(attentions, layer).float().cpu().numpy()
-    for row, source, target in zip(weights, sources, targets, strict=True):
-        source_words = [None if id in controls[0] else place for place, id in enumerate(source)]
-        target_words = [None if id in controls[1] else place for place, id in enumerate(target)]
-        row = row[: len(target), : len(source)]
-        links.append(links_of_matrix(word_matrix(row, source_words, target_words, len(source), len(target))))
-    return links
+    head: int | None = None,
+) -> list[np.ndarray]:
+    """Return the chosen attention of each sentence of a batch without padding, `(target tokens, source tokens)`."""
+    weights = choose_attention(attentions, layer, head).float().cpu().numpy()
+    return [row[: len(target), : len(source)] for row, source, target in zip(weights, sources, targets, strict=True)]
+
+
+def links_of_tokens(
+    weights: np.ndarray, source: Sequence[int], target: Sequence[int], controls: tuple[Collection[int], Collection[int]]
+) -> list[tuple[int, int]]:
+    """Return the links between tokens, as [`links_of_matrix`]. `controls` are ids of source and target without link."""
+    source_words = [None if id in controls[0] else place for place, id in enumerate(source)]
+    target_words = [None if id in controls[1] else place for place, id in enumerate(target)]
+    return links_of_matrix(word_matrix(weights, source_words, target_words, len(source), len(target)))

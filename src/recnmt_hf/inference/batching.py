@@ -23,16 +23,17 @@ def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         start += size
 
 
-def batches_of_pairs(sources: Tokens, targets: Tokens, max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches as in [`batches_by_tokens`]; the length of a pair is that of its longer side."""
-    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    return batches_by_tokens(lengths, max_tokens)
+def pair_lengths(sources: Tokens, targets: Tokens) -> list[int]:
+    """Return the length of the longer side of each pair."""
+    return [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
 
 
-def run_batches(run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targets: Tokens, max_tokens: int) -> list[T]:
-    """Return the result of `run` for each pair."""
+def run_batches(
+    run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targets: Tokens, lengths: list[int], max_tokens: int
+) -> list[T]:
+    """Return the result of `run` for each pair, in batches as [`batches_by_tokens`] makes them of the lengths."""
     results: dict[int, T] = {}
-    for batch in batches_of_pairs(sources, targets, max_tokens):
+    for batch in batches_by_tokens(lengths, max_tokens):
         rows = run([sources[i] for i in batch], [targets[i] for i in batch])
         results.update(zip(batch, rows, strict=True))
     return [results[i] for i in range(len(sources))]

@@ -8,15 +8,7 @@ from ..errors import UserError
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """
-    Return a device of this machine.
-
-    Args:
-        device (`str` or `torch.device`, *optional*): Defaults to CUDA if available, else the CPU.
-
-    Raises:
-        ValueError: The device does not exist or is not available.
-    """
+    """Return a device, by default CUDA if available, else the CPU; raise `UserError` if it is not available."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

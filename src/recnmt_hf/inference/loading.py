@@ -28,8 +28,6 @@ from .model_task import ModelTask, read_model_task
 from .quantization import check_quantization, quantize_model
 
 
-__all__ = ["load_backend", "load_model", "no_model", "quiet_loading", "resolve_device", "without_reports"]
-
 # Endings of files in a model's folder that users mistake for the model.
 MODEL_FILES = (".json", ".safetensors")
 
@@ -76,16 +74,8 @@ def load_model(
     **kwargs: Any,
 ) -> PreTrainedModel:
     """
-    Load an encoder-decoder in evaluation mode. Code in its files runs only with `trust_remote_code`, without a prompt
-    on standard input.
-
-    Args:
-        path (`str` or `Path`): Folder or model id.
-        device (`str` or `torch.device`, *optional*): As in [`resolve_device`].
-        dtype (`torch.dtype`, *optional*): Data type of the weights; defaults to the saved one.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
-        check (`bool`, *optional*, defaults to `True`): Whether to reject missing, misshapen and foreign weights.
-        **kwargs: Passed on to `from_pretrained`.
+    Load an encoder-decoder in evaluation mode; arguments as of `Translator.from_pretrained`. `check` rejects missing,
+    misshapen and foreign weights. Code in its files runs only with `trust_remote_code`, without a prompt.
 
     Raises:
         FileNotFoundError: A local path does not exist or holds no model.
@@ -93,10 +83,10 @@ def load_model(
     """
     path, device = str(path), resolve_device(device)
     if not path or (looks_local(path) and not (Path(path) / "config.json").is_file()):
-        raise no_model(path)
+        raise missing_model_error(path)
     settings = {"dtype": dtype} if dtype is not None else {}
     quiet_loading()
-    with explained_loading(path), without_reports() if check else nullcontext():
+    with explained_loading(path), silence_loading_report() if check else nullcontext():
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             path,
             use_safetensors=True,
@@ -111,7 +101,7 @@ def load_model(
     return model.to(device).eval()
 
 
-def no_model(path: str) -> MissingFileError:
+def missing_model_error(path: str) -> MissingFileError:
     """Return the error for a path without a model. It names a model nearby: in the file's folder, or of the run."""
     place = Path(path)
     if place.is_file():
@@ -127,7 +117,7 @@ def no_model(path: str) -> MissingFileError:
 
 
 @contextmanager
-def without_reports() -> Iterator[None]:
+def silence_loading_report() -> Iterator[None]:
     """Silence transformers' report on missing and foreign weights, which [`check_loading`] rejects."""
     # Unlike that of `logging`, its type in transformers does not take a function as a filter.
     reporter = cast("Logger", logging.get_logger("transformers.modeling_utils"))

@@ -17,8 +17,7 @@ def length_limits(config: Any) -> LengthLimits:
     positions = getattr(config, "max_position_embeddings", None)
     sides = getattr(config, "sides_with_positions", ("source", "target"))  # transformers' own models have both
     return LengthLimits(
-        positions if "source" in sides else None,
-        positions - 1 if "target" in sides and positions is not None else None,
+        positions if "source" in sides else None, positions - 1 if "target" in sides and positions is not None else None
     )
 
 

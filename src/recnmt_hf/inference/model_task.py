@@ -17,17 +17,10 @@ EVIDENCE = "evidence.json"
 
 @dataclass(frozen=True)
 class ModelTask:
-    """
-    Task that a model was trained for, as far as its files record it.
+    """Task that a model was trained for, as far as its files record it."""
 
-    Attributes:
-        source_lang (`str`, *optional*): Language code of the source.
-        summarizes (`bool`): Whether a whole text is one input: the model writes summaries, or both languages are the
-            same.
-    """
-
-    source_lang: str | None = None
-    summarizes: bool = False
+    source_lang: str | None = None  # language code of the source
+    summarizes: bool = False  # a whole text is one input: the model writes summaries, or both languages are the same
 
 
 def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:

@@ -24,7 +24,7 @@ from .._values import (
 from ..errors import UserError
 
 
-# Arguments of `generate` that an option controls, with that option, and those that follow from the model and the task.
+# Arguments of `generate` that an option controls, with that option, and those that the translator sets.
 SET_BY_OPTIONS = {
     "num_beams": "beams",
     "num_return_sequences": "num_hypotheses",
@@ -40,7 +40,7 @@ NOT_SETTABLE = {
 # transformers' names of options, in Python.
 ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
-OF_TEXTS = ("split_sentences", "source_lang")
+TEXT_OPTIONS = ("split_sentences", "source_lang")
 # Types and ranges of settings that transformers or an engine checks late, with a traceback, or not at all.
 _COUNT = (int | None, Range(least=0))
 GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
@@ -178,7 +178,7 @@ def unknown_option(name: str, known: Iterable[str]) -> UserError:
 
 
 def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
-    """Return settings for `generate`, with whole numbers written as 1e2 as `int`; `UserError` for invalid ones."""
+    """Return settings for `generate`, with integers written as 1e2 as `int`; `UserError` for invalid ones."""
     for name in settings:
         place = f"generate.{name}"
         if name in SET_BY_OPTIONS:
@@ -205,16 +205,14 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
 
 def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception) -> UserError:
     """Return the error for settings of `generate` that transformers or another engine rejects."""
-    return UserError("generate.rejected", field="generate", value=settings, engine=engine, reason=reason(error))
-
-
-def reason(error: Exception) -> str:
-    """Return the first reason in an error message of transformers."""
     lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()]
-    return shorten(lines[1] if len(lines) > 1 and lines[0].endswith(":") else lines[0] if lines else "")
+    if len(lines) > 1 and lines[0].endswith(":"):
+        lines = lines[1:]
+    reason = shorten(lines[0] if lines else "")
+    return UserError("generate.rejected", field="generate", value=settings, engine=engine, reason=reason)
 
 
-def own_names(changes: Mapping[str, Any]) -> dict[str, Any]:
+def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     Translate transformers' names of options into fields of [`DecodingOptions`]: `num_beams`, `num_return_sequences`,
     `max_new_tokens`; any other name of `GenerationConfig` is a key of `generate`. Names of fields stay.
@@ -240,6 +238,6 @@ def own_names(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
-    """Return options (`None`: the default ones) with changes, named as for [`own_names`]."""
-    changes = own_names(changes)
+    """Return options (`None`: the default ones) with changes, named as for [`convert_option_names`]."""
+    changes = convert_option_names(changes)
     return replace(options, **changes) if options else DecodingOptions(**changes)

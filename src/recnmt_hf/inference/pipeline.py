@@ -10,11 +10,11 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from .._values import options_of
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..errors import UserError
-from .loading import without_reports
+from .loading import silence_loading_report
 from .model_checks import check_loading
 from .model_task import read_model_task
-from .options import DecodingOptions, decoding_options, own_names
-from .translation_warnings import ShortTranslations, UnknownTokens
+from .options import DecodingOptions, convert_option_names, decoding_options
+from .translation_warnings import TranslationWarnings
 from .translator import Translator
 
 
@@ -32,7 +32,7 @@ class CheckedModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> PreTrainedModel:
         settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with without_reports():
+        with silence_loading_report():
             model, info = AutoModelForSeq2SeqLM.from_pretrained(*args, **{**kwargs, **settings})
         setattr(model, LOADING_INFO, info)
         return model
@@ -88,7 +88,7 @@ class TranslationPipeline(Pipeline):
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         # Options of a call replace those of the pipeline one by one, under either name.
-        options = own_names(kwargs)
+        options = convert_option_names(kwargs)
         options |= options.pop("generate", {})
         return {name: options[name] for name in PREPARING if name in options}, options, {}
 
@@ -106,15 +106,13 @@ class TranslationPipeline(Pipeline):
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
         inputs = input_tensors["sentences"]  # one, or those of a batch
-        unknown = UnknownTokens(self.tokenizer)
+        warnings = TranslationWarnings(self.tokenizer)
         sentences = inputs if isinstance(inputs, list) else [inputs]
         options = decoding_options(None, kwargs)
-        translations = self.translator.search(sentences, options, unknown)
-        unknown.warn()
-        if not self.translator.takes_whole_texts(options):
-            short = ShortTranslations()
-            short.check(translations, self.translated + 1)
-            short.warn()
+        translations = self.translator.search(sentences, options, warnings)
+        if not self.translator.is_summarizing(options):
+            warnings.check_lengths(translations, self.translated + 1)
+        warnings.log()
         self.translated += len(translations)
         return {"translations": translations if isinstance(inputs, list) else translations[0]}
 

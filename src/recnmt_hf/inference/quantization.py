@@ -28,9 +28,6 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: linear layers store their weights in int8, each with a scale,
     and convert their inputs to int8 at each call. Embeddings, norms, recurrent cells and attention stay in float32.
-
-    Args:
-        model (`PreTrainedModel`): On the CPU; not changed.
     """
     copied: Any = copy.deepcopy(model).float()
     # Recurrences read their weights themselves, cell by cell.

@@ -5,7 +5,8 @@ which every sentence stays until the whole batch is finished.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -17,44 +18,18 @@ from .decoding import MaxLengthPerSentence, PrefixPerSentence
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
 SHARE_FINISHED = 0.1
 # Score of a missing hypothesis, as in transformers.
-NONE = -1.0e9
+MISSING_SCORE = -1.0e9
 # Inputs of a model that stay the same from step to step.
 MODEL_INPUTS = ("encoder_outputs", "attention_mask")
 
 
-class SearchRows(Protocol):
-    """Decoder rows of the unfinished sentences, as [`run_search`] advances them."""
-
-    @property
-    def sentences(self) -> int:
-        """Number of sentences; each has the same number of consecutive rows."""
-
-    @property
-    def returns_log_probs(self) -> bool:
-        """Whether [`next_logits`] returns log-probabilities already."""
-
-    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Read `(rows, length)` tokens that the cache does not contain yet; return `(rows, vocab_size)` in float32."""
-
-    def reorder(self, rows: torch.Tensor) -> None:
-        """Replace row `i` by row `rows[i]`; all sentences stay."""
-
-    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
-        """Keep these rows, in this order, and the sentences that they belong to, each index once."""
-
-
 class ModelRows:
     """
-    [`SearchRows`] of one model.
-
-    Args:
-        model (`PreTrainedModel`): An encoder-decoder.
-        inputs (`dict`): Inputs as `generate` prepares them; `MODEL_INPUTS` and `past_key_values` are used.
-        rows (`int`): Number of decoder rows, the same for each sentence.
-        sentences (`int`): Number of sentences.
+    Decoder rows of the unfinished sentences of one model, as [`run_search`] advances them. `inputs` are prepared by
+    `generate`. Each sentence has the same number of consecutive rows.
     """
 
-    returns_log_probs = False
+    returns_log_probs = False  # whether next_logits returns log-probabilities already
 
     def __init__(self, model: Any, inputs: dict[str, Any], rows: int, sentences: int):
         self.model = model
@@ -63,6 +38,7 @@ class ModelRows:
         self.rows, self.sentences = rows, sentences
 
     def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Read `(rows, length)` tokens that the cache does not contain yet; return `(rows, vocab_size)` in float32."""
         outputs = self.model(
             decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True, return_dict=True, **self.inputs
         )
@@ -70,13 +46,36 @@ class ModelRows:
         return outputs.logits[:, -1].float()
 
     def reorder(self, rows: torch.Tensor) -> None:
+        """Replace row `i` by row `rows[i]`; all sentences stay."""
         self.cache.reorder_cache(rows)
 
     def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
+        """Keep these rows, in this order, and the sentences that they belong to, each index once."""
         self.cache.batch_select_indices(rows)
         indices = {self.rows: rows, self.sentences: sentences}
         self.inputs = {name: select_rows(value, indices) for name, value in self.inputs.items()}
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
+
+
+class EnsembleRows:
+    """Rows of several models: the mean of their log-probabilities, `log p = mean_k log p_k`."""
+
+    returns_log_probs = True
+
+    def __init__(self, members: Sequence[ModelRows]):
+        self.members, self.sentences = members, members[0].sentences
+
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        log_probs = [member.next_logits(tokens).log_softmax(-1) for member in self.members]
+        return sum(log_probs[1:], start=log_probs[0]) / len(log_probs)
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        for member in self.members:
+            member.reorder(rows)
+
+    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
+        for member in self.members:
+            member.select(rows, sentences)
 
 
 def select_rows(value: Any, indices: dict[int, torch.Tensor]) -> Any:
@@ -99,17 +98,9 @@ def search(
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """
-    Search as `generate(custom_generate=search)` calls it: with beams, or greedily if `num_beams` is 1.
-
-    Args:
-        model (`PreTrainedModel`): An encoder-decoder with a growing cache.
-        input_ids (`torch.LongTensor` of shape `(rows, prompt_length)`): The decoder's prompts, one for each beam.
-        logits_processor, stopping_criteria: [`MaxLengthPerSentence`], [`PrefixPerSentence`], and others that treat each
-            row separately.
-        generation_config (`GenerationConfig`): Beams, penalty, control tokens and `max_length`.
-
-    Returns:
-        `torch.LongTensor` of shape `(sentences * num_return_sequences, length)`, as by transformers' own search.
+    Search as `generate(custom_generate=search)` calls it: with beams, or greedily if `num_beams` is 1. `input_ids` are
+    the decoder's prompts `(rows, prompt_length)`, one for each beam; the processors and criteria must treat each row
+    separately. Return tokens `(sentences * num_return_sequences, length)` as transformers' own search does.
     """
     beams = generation_config.num_beams or 1
     rows = ModelRows(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
@@ -117,7 +108,7 @@ def search(
 
 
 def run_search(
-    rows: SearchRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
+    rows: ModelRows | EnsembleRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
 ) -> torch.Tensor:
     """Search with rows of one model or of several; arguments and result as of [`search`]."""
     state = BeamSearch if (config.num_beams or 1) > 1 else GreedySearch
@@ -128,7 +119,12 @@ class GreedySearch:
     """Greedy search; see [`search`]."""
 
     def __init__(
-        self, rows: SearchRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
+        self,
+        rows: ModelRows | EnsembleRows,
+        input_ids: torch.Tensor,
+        processors: Any,
+        criteria: Any,
+        config: GenerationConfig,
     ):
         self.rows, self.processors, self.criteria, self.config = rows, processors, criteria, config
         self.prompt_length = input_ids.shape[1]
@@ -204,9 +200,9 @@ class BeamSearch(GreedySearch):
         super().__init__(*args)
         device, shape = self.running.device, self.running.shape[:2]
         self.running_scores = torch.zeros(shape, device=device)
-        self.running_scores[:, 1:] = NONE  # all beams start with the same tokens
+        self.running_scores[:, 1:] = MISSING_SCORE  # all beams start with the same tokens
         self.finished = self.running.clone()
-        self.finished_scores = torch.full(shape, NONE, device=device)
+        self.finished_scores = torch.full(shape, MISSING_SCORE, device=device)
         self.is_finished = torch.zeros(shape, dtype=torch.bool, device=device)
         self.can_improve = torch.ones(shape[0], dtype=torch.bool, device=device)
         self.continuations = max(2, 1 + len(self.ends)) * self.beams
@@ -225,7 +221,7 @@ class BeamSearch(GreedySearch):
         ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), scores)
         ended = ended.view(sentences, -1)
 
-        self.running_scores, chosen = (best + ended * NONE).topk(beams, dim=1)
+        self.running_scores, chosen = (best + ended * MISSING_SCORE).topk(beams, dim=1)
         self.running = continued.gather(1, chosen[:, :, None].expand(-1, -1, continued.shape[2]))
         first = torch.arange(sentences, device=source.device)[:, None] * beams
         rows = (source.gather(1, chosen) + first).flatten()
@@ -239,7 +235,7 @@ class BeamSearch(GreedySearch):
         counted = new_tokens
         if stop_early == "never" and penalty > 0:
             counted = self.running.shape[2] - self.prompt_length
-        worst = torch.where(self.is_finished, self.finished_scores.amin(1, keepdim=True), NONE)
+        worst = torch.where(self.is_finished, self.finished_scores.amin(1, keepdim=True), MISSING_SCORE)
         self.can_improve &= (self.running_scores[:, :1] / counted**penalty > worst).any(1)
         done = ~self.can_improve | ended.all(1)
         if stop_early is True:
@@ -251,7 +247,7 @@ class BeamSearch(GreedySearch):
         closed = ~self.can_improve
         if self.config.early_stopping is True:
             closed = closed | self.is_finished.all(1)
-        scores = scores + (~just_finished) * NONE + closed[:, None] * NONE
+        scores = scores + (~just_finished) * MISSING_SCORE + closed[:, None] * MISSING_SCORE
         self.finished_scores, best = torch.cat([self.finished_scores, scores], 1).topk(self.beams, dim=1)
         all_finished = torch.cat([self.finished, continued], 1)
         self.finished = all_finished.gather(1, best[:, :, None].expand(-1, -1, all_finished.shape[2]))

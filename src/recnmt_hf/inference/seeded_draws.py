@@ -11,11 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 class SeededDraws(TorchFunctionMode):
     """
-    Context in which the draws of `generate` come from generators of its own. They equal those after
-    `torch.manual_seed`; torch's global generators do not change, and each thread has its own context.
-
-    Args:
-        seed (`int`): Seed of the generators, one for each device.
+    Context in which the draws of `generate` come from generators of its own, one for each device. They equal those
+    after `torch.manual_seed`; torch's global generators do not change, and each thread has its own context.
     """
 
     def __init__(self, seed: int):

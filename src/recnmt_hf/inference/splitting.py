@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 
 import sentencex
 
-from .joining import glue_at, join_texts
 from .results import Hypothesis
 
 
+# Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, CJK signs and punctuation, Kana,
+# Bopomofo, full-width forms. Hangul has spaces.
+UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3000-\u30ff\u3100-\u312f\u31a0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003ffff"
+)
+IS_UNSPACED = re.compile(f"[{UNSPACED}]")
+# Wide punctuation contains its own space.
+IS_WIDE_MARK = re.compile(
+    "[\u3000-\u3003\u3008-\u3011\u3014-\u301f\ufe30-\ufe4f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
+)
 # Where to cut, best first: after punctuation (a mark within a number, a time or an address is not followed by a space
 # and no place to cut), between words, between characters.
 CUTS = (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r".")
 
 
-def split_text(text: str, limit: int, length: Callable[[str], int], glue: str = "") -> list[tuple[str, str]]:
+def split_text(text: str, limit: int, length: Callable[[str], int], separator: str = "") -> list[tuple[str, str]]:
     """
     Split a text after punctuation if possible, else between words, else between characters, each time as near to the
     middle as possible. Only a single character may exceed `limit`, as measured by `length`. Return for each part the
-    text that joins its translation to the one before (`glue` for the first), and the part.
+    text that joins its translation to the one before (`separator` for the first), and the part.
     """
     if length(text) <= limit or len(text) < 2:
-        return [(glue, text)]
+        return [(separator, text)]
     for pattern in CUTS:
         cuts = [match.end() for match in re.finditer(pattern, text) if match.end() < len(text)]
         if cuts:
             cut = min(cuts, key=lambda place: abs(place - len(text) / 2))
-            left = split_text(text[:cut].strip(), limit, length, glue)
-            return left + split_text(text[cut:].strip(), limit, length, glue_at(text, cut))
-    return [(glue, text)]
+            left = split_text(text[:cut].strip(), limit, length, separator)
+            return left + split_text(text[cut:].strip(), limit, length, separator_at(text, cut))
+    return [(separator, text)]
 
 
 def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
@@ -43,33 +54,66 @@ def split_sentences(text: str, language: str | None = None) -> list[tuple[str, s
     # The splitter fails on white space of several bytes.
     plain = re.sub(r"\s", " ", text)
     sentences: list[tuple[str, str]] = []
-    glue, start = "", 0
+    separator, start = "", 0
     for line in text.split("\n"):
         for part in sentencex.segment(code, plain[start : start + len(line)]):
             original, start = text[start : start + len(part)], start + len(part)
             if sentence := original.strip():
-                space = glue + original.partition(sentence)[0]
-                space = space if "\n" in glue else space.replace("\u3000", " ")
-                sentences.append((space or glue_at(text, start - len(original)), sentence))
-                glue = ""
-            glue += original[len(original.rstrip()) :] if sentence else original
-        glue, start = f"{glue}\n", start + 1
+                space = separator + original.partition(sentence)[0]
+                space = space if "\n" in separator else space.replace("\u3000", " ")
+                sentences.append((space or separator_at(text, start - len(original)), sentence))
+                separator = ""
+            separator += original[len(original.rstrip()) :] if sentence else original
+        separator, start = f"{separator}\n", start + 1
     return [("", sentences[0][1]), *sentences[1:]] if sentences else []
 
 
+def separator_at(text: str, cut: int) -> str:
+    """
+    Return the text that joins the translations of `text[:cut]` and `text[cut:]` in a language with spaces: nothing
+    within a word, else a space. In a source language without spaces, every cut is between words.
+    """
+    around = text[cut - 1 : cut + 1]
+    return " " if any(map(str.isspace, around)) or IS_UNSPACED.search(around) else ""
+
+
+def join_texts(parts: Sequence[str], separators: Sequence[str]) -> str:
+    """
+    Join the translations of the parts of a text, some perhaps empty, with the white space before each part in a
+    language with spaces. Spaces are left out between characters of a script without, and beside wide punctuation; line
+    breaks stay.
+    """
+    joined = space = ""
+    for part, separator in zip(parts, separators, strict=True):
+        space = max(space, separator, key=lambda text: (text.count("\n"), len(text)))
+        if not part:
+            continue
+        if joined and ("\n" in space or not is_unspaced_between(joined, part)):
+            joined += space
+        joined, space = joined + part, ""
+    return joined
+
+
+def is_unspaced_between(left: str, right: str) -> bool:
+    """Return whether no space belongs between two texts, by their nearest letters and the marks that meet."""
+    if IS_WIDE_MARK.match(left[-1]) or IS_WIDE_MARK.match(right[0]):
+        return True
+    near = [next(filter(is_letter, side), None) for side in (reversed(left), right)]
+    letters = [letter for letter in near if letter is not None]
+    return bool(letters) and all(map(IS_UNSPACED.match, letters))
+
+
+def is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LM"
+
+
 def join_pieces(
-    pieces: Sequence[Sequence[Hypothesis]], penalty: float, glues: Sequence[str], lengths: Sequence[int] = ()
+    pieces: Sequence[Sequence[Hypothesis]], penalty: float, separators: Sequence[str], lengths: Sequence[int] = ()
 ) -> list[Hypothesis]:
     """
     Join the hypotheses of the parts of a text rank by rank: the best of each part, the second best of each, and so on.
-    Log-probabilities add up.
-
-    Args:
-        pieces (sequence of sequences of [`Hypothesis`]): Hypotheses of each part.
-        penalty (`float`): The length penalty of the joined hypotheses.
-        glues (sequence of `str`): Text that joins each part to the one before.
-        lengths (sequence of `int`, *optional*): Source tokens of each part without control tokens, which the
-            alignments of the parts behind it are moved by. Required for alignments.
+    Log-probabilities add up. `separators` join each part to the one before. Alignments are shifted by the `lengths` of
+    the parts before, their source tokens without control tokens.
     """
     joined = []
     for parts in zip(*pieces, strict=True):
@@ -78,7 +122,7 @@ def join_pieces(
         alignment = None if parts[0].alignment is None else join_alignments(parts, lengths)
         joined.append(
             Hypothesis(
-                join_texts([part.text for part in parts], glues),
+                join_texts([part.text for part in parts], separators),
                 log_prob / max(len(tokens), 1) ** penalty,
                 log_prob,
                 tokens,

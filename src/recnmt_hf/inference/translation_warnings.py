@@ -37,45 +37,35 @@ def is_far_too_short(translation: Translation) -> bool:
     return best.finished and letters >= LEAST_LETTERS and count_letters(best.text) < LEAST_SHARE * letters
 
 
-class UnknownTokens:
-    """Count of the tokens of source texts that their tokenizer does not know."""
+class TranslationWarnings:
+    """Counts the source tokens that a tokenizer does not know, and translations that are far too short."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.unknown_id = tokenizer.unk_token_id
-        self.unknown = self.total = 0
+        self.unknown = self.tokens = self.translations = 0
+        self.short: list[int] = []  # numbers of the sentences
 
-    def count(self, ids: Sequence[int]) -> None:
-        """Add the token ids of a text."""
-        self.total += len(ids)
-        self.unknown += ids.count(self.unknown_id)
+    def count_tokens(self, sources: Sequence[Sequence[int]]) -> None:
+        """Add the token ids of texts."""
+        self.tokens += sum(map(len, sources))
+        self.unknown += sum(source.count(self.unknown_id) for source in sources)
 
-    def warn(self) -> None:
-        """Log a warning if the share of unknown tokens is above 1%."""
-        if self.unknown > UNKNOWN_SHARE * self.total:
+    def check_lengths(self, translations: Sequence[Translation], first: int) -> None:
+        """Check translations; `first` is the number of the first sentence, counted from 1."""
+        self.translations += len(translations)
+        self.short += [first + i for i, translation in enumerate(translations) if is_far_too_short(translation)]
+
+    def log(self) -> None:
+        """Log a warning if the share of unknown tokens is above 1%, and one if there are short translations."""
+        if self.unknown > UNKNOWN_SHARE * self.tokens:
             logger.warning_once(
-                f"{100 * self.unknown / self.total:.1f}% of the source tokens are unknown to the tokenizer, and the "
+                f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer, and the "
                 "model cannot distinguish them. Use a model whose tokenizer covers this language and script."
             )
-
-
-class ShortTranslations:
-    """Numbers of translations that are far too short."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.total = 0
-
-    def check(self, translations: Sequence[Translation], first: int) -> None:
-        """Check translations; `first` is the number of the first sentence, counted from 1."""
-        self.total += len(translations)
-        self.numbers += [first + i for i, translation in enumerate(translations) if is_far_too_short(translation)]
-
-    def warn(self) -> None:
-        """Log a warning if there are any."""
-        if self.numbers:
-            numbers = ", ".join(map(str, self.numbers[:MOST_NUMBERS])) + ", ..." * (len(self.numbers) > MOST_NUMBERS)
+        if self.short:
+            numbers = ", ".join(map(str, self.short[:MOST_NUMBERS])) + ", ..." * (len(self.short) > MOST_NUMBERS)
             logger.warning(
-                f"{len(self.numbers)} of {self.total} translations have less than a quarter of their source's letters "
-                f"(sentence numbers: {numbers}), so parts of the sources are probably untranslated. Split the sources "
-                "into sentences (--split-sentences), or use a model trained on texts of this length."
+                f"{len(self.short)} of {self.translations} translations have less than a quarter of their source's "
+                f"letters (sentence numbers: {numbers}), so parts of the sources are probably untranslated. Split the "
+                "sources into sentences (--split-sentences), or use a model trained on texts of this length."
             )

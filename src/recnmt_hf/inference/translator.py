@@ -10,23 +10,25 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import is_blank, truncated
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
-from .attention_links import token_links
+from .attention_links import attention_rows, links_of_tokens
+from .backends.ensemble import EnsembleBackend
 from .backends.protocol import Backend, SearchRequest
 from .backends.torch_model import TorchBackend
-from .batching import Tokens, batches_by_tokens, run_batches
+from .batching import Tokens, pair_lengths, run_batches
 from .loading import load_backend
 from .model_settings import end_ids, target_vocabulary_size
 from .model_task import ModelTask
 from .options import DecodingOptions, decoding_options
 from .results import Hypothesis, SentenceScore, Translation
 from .splitting import join_pieces, split_sentences, split_text
-from .translation_warnings import ShortTranslations, UnknownTokens
+from .translation_warnings import TranslationWarnings
 
 
 __all__ = ["DecodingOptions", "Hypothesis", "PreparedSentence", "SentenceScore", "Translation", "Translator"]
@@ -34,20 +36,12 @@ __all__ = ["DecodingOptions", "Hypothesis", "PreparedSentence", "SentenceScore",
 
 @dataclass
 class PreparedSentence:
-    """
-    Token ids of a sentence or of a text of several sentences.
-
-    Attributes:
-        text (`str`): The sentence or text.
-        pieces (`list[list[int]]`): Token ids of each part that is translated by itself; empty for blank text.
-        glues (`list[str]`): Text that joins the translation of each piece to the one before.
-        prefix (`list[int]`): Token ids that the translation begins with.
-    """
+    """Token ids of a sentence or of a text of several sentences."""
 
     text: str
-    pieces: list[list[int]]
-    glues: list[str]
-    prefix: list[int] = field(default_factory=list)
+    pieces: list[list[int]]  # token ids of each part that is translated by itself; empty for blank text
+    separators: list[str]  # text that joins the translation of each piece to the one before
+    prefix: list[int] = field(default_factory=list)  # token ids that the translation begins with
 
 
 class Translator:
@@ -127,10 +121,6 @@ class Translator:
         """The model; of an exported one its `config`, `generation_config` and `name_or_path`."""
         return self.backend.model
 
-    @model.setter
-    def model(self, model: PreTrainedModel) -> None:
-        self.backend.model = model
-
     @property
     def tokenizers(self) -> TokenizerPair:
         """The tokenizers of source and target."""
@@ -194,25 +184,23 @@ class Translator:
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise UserError("sentence.not_a_list", field=name, value=value)
         pairs = enumerate(pair_with_prefixes(sentences, prefixes), start=1)
-        unknown, short = UnknownTokens(self.tokenizer), ShortTranslations()
+        warnings = TranslationWarnings(self.tokenizer)
         while chunk := list(islice(pairs, options.buffer)):
-            prepared = [
-                self.prepare(sentence, options, prefix, f"Sentence {number}") for number, (sentence, prefix) in chunk
-            ]
-            translations = self.search(prepared, options, unknown, chunk[0][0] - 1, scores)
-            if warn_short and not self.takes_whole_texts(options):
-                short.check(translations, chunk[0][0])
+            first = chunk[0][0]
+            prepared = [self.prepare(text, options, prefix, f"Sentence {number}") for number, (text, prefix) in chunk]
+            translations = self.search(prepared, options, warnings, first - 1, scores)
+            if warn_short and not self.is_summarizing(options):
+                warnings.check_lengths(translations, first)
             yield from translations
-        unknown.warn()
-        short.warn()
+        warnings.log()
 
     def prepare(
         self, sentence: str, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
     ) -> PreparedSentence:
         """
-        Encode a sentence, split where it is too long for the model and `on_long="split"`, or a text, split into
-        sentences. `prefix` is the beginning of the translation, `place` the name of the sentence in messages. Raise
-        `UserError` if the sentence is not a string or too long, or the prefix is not possible.
+        Encode a sentence or a text of several sentences, split as the options say. `prefix` is the beginning of the
+        translation, `place` the name of the sentence in messages. Raise `UserError` if the sentence is not a string or
+        is too long, or the prefix is not possible.
         """
         check_text(sentence, place)
         whole = [] if is_blank(sentence) else self.encode_source(sentence)
@@ -222,52 +210,50 @@ class Translator:
                 raise UserError("prefix.of_empty_sentence", field=place, value=prefix)
             return prepared
         parts = [("", sentence, whole)]
-        splits_by_default = not prepared.prefix and not self.takes_whole_texts(options)
+        splits_by_default = not prepared.prefix and not self.is_summarizing(options)
         if options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default):
             parts = self.encode_sentences(sentence, whole, options)
         space = ""
-        for number, (glue, text, ids) in enumerate(parts, start=1):
+        for number, (separator, text, ids) in enumerate(parts, start=1):
             name = place if len(parts) == 1 else f"{place}, part {number}"
-            for piece_glue, piece in self.within_limit(text, ids, options, name, glue):
-                space += piece_glue
+            for space_before, piece in self.limit_length(text, ids, options, name, separator):
+                space += space_before
                 if not self.is_empty(piece):
                     prepared.pieces.append(piece)
-                    prepared.glues.append(space)
+                    prepared.separators.append(space)
                     space = ""
         return prepared
 
-    def takes_whole_texts(self, options: DecodingOptions) -> bool:
+    def is_summarizing(self, options: DecodingOptions) -> bool:
         """Return whether a text is one input and may have a much shorter output, as for summaries."""
         return options.on_long == "truncate" or self.task.summarizes
 
     def encode_sentences(
         self, text: str, whole: list[int], options: DecodingOptions
     ) -> list[tuple[str, str, list[int]]]:
-        """
-        Return for each sentence of a text the white space before it, the sentence and its token ids. With `alignments`,
-        whose positions are those of the whole text, a text whose sentences have other tokens is not split.
-        """
+        """Return the white space before each sentence of a text, the sentence and its token ids."""
         language = options.source_lang or self.task.source_lang or getattr(self.tokenizer, "source_lang", None)
-        encoded = [(glue, sentence, self.encode_source(sentence)) for glue, sentence in split_sentences(text, language)]
-        tokens = [id for _, _, ids in encoded for id in self.without_control(ids)]
-        if len(encoded) < 2 or (options.alignments and tokens != self.without_control(whole)):
+        encoded = [(space, part, self.encode_source(part)) for space, part in split_sentences(text, language)]
+        tokens = [id for _, _, ids in encoded for id in self.drop_control_tokens(ids)]
+        # The positions of alignments are those of the whole text.
+        if len(encoded) < 2 or (options.alignments and tokens != self.drop_control_tokens(whole)):
             return [("", text, whole)]
         return encoded
 
-    def within_limit(
-        self, text: str, ids: list[int], options: DecodingOptions, place: str, glue: str
+    def limit_length(
+        self, text: str, ids: list[int], options: DecodingOptions, place: str, separator: str
     ) -> list[tuple[str, list[int]]]:
         """Return a sentence's white space and token ids, or those of its parts, none of them too long for the model."""
         limits = (options.max_source_length, self.backend.limits.source)
         limit = min((limit for limit in limits if limit), default=None)
         if limit is None or len(ids) <= limit:
-            return [(glue, ids)]
+            return [(separator, ids)]
         if options.on_long == "truncate":
-            return [(glue, truncated(ids, limit, self.end_ids()))]
+            return [(separator, truncated(ids, limit, self.end_ids()))]
         if options.on_long != "split":
             raise UserError("sentence.too_long", field=place, value=text, length=len(ids), limit=limit)
-        texts = split_text(text.strip(), limit, lambda part: len(self.encode_source(part)), glue)
-        parts = [(part_glue, self.encode_source(part)) for part_glue, part in texts]
+        texts = split_text(text.strip(), limit, lambda part: len(self.encode_source(part)), separator)
+        parts = [(space_before, self.encode_source(part)) for space_before, part in texts]
         if any(len(part) > limit and not self.is_empty(part) for _, part in parts):
             raise UserError("sentence.cannot_split", field=place, limit=limit)
         return parts
@@ -287,50 +273,39 @@ class Translator:
         self,
         prepared: Sequence[PreparedSentence],
         options: DecodingOptions,
-        unknown: UnknownTokens | None = None,
+        warnings: TranslationWarnings | None = None,
         offset: int = 0,
         scores: bool = True,
     ) -> list[Translation]:
         """
-        Translate prepared sentences, in batches of similar length. `unknown` counts the unknown tokens of the sources;
+        Translate prepared sentences, in batches of similar length. `warnings` counts the unknown tokens of the sources;
         `offset`, the number of earlier sentences, is added to the seed of sampling.
         """
-        sources: list[list[int]] = []
-        prefixes: list[list[int]] = []
-        for sentence in prepared:
-            sources += sentence.pieces
-            prefixes += [[] if k else sentence.prefix for k in range(len(sentence.pieces))]
-        if unknown is not None:
-            for ids in sources:
-                unknown.count(ids)
-        by_piece: list[list[Hypothesis]] = [[] for _ in sources]
-        rows = max(options.beams, options.num_hypotheses)
+        sources = [piece for sentence in prepared for piece in sentence.pieces]
+        prefixes = [[] if k else sentence.prefix for sentence in prepared for k in range(len(sentence.pieces))]
+        if warnings is not None:
+            warnings.count_tokens(sources)
+
+        def run(sources: Tokens, prefixes: Tokens) -> list[list[Hypothesis]]:
+            return self.search_batch(sources, prefixes, options, scores)
+
+        max_tokens = options.max_tokens // max(options.beams, options.num_hypotheses)
         seed = None if options.seed is None else options.seed + offset
         with self.backend.seeded(seed):  # once for all batches, or all of them would draw the same numbers
-            for batch in batches_by_tokens(list(map(len, sources)), options.max_tokens // rows):
-                hypotheses = self.search_batch(
-                    [sources[k] for k in batch], [prefixes[k] for k in batch], options, scores
-                )
-                for k, of_piece in zip(batch, hypotheses, strict=True):
-                    by_piece[k] = of_piece
-        remaining = iter(by_piece)
+            remaining = iter(run_batches(run, sources, prefixes, list(map(len, sources)), max_tokens))
         translations = []
         for sentence in prepared:
             parts = list(islice(remaining, len(sentence.pieces)))
             if len(parts) > 1:
-                lengths = [len(self.without_control(piece)) for piece in sentence.pieces]
-                best = join_pieces(parts, options.penalty(), sentence.glues, lengths)
+                lengths = [len(self.drop_control_tokens(piece)) for piece in sentence.pieces]
+                best = join_pieces(parts, options.penalty(), sentence.separators, lengths)
             else:
                 best = parts[0] if parts else [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)]
             translations.append(Translation(sentence.text, best))
         return translations
 
     def search_batch(
-        self,
-        sources: Tokens,
-        prefixes: Tokens,
-        options: DecodingOptions,
-        scores: bool = True,
+        self, sources: Tokens, prefixes: Tokens, options: DecodingOptions, scores: bool = True
     ) -> list[list[Hypothesis]]:
         """Translate a batch of token ids. Return the hypotheses of each source, best first."""
         max_lengths = self.max_lengths(sources, prefixes, options)
@@ -352,13 +327,13 @@ class Translator:
         Return a generated row up to its end token or, without one, up to its padding. Truncate the row to its limit
         first: beam search may fill up truncated hypotheses with end tokens.
         """
-        ends = self.end_ids()
+        ends, length = self.end_ids(), len(row)
         for i, token in enumerate(row):
             if token in ends:
                 return row[: i + 1]
-        while row and row[-1] == self.pad_id():
-            row = row[:-1]
-        return row
+        while length and row[length - 1] == self.pad_id():
+            length -= 1
+        return row[:length]
 
     def make_hypotheses(
         self,
@@ -420,32 +395,28 @@ class Translator:
         options = decoding_options(options, changes)
         check_counts(sources, targets)
         source_ids, target_ids = [], []
-        unknown = UnknownTokens(self.tokenizer)
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             place = f"Pair {number}" if places is None else places[number - 1]
             check_text(source, f"{place}: source")
             ids = [] if is_blank(source) else self.encode_source(source)
             if self.is_empty(ids):
                 raise UserError("pair.empty", field=f"{place}: source")
-            unknown.count(ids)
             source_ids.append(ids)
             target_ids.append(self.target_ids(target, f"{place}: translation"))
             self.check_lengths(len(ids), len(target_ids[-1]), place)
-        unknown.warn()
+        warnings = TranslationWarnings(self.tokenizer)
+        warnings.count_tokens(source_ids)
+        warnings.log()
         penalty = options.penalty()
         log_probs = self.score_tokens(source_ids, target_ids, options.max_tokens)
         return [SentenceScore(sum(row) / max(len(row), 1) ** penalty, sum(row), row) for row in log_probs]
 
     def score_tokens(self, sources: Tokens, targets: Tokens, max_tokens: int = 4096) -> list[list[float]]:
         """Return the log-probability of every target token, computed in batches of at most `max_tokens`."""
-        return run_batches(self.backend.score, sources, targets, max_tokens)
+        return run_batches(self.backend.score, sources, targets, pair_lengths(sources, targets), max_tokens)
 
     def align_tokens(
-        self,
-        sources: Tokens,
-        targets: Tokens,
-        layer: int | str | None = None,
-        max_tokens: int = 4096,
+        self, sources: Tokens, targets: Tokens, layer: int | str | None = None, max_tokens: int = 4096
     ) -> list[list[tuple[int, int]]]:
         """
         Return links between tokens, at most one for each target token: to the source token with the largest attention,
@@ -453,15 +424,21 @@ class Translator:
         There is no link to the source's end token, and none for the target's.
         """
         controls = self.control_ids[0], self.control_ids[1] | self.end_ids()
+        rows = self.attention(sources, targets, layer, None, max_tokens)
+        return [links_of_tokens(*pair, controls) for pair in zip(rows, sources, targets, strict=True)]
 
-        def align(sources: Tokens, targets: Tokens) -> list[list[tuple[int, int]]]:
-            return token_links(self.attention(sources, targets), sources, targets, controls, layer)
+    def attention(
+        self, sources: Tokens, targets: Tokens, layer: int | str | None, head: int | None, max_tokens: int
+    ) -> list[np.ndarray]:
+        """
+        Return for each pair the cross-attention under teacher forcing, `(target tokens, source tokens)`; `layer` and
+        `head` as in [`~recnmt_hf.inference.attention_links.choose_attention`].
+        """
 
-        return run_batches(align, sources, targets, max_tokens)
+        def run(sources: Tokens, targets: Tokens) -> list[np.ndarray]:
+            return attention_rows(self.backend.attention(sources, targets), sources, targets, layer, head)
 
-    def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
-        """Return the cross-attention of the decoder's layers under teacher forcing, as [`Backend.attention`]."""
-        return self.backend.attention(sources, targets)
+        return run_batches(run, sources, targets, pair_lengths(sources, targets), max_tokens)
 
     # -- text and token ids --------------------------------------------------------------------------------------------
 
@@ -481,7 +458,8 @@ class Translator:
         size = target_vocabulary_size(self.model.config)
         ids = []
         for value in target if isinstance(target, Iterable) else [target]:
-            ids.append(operator.index(value) if hasattr(value, "__index__") else -1)
+            is_id = hasattr(value, "__index__") and not isinstance(value, bool)
+            ids.append(operator.index(value) if is_id else -1)
             if not 0 <= ids[-1] < size:
                 raise UserError("token.unknown_id", field=place, value=value, most=size - 1)
         return ids
@@ -492,9 +470,9 @@ class Translator:
 
     def is_empty(self, ids: Sequence[int]) -> bool:
         """Return whether the token ids of a source are control tokens only."""
-        return not self.without_control(ids)
+        return not self.drop_control_tokens(ids)
 
-    def without_control(self, ids: Sequence[int]) -> list[int]:
+    def drop_control_tokens(self, ids: Sequence[int]) -> list[int]:
         """Return the token ids of a source without control tokens."""
         return [id for id in ids if id not in self.control_ids[0]]
 
@@ -514,6 +492,27 @@ class Translator:
     def end_ids(self) -> set[int]:
         """Return the ids of the tokens that end a translation."""
         return end_ids(self.model)
+
+
+class EnsembleTranslator:
+    """
+    Old constructor of ensembles; `Translator.from_pretrained([...])` does the same: a [`Translator`] that averages the
+    log-probabilities of several models.
+
+    Args:
+        members (sequence of [`Translator`]): At least two.
+
+    Raises:
+        ValueError: There are fewer, their tokenizers or control tokens differ, or one was exported to CTranslate2.
+    """
+
+    def __new__(cls, members: Sequence[Translator]) -> Translator:  # type: ignore[misc]
+        return Translator.from_backend(EnsembleBackend([member.backend for member in members]), members[0].task)
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *args: Any, **kwargs: Any) -> Translator:
+        """Load the models of an ensemble from folders or model ids, as [`Translator.from_pretrained`]."""
+        return Translator.from_pretrained([path] if isinstance(path, (str, Path)) else list(path), *args, **kwargs)
 
 
 def check_text(sentence: object, place: str) -> None:

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from .._plain_text import control_ids, encode_plain, is_blank
 from ..errors import UserError
 from ..metrics.alignment import format_links
-from .attention_links import choose_attention, links_of_matrix, word_matrix
-from .batching import batches_of_pairs
+from .attention_links import links_of_matrix, word_matrix
 from .translator import Translator, check_counts, check_text
 
 
@@ -99,13 +98,7 @@ def align_pairs(
         target_sides.append(words_of_tokens(translator.target_tokenizer, target, True))
         translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
     source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))
-    alignments: dict[int, WordAlignment] = {}
-    for batch in batches_of_pairs(source_ids, target_ids, max_tokens):
-        attentions = translator.attention([source_ids[i] for i in batch], [target_ids[i] for i in batch])
-        weights = choose_attention(attentions, layer, head).float().cpu().numpy()
-        for i, row in zip(batch, weights, strict=True):
-            words, translated = sources[i].split(), targets[i].split()
-            row = row[: len(target_ids[i]), : len(source_ids[i])]
-            matrix = word_matrix(row, source_sides[i][1], target_sides[i][1], len(words), len(translated))
-            alignments[i] = WordAlignment(words, translated, links_of_matrix(matrix), matrix)
-    yield from (alignments[i] for i in range(len(sources)))
+    for i, weights in enumerate(translator.attention(source_ids, target_ids, layer, head, max_tokens)):
+        words, translated = sources[i].split(), targets[i].split()
+        matrix = word_matrix(weights, source_sides[i][1], target_sides[i][1], len(words), len(translated))
+        yield WordAlignment(words, translated, links_of_matrix(matrix), matrix)

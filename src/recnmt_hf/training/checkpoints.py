@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .._loading_errors import without_remedy
+from .._loading_errors import remove_remedy
 from .._plain_card import CARD, write_plain_card
 from .._values import Range, check_value
 from ..errors import ExistingFileError, MissingFileError, UserError
@@ -169,7 +169,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
                 if name == "step" or type(entry[name]) is int:
                     check_value(f"log_history[{number}].{name}", entry.get(name), int)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError("checkpoint.damaged_file", field=str(path), reason=without_remedy(error)) from error
+        raise UserError("checkpoint.damaged_file", field=str(path), reason=remove_remedy(error)) from error
     return state
 
 

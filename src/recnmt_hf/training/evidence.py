@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .._loading_errors import without_remedy
+from .._loading_errors import remove_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..data.tokenizer_pair import TokenizerPair
@@ -151,7 +151,7 @@ class Evidence:
             evidence = cls(**content, tests=tests)
             evidence.check()
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError("evidence.damaged", field=str(path), reason=without_remedy(error)) from error
+            raise UserError("evidence.damaged", field=str(path), reason=remove_remedy(error)) from error
         return evidence
 
     def check(self) -> None:

@@ -17,7 +17,7 @@ from .._values import stated
 from ..data.corpora import pairs_of
 from ..data.files import open_output
 from ..inference.loading import load_model
-from ..inference.options import OF_TEXTS
+from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from .arguments import TranslationTrainingArguments
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
@@ -122,7 +122,7 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     """
     translator = Translator.from_pretrained(folder, device=device)
     options, data, scorer = recipe.decoding, recipe.data, recipe.training.scorer
-    decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in OF_TEXTS}
+    decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
     for name, corpora in recipe.test.items():
         pairs = list(pairs_of(corpora, data.source_lang, data.target_lang, data.on_empty))

@@ -31,7 +31,7 @@ from ..data.corpora import ON_LONG, Corpus, parse_corpora
 from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
 from ..errors import UserError
-from ..inference.options import OF_TEXTS, DecodingOptions
+from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from .arguments import TranslationTrainingArguments, make_arguments, training_options
 from .building import MOST_SYMBOLS, MOST_WIDTH, ModelSection
 from .metrics import VALIDATION_METRICS, TextScorer, higher_is_better, without_prefix
@@ -378,7 +378,7 @@ class Recipe:
             replace(self.decoding)
         except UserError as error:
             raise error.inside("decoding") from error
-        for name in OF_TEXTS:
+        for name in TEXT_OPTIONS:
             if name in stated(self.decoding):
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError("recipe.option_of_texts", field=f"decoding.{name}", flag=flag)

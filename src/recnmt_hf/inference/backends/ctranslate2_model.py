@@ -6,12 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
@@ -48,40 +47,21 @@ def load_engine_package() -> Any:
     return ctranslate2
 
 
-@dataclass(frozen=True)
-class ExportedModel:
-    """Settings and folder of a model that was exported to CTranslate2."""
-
-    config: NMTTransformerConfig
-    generation_config: GenerationConfig
-    name_or_path: str
-
-
 class CTranslate2Backend(TranslatesOnly):
     """
-    Runs a model in CTranslate2; see [`Backend`]. It translates and scores.
+    Runs a model in CTranslate2, on `"cpu"` or `"cuda"`; see [`Backend`]. It translates and scores.
 
     The engine's search ends once as many hypotheses are finished as there are beams (transformers'
     `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`. The best of the finished
     hypotheses is chosen by the penalty in the options. The search continues to the largest limit of a batch; hypotheses
     are truncated to their own. Sampling with a seed loads the engine again for each buffer, and threads that sample
     with a seed wait for each other.
-
-    Args:
-        path (`str` or `Path`): Folder that [`~recnmt_hf.hub.engines.export_ctranslate2`] wrote.
-        tokenizers ([`TokenizerPair`]): Its tokenizers.
-        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if the engine has it.
-        check (`bool`, *optional*, defaults to `True`): Whether to reject tokenizers of other models.
     """
 
     kind = "exported to CTranslate2"
 
     def __init__(
-        self,
-        path: str | Path,
-        tokenizers: TokenizerPair,
-        device: str | torch.device | None = None,
-        check: bool = True,
+        self, path: str | Path, tokenizers: TokenizerPair, device: str | torch.device | None = None, check: bool = True
     ):
         package = load_engine_package()
         self.path, self.tokenizers = Path(path), tokenizers
@@ -89,7 +69,9 @@ class CTranslate2Backend(TranslatesOnly):
         self.device = str(device or ("cuda" if package.get_cuda_device_count() else "cpu")).partition(":")[0]
         with explained_loading(path):
             config = NMTTransformerConfig.from_dict(settings.config)
-        self.model = ExportedModel(config, settings.generation_config, str(path))
+        self.model = SimpleNamespace(
+            config=config, generation_config=settings.generation_config, name_or_path=str(path)
+        )
         self.engine = self.load_engine()
         self.thread = threading.local()  # holds the engine that a thread samples with under its seed
         tokenizers.check(self.model, strict=check)
@@ -175,9 +157,6 @@ class CTranslate2Backend(TranslatesOnly):
             [[self.target_symbols[id] for id in text] for text in texts],
         )
         return [list(result.log_probs)[: len(target)] for result, target in zip(results, targets, strict=True)]
-
-    def as_ensemble_member(self) -> NoReturn:
-        raise UserError("ensemble.unsupported_member", field=f"{self.model.name_or_path} ({self.kind})")
 
 
 def read_vocabulary(path: Path, side: str, size: int) -> list[str]:

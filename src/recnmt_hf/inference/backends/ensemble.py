@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import (
@@ -26,9 +26,9 @@ from ..decoding import MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, start_id, target_vocabulary_size
 from ..options import DecodingOptions
-from ..search import SearchRows, run_search
+from ..search import EnsembleRows, run_search
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import explained_generation
+from .torch_model import TorchBackend, explained_generation
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -39,31 +39,6 @@ PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "min_new_tokens": lambda value, ends: MinNewTokensLengthLogitsProcessor(1, value, ends, str(ends.device)),
     "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
 }
-
-
-class EnsembleRows:
-    """[`SearchRows`] of several models: the mean of their log-probabilities, `log p = mean_k log p_k`."""
-
-    returns_log_probs = True
-
-    def __init__(self, members: Sequence[SearchRows]):
-        self.members = list(members)
-
-    @property
-    def sentences(self) -> int:
-        return self.members[0].sentences
-
-    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        log_probs = [member.next_logits(tokens).log_softmax(-1) for member in self.members]
-        return sum(log_probs[1:], start=log_probs[0]) / len(log_probs)
-
-    def reorder(self, rows: torch.Tensor) -> None:
-        for member in self.members:
-            member.reorder(rows)
-
-    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
-        for member in self.members:
-            member.select(rows, sentences)
 
 
 class EnsembleBackend(TranslatesOnly):
@@ -77,7 +52,11 @@ class EnsembleBackend(TranslatesOnly):
     def __init__(self, members: Sequence[Backend]):
         if len(members) < 2:
             raise UserError("ensemble.too_few", value=len(members))
-        self.members = [member.as_ensemble_member() for member in members]
+        self.members = [member for member in members if isinstance(member, TorchBackend)]
+        if others := [member for member in members if not isinstance(member, TorchBackend)]:
+            name = f"{others[0].model.name_or_path} ({getattr(others[0], 'kind', type(others[0]).__name__)})"
+            name = "An ensemble" if isinstance(others[0], EnsembleBackend) else name
+            raise UserError("ensemble.unsupported_member", field=name)
         check_compatible(self.members)
         self.model, self.tokenizers = self.members[0].model, self.members[0].tokenizers
 
@@ -128,9 +107,6 @@ class EnsembleBackend(TranslatesOnly):
     def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         scores = [member.score(sources, targets) for member in self.members]
         return [[sum(values) / len(values) for values in zip(*rows, strict=True)] for rows in zip(*scores, strict=True)]
-
-    def as_ensemble_member(self) -> NoReturn:
-        raise UserError("ensemble.unsupported_member", field="An ensemble")
 
 
 def check_compatible(members: Sequence[Backend]) -> None:

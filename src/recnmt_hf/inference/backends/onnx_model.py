@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    GenerationMixin,
-    PreTrainedModel,
-)
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..._extras import packages_of_extra

@@ -14,7 +14,6 @@ from ...errors import UserError
 from ..batching import Tokens
 from ..model_settings import LengthLimits
 from ..options import DecodingOptions
-from ..search import SearchRows
 
 
 @dataclass
@@ -47,14 +46,9 @@ class Backend(Protocol):
     """
     A model with its tokenizers. All methods take one batch of token ids without padding. Methods that a format does not
     support raise a `UserError`.
-
-    Attributes:
-        model (`Any`): The model, or a description of an exported one; has `config`, `generation_config` and
-            `name_or_path`.
-        tokenizers ([`TokenizerPair`]): Tokenizers of the model.
     """
 
-    model: Any
+    model: Any  # or a description of an exported one, with `config`, `generation_config` and `name_or_path`
     tokenizers: TokenizerPair
 
     @property
@@ -79,18 +73,8 @@ class Backend(Protocol):
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         """Return a context in which `search` samples with a seed; `None`: without."""
 
-    def as_ensemble_member(self) -> EnsembleMember:
-        """Return the backend for an ensemble."""
-
     def inspected_model(self) -> Any:
         """Return the PyTorch model for reading its attentions, states or weights."""
-
-
-class EnsembleMember(Backend, Protocol):
-    """A backend that also decodes step by step beside others. Its model has a `device`."""
-
-    def start_rows(self, sources: Tokens, beams: int) -> SearchRows:
-        """Encode sources and start a search with `beams` consecutive rows for each."""
 
 
 class TranslatesOnly:

@@ -26,7 +26,7 @@ from ..eval_mode import eval_mode
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
-from ..search import ModelRows, SearchRows, search
+from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
@@ -68,9 +68,6 @@ class TorchBackend:
 
     def inspected_model(self) -> Any:
         return self.model
-
-    def as_ensemble_member(self) -> TorchBackend:
-        return self
 
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return nullcontext() if seed is None else SeededDraws(seed)
@@ -144,7 +141,8 @@ class TorchBackend:
             raise UserError("alignment.no_attention" if attends_words else "alignment.other_memory")
         return attentions
 
-    def start_rows(self, sources: Tokens, beams: int) -> SearchRows:
+    def start_rows(self, sources: Tokens, beams: int) -> ModelRows:
+        """Encode sources and start a search of an ensemble with `beams` consecutive rows for each."""
         encoded = self.run_encoder(sources)
         # The model repeats tensors that the beams of a source do not share, as in `generate`.
         _, inputs = self.model._expand_inputs_for_generation(
