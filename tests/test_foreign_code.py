@@ -14,7 +14,7 @@ from recnmt_hf.hub.publishing import ALLOWED
 RUNS = re.compile(
     r"exec|eval|compile|__import__|breakpoint"
     r"|importlib\.(import_module|reload|machinery\..*|util\.(module|spec)_from\w+|util\.LazyLoader)"
-    r"|(imp|runpy|code|codeop|zipimport|pty|multiprocessing)\..*"
+    r"|pkgutil\.resolve_name|(imp|runpy|code|codeop|zipimport|pty|multiprocessing)\..*"
     r"|subprocess\.(run|call|check_\w+|Popen|getoutput|getstatusoutput)|asyncio\.create_subprocess\w+"
     r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*|fork\w*|startfile)"
     r"|sys\.(path|path_hooks|meta_path)(\..*)?"
@@ -53,7 +53,7 @@ LISTED_RUNS = {
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
-    "training/building.py: import_model_class: importlib.import_module": "a class named in model.type",
+    "training/building.py: import_model_class: pkgutil.resolve_name": "a class named in model.type",
     "training/processes.py: keep_freed_memory: ctypes.CDLL": "the C library of the running process",
 }
 # Values of trust_remote_code that are neither `False` nor the user's own flag.

@@ -196,20 +196,12 @@ INFERENCE: dict[str, str] = {
 TRAINING: dict[str, str] = {
     # files and overrides
     "yaml.invalid": "{field}{position}: invalid YAML ({reason}). Correct it.",
-    "recipe.missing": "There is no recipe {field}. {folder} contains {names}. Correct the path.",
-    "recipe.not_a_file": "{field} is not a regular file. {folder} contains {names}. Pass the path of a recipe.",
-    "recipe.unreadable": "The recipe {field} cannot be read ({reason}). Correct the path or its permissions.",
-    "recipe.too_large": "{field} has more than {most:,} bytes, too many for a recipe. Correct the path.",
-    "recipe.not_utf8": "{field}, line {line}: not UTF-8 text. Correct the path, or save the recipe as UTF-8.",
     "recipe.not_a_mapping": "{field} must be a mapping of sections, not {kind}. Correct the path, or write sections "
     "such as training: {{max_steps: 1000}}.",
     "recipe.extends": "{field}: extends must be the name of one file, not {kind}. Write extends: base.yaml.",
     "recipe.extends_itself": "{field} extends itself. Correct its line `extends`.",
-    "recipe.too_many_extended": "{field} exceeds the limit of {most} recipes that extend each other. Join some.",
-    "recipe.foreign_sections": "{field} has other sections than {sections}. Correct it, or `extends` in {extended_by}.",
     "override.syntax": "{value} is not an override. Write section.field=value.",
     "override.no_value": "{field}= has no value. Write {field}=null for its default, or {field}='\"\"' for empty text.",
-    "override.repeated": "{field} replaces the earlier override {earlier}. Pass only one of them.",
     "override.not_a_mapping": "{field} cannot be set, because {parent} is {kind}, not a mapping. Set {parent} instead.",
     # values of recipes
     "recipe.conflict": "{field}={value} is not supported with {other}. {remedy}.",
@@ -223,20 +215,18 @@ TRAINING: dict[str, str] = {
     "null, or model.type to a variant, e.g. biarn_transformer.",
     "recipe.checkpoints_not_evaluated": "{user} needs an evaluation of each checkpoint, but {field}={value} does not "
     "match {other}. Set both to the same value.",
-    "recipe.test_name": "{field}: {value} is not allowed. Use letters, digits, _, - and ., but not the names {taken}.",
+    "recipe.test_name": "{field}: {value} is not allowed as the name of a test set. Use letters, digits, _, - and ., "
+    "but not {reserved}.",
     "recipe.vocabulary_too_small": "{field}={value} is below the tokenizer's size, {symbols}. Remove or raise it.",
     "recipe.missing_file": "{field}={value} has no {content} ({file} is missing). Correct it, or train it first.",
-    "recipe.cache_dir": "{field}={value} is not a writable folder ({reason}). Choose another, or remove it.",
     "recipe.too_few_positions": "{field}={value} exceeds the model's {positions} positions. Lower it, or raise "
     "model.fields.max_position_embeddings.",
-    "recipe.model_too_large": "The {field} {value} has {parameters:,} parameters. Lower the largest of model.fields.",
     "recipe.too_little_memory": "The {field} {value} needs {needed:,.1f} GiB for {content}; {available:,.1f} GiB are "
     "available. Use a smaller preset, or lower the largest of model.fields and tokenizer.vocab_size.",
     # class paths in model.type
-    "model_type.not_imported": "model.type={field}: the module {module} cannot be imported ({reason}). Correct the "
-    "name, install its package, or add its folder to PYTHONPATH.",
-    "model_type.missing_class": "model.type={field}: {module} has no {name}. {remedy}.",
-    "model_type.not_generating": "model.type={field}: {name} cannot generate. Name a subclass of e.g. "
+    "model_type.not_imported": "model.type={field} cannot be imported ({reason}). Correct the name, install its "
+    "package, or add its folder to PYTHONPATH.",
+    "model_type.not_generating": "model.type={field} cannot generate. Name a subclass of e.g. "
     "NMTTransformerForConditionalGeneration.",
     "model_type.not_own": "model.type={field}: {config} has model_type={value}, which is empty or taken. Give the "
     "class a configuration with its own model_type.",

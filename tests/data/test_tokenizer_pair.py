@@ -7,7 +7,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import TokenizerPair
-from recnmt_hf.training.inputs import forget_tokenizers, keep_tokenizers, kept_tokenizers
+from recnmt_hf.training.inputs import delete_tokenizers, save_tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,11 @@ def test_a_pair_is_checked_against_a_model(tokenizer, separate):
         separate.check_padding(7)
 
 
-def test_tokenizers_of_a_run_are_kept_whole(tokenizer, separate, tmp_path):
+def test_tokenizers_of_a_run_are_saved_together(tokenizer, separate, tmp_path):
     for pair in (separate, TokenizerPair(tokenizer)):
-        keep_tokenizers(pair, tmp_path)
-        found = kept_tokenizers(tmp_path)
+        save_tokenizers(pair, tmp_path)
+        found = TokenizerPair.load(tmp_path, source_subfolder="tokenizer")
         assert found.is_joint == pair.is_joint
         assert [side.get_vocab() for side in found] == [side.get_vocab() for side in pair]
-    forget_tokenizers(tmp_path)
-    assert kept_tokenizers(tmp_path) is None and not list(tmp_path.iterdir())
+    delete_tokenizers(tmp_path)
+    assert not list(tmp_path.iterdir())

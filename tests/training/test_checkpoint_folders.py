@@ -1,4 +1,4 @@
-"""Folders of checkpoints: what their manifests hold, what is wrong with damaged ones, which of a run are kept."""
+"""Folders of checkpoints: manifests, faults of damaged ones, rotation."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ def run_of(tmp_path, values, best=None, metric="eval_bleu"):
     return tmp_path
 
 
-def kept(run):
+def steps_in(run):
     return [step for step, _ in checkpoints_in(run)]
 
 
@@ -152,7 +152,7 @@ def test_a_discarded_checkpoint_is_gone(folder):
     assert not folder.exists()
 
 
-def test_what_is_copied_beside_weights(folder, tmp_path):
+def test_files_copied_with_the_weights(folder, tmp_path):
     names = ["modeling_x.py", "vocab.txt", "spm.model", "tokenizer_config.json"]
     others = ["trainer_state.json", "model.safetensors.index.json", "scheduler.pt", "notes.md"]
     for name in (*names, *others):
@@ -168,7 +168,7 @@ def test_what_is_copied_beside_weights(folder, tmp_path):
 # -- the folders of a run ----------------------------------------------------------------------------------------------
 
 
-def test_steps_stand_in_the_name(tmp_path):
+def test_steps_are_read_from_the_name(tmp_path):
     assert steps_of(tmp_path / "checkpoint-of-a-run" / "checkpoint-1200") == 1200
 
 
@@ -235,13 +235,13 @@ def test_of_equally_good_checkpoints_the_newer_ones_are_chosen(tmp_path):
 def test_rotation_keeps_the_newest_and_the_best(tmp_path, last, best, metric, greater, left):
     run = run_of(tmp_path, {10: 1.0, 20: 9.0, 30: 8.0, 40: 2.0, 50: 5.0})
     rotate(str(run), last, best, metric, greater)
-    assert kept(run) == left
+    assert steps_in(run) == left
 
 
-def test_rotation_keeps_what_the_trainer_calls_its_best(tmp_path):
+def test_rotation_keeps_the_best_checkpoint_of_the_trainer(tmp_path):
     run = run_of(tmp_path, {10: 1.0, 20: 9.0, 30: 8.0}, best="/where/the/run/was/before/checkpoint-10")
     rotate(run, 1, 0, None, True)
-    assert kept(run) == [10, 30]
+    assert steps_in(run) == [10, 30]
 
 
 def test_rotation_before_the_metric_of_a_kept_checkpoint_is_known(tmp_path):
@@ -249,7 +249,7 @@ def test_rotation_before_the_metric_of_a_kept_checkpoint_is_known(tmp_path):
     run = run_of(tmp_path, {10: 1.0, 20: None, 30: None})
     discard(run / "checkpoint-10")
     rotate(run, 1, 2, "bleu", True)
-    assert kept(run) == [30]
+    assert steps_in(run) == [30]
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_single_precision_is_averaged_in_itself(tmp_path):
     assert average(tmp_path, *values).item() == torch.tensor(2.0**24).div(3).item()
 
 
-def test_counters_are_the_last_ones_and_what_follows_is_averaged(tmp_path):
+def test_integers_are_copied_from_the_last_checkpoint(tmp_path):
     folders = [
         weights(tmp_path / f"checkpoint-{i}", a_count=torch.tensor([i]), b=torch.tensor([float(i)])) for i in range(3)
     ]
@@ -292,7 +292,7 @@ def test_an_average_is_written_as_transformers_writes_weights(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_damaged_training_state_does_not_hinder_averaging(tmp_path):
+def test_average_ignores_damaged_training_state(tmp_path):
     folder = weights(tmp_path / "checkpoint-1", a=torch.ones(1))
     (folder / "optimizer.pt").write_text("moments")
     mark_complete(folder)

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or ignored; averages of several."""
+"""Checkpoints: incomplete ones are skipped; averages of several."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def test_incomplete_checkpoints_are_ignored(tmp_path):
     assert not is_complete(folders[0])
 
 
-def test_average_is_the_mean_and_keeps_what_stands_beside(tmp_path):
+def test_average_is_the_mean_and_copies_other_files(tmp_path):
     folders = [make(tmp_path / "run", step) for step in (1, 2, 6)]
     out = average_checkpoints(folders, tmp_path / "mean")
     tensors = load_file(out / "model.safetensors")
@@ -54,8 +54,8 @@ def test_average_is_the_mean_and_keeps_what_stands_beside(tmp_path):
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_a_mean_has_a_card_of_its_own_and_keeps_pieces(tmp_path, tiny_folder):
-    """What is known of one of the averaged models does not hold for their mean."""
+def test_average_has_its_own_card_and_copies_tokenizer_files(tmp_path, tiny_folder):
+    """The evidence of an averaged model does not describe the mean."""
     shutil.copytree(tiny_folder, tmp_path / "one")
     for name in ("README.md", "evidence.json", "source.spm"):
         (tmp_path / "one" / name).write_text("38.2 BLEU")
@@ -106,7 +106,7 @@ def test_choice_of_last_and_best(tmp_path):
 
 
 def test_skipped_checkpoints_are_reported(tmp_path, capsys):
-    """And older ones take their places only where --count allows it."""
+    """Older ones replace them only if --count allows it."""
     for step in (10, 20, 30):
         make(tmp_path / "run", step)
     damaged = tmp_path / "run/checkpoint-30/config.json"
@@ -118,8 +118,8 @@ def test_skipped_checkpoints_are_reported(tmp_path, capsys):
     assert reported in err and "--count" in err
     assert not (tmp_path / "mean").exists()
     assert main([*words, "2"]) == 0
-    said = capsys.readouterr()
-    assert reported in said.err and "checkpoint-10" in said.out and "checkpoint-30" not in said.out
+    messages = capsys.readouterr()
+    assert reported in messages.err and "checkpoint-10" in messages.out and "checkpoint-30" not in messages.out
     assert load_file(tmp_path / "mean/model.safetensors")["a"].tolist() == [15.0] * 3
 
 

@@ -1,8 +1,8 @@
 """
-Runs that end before their end: killed at every file operation, on a full disk, by Ctrl-C.
+Interrupted runs: killed at every file operation, full disks, Ctrl-C.
 
-A killed process leaves its folder as it stands, and nothing else. So one undisturbed run is watched, and its folder is
-copied before each file operation: each copy is what a kill at that moment leaves. Files that grew since the last copy
+A killed process leaves only its folder. So one undisturbed run is watched, and its folder is copied before each file
+operation: each copy is the state after a kill at that moment. Files that grew since the last copy
 are also cut short, since a kill may come in the middle of writing.
 """
 
@@ -104,7 +104,7 @@ class Snapshots:
 
     def __init__(self, folder):
         self.folder = folder
-        self.kept: dict[bytes, bytes] = {}
+        self.contents: dict[bytes, bytes] = {}
         self.states: list[tuple[str, Tree]] = []
         self.seen: set[str] = set()
         self.before: Tree = self.look()[0]
@@ -143,7 +143,7 @@ class Snapshots:
                 relative = os.path.normpath(os.path.join(place, name))
                 with open(path, "rb") as file:
                     content = file.read()
-                tree[relative] = self.kept.setdefault(content, content)
+                tree[relative] = self.contents.setdefault(content, content)
                 written[relative] = os.stat(path).st_mtime_ns
         return tree, written
 
@@ -230,12 +230,12 @@ def shared_data(tmp_path_factory):
     return plan, folder / "run"
 
 
-def killed_everywhere(plan, folder, expected, scratch, resume=False, since=""):
+def killed_everywhere(plan, folder, expected, scratch, resume=False, since="", until=None):
     """
-    Trains in `folder`, killed at each file operation and resumed; each end must be that of `expected`. States without
-    the file `since` are skipped.
+    Train in `folder`, resume from a kill at each file operation, and compare with `expected`. States without
+    the file `since`, or with the file `until`, are skipped.
 
-    Copies that are the same once the resumed run has cleaned up behave alike from there on: one of each is resumed.
+    Copies that are equal after the resumed run has cleaned up behave equally: only one of them is resumed.
     """
     snapshots = Snapshots(folder)
     with watched(snapshots):
@@ -244,7 +244,7 @@ def killed_everywhere(plan, folder, expected, scratch, resume=False, since=""):
     expected = expected or folder
     resumed = set()
     for what, tree in snapshots.states:
-        if since and since not in tree:
+        if (since and since not in tree) or until in tree:
             continue
         restore(tree, scratch)
         with mock.patch("recnmt_hf.training.resuming.check_recipe", lambda *arguments: []):  # which changes nothing
@@ -275,20 +275,21 @@ def test_killed_at_every_file_operation(tmp_path):
 
 def test_killed_warm_start_with_two_vocabularies(tmp_path, baseline):
     """
-    Neither tokenizer may be there without the other: the resumed run would take one for both sides. The data is
-    prepared anew after each kill.
+    Both tokenizers must be complete, or the resumed run would use one for both sides. The data is
+    prepared anew after each kill. The states with a checkpoint are those of any run.
     """
     training = {"max_steps": 1, "eval_strategy": "no"}
     plan = tiny(model={"init_from": str(baseline)}, training=training, average={"count": 1})
     plan.test = {}
-    states, _ = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
+    until = "checkpoint-1/complete.json"
+    states, _ = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed", until=until)
     assert any(tree.keys() >= {"target_tokenizer"} and "tokenizer" not in tree for _, tree in states)
     model = load_file(tmp_path / "run/model/model.safetensors")
     assert "model.decoder.embed_tokens.weight" in model
 
 
 def test_killed_average(tmp_path):
-    """The averaged model is whole or not there, and a second try clears up after the first."""
+    """The averaged model is complete or absent, and a second attempt deletes the remains of the first."""
     plan = tiny(training={"max_steps": 2, "eval_strategy": "no"})
     plan.test = {}
     train(plan, tmp_path / "run")
@@ -340,7 +341,7 @@ def disk_full_at(part):
     ],
 )
 def test_full_disk(tmp_path, shared_data, part, newest):
-    """One sentence says where the run stands, nothing half-written stays, and the resumed run ends the same."""
+    """One message gives the newest checkpoint, no partial file remains, and the resumed run has the same result."""
     plan, expected = shared_data
     with rejects("output.disk_full", str(tmp_path / "run")) as caught, disk_full_at(part):
         train(plan, tmp_path / "run")

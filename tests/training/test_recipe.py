@@ -1,4 +1,4 @@
-"""Recipes: read, changed, checked; every one that ships is valid."""
+"""Recipes: reading, overriding, checking; all shipped recipes are valid."""
 
 import pytest
 import yaml
@@ -8,7 +8,7 @@ from recnmt_hf._values import options_of
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.training.arguments import training_options
-from recnmt_hf.training.recipe import SET_ELSEWHERE, Recipe, RunSection
+from recnmt_hf.training.recipe import NO_EFFECT, Recipe, RunSection
 
 
 def test_defaults_are_the_generated_corpus():
@@ -49,7 +49,7 @@ def test_a_recipe_extends_another(tmp_path):
     with rejects("recipe.extends_itself", str(tmp_path / "loop.yaml")):
         Recipe.from_file(tmp_path / "loop.yaml")
     (tmp_path / "lost.yaml").write_text("extends: nothing.yaml\n")
-    with rejects("recipe.missing", str(tmp_path / "nothing.yaml"), FileNotFoundError):
+    with rejects("file.missing", str(tmp_path / "nothing.yaml"), FileNotFoundError):
         Recipe.from_file(tmp_path / "lost.yaml")
     (tmp_path / "two.yaml").write_text("extends: [a.yaml, b.yaml]\n")
     with rejects("recipe.extends", str(tmp_path / "two.yaml")):
@@ -62,14 +62,14 @@ SECTIONS_AND_FIELDS = [
         for section in ("model", "data", "tokenizer", "average")
         for name in options_of(type(getattr(Recipe(), section)))
     ),
-    *(("training", name) for name in training_options() | options_of(RunSection) if name not in SET_ELSEWHERE),
+    *(("training", name) for name in training_options() | options_of(RunSection) if name not in NO_EFFECT),
     *(("decoding", name) for name in options_of(DecodingOptions)),
 ]
 
 
 @pytest.mark.parametrize("section", ["model", "data", "tokenizer", "average", "training", "decoding"])
-def test_null_sets_any_field_back(tmp_path, section):
-    """Whatever the recipe below says; on the command line too. A name that does not exist is named all the same."""
+def test_null_resets_any_field(tmp_path, section):
+    """In a recipe that extends another and on the command line; unknown names are still rejected."""
     names = [name for place, name in SECTIONS_AND_FIELDS if place == section]
     assert names
     (tmp_path / "base.yaml").write_text(yaml.safe_dump({section: dict.fromkeys(names, "no such value")}))

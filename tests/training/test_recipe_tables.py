@@ -1,4 +1,4 @@
-"""The documentation of recipes shows what their fields state."""
+"""The documentation of recipes has the tables of their fields."""
 
 import pytest
 from option_tables import option_table

@@ -1,5 +1,6 @@
-"""What a resumed run may change and what not, damaged checkpoints, the lock, room on the disk, processes that wait."""
+"""Resumed runs: allowed and forbidden changes, damaged checkpoints, the lock, disk space, waiting processes."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -83,8 +85,8 @@ def recipe_changes(*changes):
         ("data", {"max_source_length": 5}, "resume.other_training_data", {"old": 20}),
     ],
 )
-def test_what_cannot_change_is_refused(finished, run, section, values, code, details):
-    """With the names of the fields, old and new; and the run stays as it was."""
+def test_forbidden_changes_are_rejected(finished, run, section, values, code, details):
+    """The error names the fields with old and new values; the run is unchanged."""
     before = (run / "recipe.yaml").read_bytes()
     with rejects(code, **details):
         train(small(finished, **{section: values}), run, resume=True)
@@ -100,15 +102,15 @@ def test_allowed_changes_are_reported(finished, run, capsys):
         data={"train": [{"tsv": PAIRS["tsv"].replace("/training/", "/training/../training/")}]},
     )
     train(plan, run, resume=True)
-    said = capsys.readouterr().err
+    messages = capsys.readouterr().err
     for change in (
         "training.max_steps: 4 -> 5 (from step 4 on)",
         "training.learning_rate: 0.01 -> 0.02 (from step 4 on)",
         "training.keep_last: 2 -> 3",
         "decoding.beams: 1 -> 2",
     ):
-        assert f"Changed since the start of the run: {change}" in said
-    assert "data.train" not in said  # other words for the same pairs
+        assert f"Changed since the start of the run: {change}" in messages
+    assert "data.train" not in messages  # other words for the same pairs
     assert yaml.safe_load((run / "recipe.yaml").read_text())["training"]["max_steps"] == 5
     log = json.loads((run / "checkpoint-5/trainer_state.json").read_text())["log_history"]
     # inverse_sqrt with one step of warm-up: the fifth update has half the rate
@@ -116,7 +118,7 @@ def test_allowed_changes_are_reported(finished, run, capsys):
 
 
 def test_another_number_of_processes(finished, run, capsys):
-    """It is compared with the accumulated batches: their product is what an update sees."""
+    """The product of processes and accumulated batches must stay the same."""
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "processes": 4}))
     with rejects("resume.other_batches", "training.gradient_accumulation_steps", batches=4, remedy="set it to 4"):
@@ -126,7 +128,7 @@ def test_another_number_of_processes(finished, run, capsys):
     assert "device: cuda -> cpu" in capsys.readouterr().err
 
 
-def test_changed_corpus_is_noticed(finished, tmp_path, run):
+def test_changed_corpus_is_rejected(finished, tmp_path, run):
     """The same recipe, and another sentence in the file."""
     pairs = ["The dog sleeps.\tDer Hund schläft.\n", "The cat sleeps.\tDie Katze schläft.\n"]
     (tmp_path / "corpus.tsv").write_text("".join(pairs), encoding="utf-8")
@@ -138,7 +140,7 @@ def test_changed_corpus_is_noticed(finished, tmp_path, run):
 
 
 def test_runs_of_earlier_versions_resume(finished, run, capsys):
-    """Their manifests have sizes alone, one lists a left-over of its own writing, and there is no record."""
+    """Their manifests have no sums and may list their own partial file, and there is no record."""
     for _, folder in checkpoints_in(run):
         manifest = json.loads((folder / MANIFEST).read_text())
         files = {**manifest["files"], f"{MANIFEST}.partial": 1234}
@@ -186,13 +188,13 @@ def flip(file):
 
 
 def test_damage_of_unchanged_size(finished, run, capsys):
-    """The newest intact checkpoint is taken, the damaged one named; and it is never averaged."""
+    """The run resumes from the newest intact checkpoint; the damaged one is reported and never averaged."""
     flip(run / "checkpoint-4/optimizer.pt")
     expected = (run / "model/model.safetensors").read_bytes()
     train(small(finished), run, resume=True)
-    said = capsys.readouterr().err
-    assert re.search(r"checkpoint-4 is damaged: optimizer\.pt has changed", said)
-    assert re.search(r"Resuming from .*checkpoint-3", said)
+    messages = capsys.readouterr().err
+    assert re.search(r"checkpoint-4 is damaged: optimizer\.pt has changed", messages)
+    assert re.search(r"Resuming from .*checkpoint-3", messages)
     assert (run / "model/model.safetensors").read_bytes() == expected
     flip(run / "checkpoint-3/model.safetensors")
     with rejects("checkpoint.damaged", str(run / "checkpoint-3")):
@@ -205,7 +207,7 @@ def test_damage_of_unchanged_size(finished, run, capsys):
 
 
 def test_average_of_a_run_that_trains(finished, run):
-    """The lock is for those who write; a checkpoint that rotates away meanwhile is named, not half read."""
+    """Reading needs no lock; a checkpoint that is deleted meanwhile is reported."""
     chosen = [folder for _, folder in checkpoints_in(run)]
     with output_folder.locked(run):
         average_checkpoints(chosen, run.parent / "mean")
@@ -222,7 +224,7 @@ def test_average_of_a_run_that_trains(finished, run):
 
 
 def test_two_runs_do_not_share_a_folder(finished, tmp_path):
-    """The second is refused with the owner's process; the owner's death frees the folder, whatever its children do."""
+    """The second is rejected and names the owner; the folder is free when the owner ends, even if its children live."""
     folder = tmp_path / "run"
     code = """
         import os, sys, time
@@ -263,7 +265,7 @@ def test_file_systems_without_locks(finished, tmp_path, capsys):
     assert "cannot be locked (Function not implemented)" in capsys.readouterr().err
 
 
-# -- whose folder it is ------------------------------------------------------------------------------------------------
+# -- ownership of folders ----------------------------------------------------------------------------------------------
 
 
 def contents(folder):
@@ -290,8 +292,8 @@ def test_overwriting_a_finished_run(finished, run):
         ["tokenizers.partial/thesis.txt", ".thesis.partial"],
     ],
 )
-def test_foreign_files_of_a_runs_names_stay(finished, tmp_path, demand, files):
-    """A cook's recipe.yaml and a stock Trainer's checkpoint are no run of ours."""
+def test_foreign_files_with_the_names_of_a_run_stay(finished, tmp_path, demand, files):
+    """Another program's recipe.yaml and a stock Trainer's checkpoint are not a run."""
     folder = tmp_path / "folder"
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -302,10 +304,10 @@ def test_foreign_files_of_a_runs_names_stay(finished, tmp_path, demand, files):
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("kept", ["recipe.yaml", "run.json", "checkpoint-4"])
-def test_signs_of_a_run(run, kept):
+@pytest.mark.parametrize("remaining", ["recipe.yaml", "run.json", "checkpoint-4"])
+def test_signs_of_a_run(run, remaining):
     for path in run.iterdir():
-        if path.name not in (kept, "model"):
+        if path.name not in (remaining, "model"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert output_folder.claim_output(run, resume=True, overwrite=False) is False
     assert output_folder.claim_output(run, resume=False, overwrite=True) is True
@@ -313,7 +315,7 @@ def test_signs_of_a_run(run, kept):
 
 
 def test_runs_killed_before_their_recipe(finished, tmp_path):
-    """The lock and a tokenizer are all that there is."""
+    """The folder has only the lock and a tokenizer."""
     for demand in ("resume", "overwrite"):
         folder = tmp_path / demand
         (folder / "tokenizer").mkdir(parents=True)
@@ -327,7 +329,7 @@ def test_runs_killed_before_their_recipe(finished, tmp_path):
         train(small(finished), folder, resume=True)
 
 
-def test_what_is_half_written_is_deleted_in_runs_alone(run):
+def test_incomplete_checkpoints_are_deleted_in_runs_only(run):
     shutil.copytree(run / "checkpoint-4", run / "checkpoint-5")
     (run / "checkpoint-5" / MANIFEST).unlink()
     shutil.copytree(run / "checkpoint-5", run.parent / "other/checkpoint-5")
@@ -336,18 +338,18 @@ def test_what_is_half_written_is_deleted_in_runs_alone(run):
     assert not (run / "checkpoint-5").exists() and (run.parent / "other/checkpoint-5").exists()
 
 
-# -- room --------------------------------------------------------------------------------------------------------------
+# -- disk space --------------------------------------------------------------------------------------------------------
 
 
 def test_free_space_is_checked_before_training(finished, tmp_path):
     usage = SimpleNamespace(free=20_000)
     with (
         mock.patch("shutil.disk_usage", lambda path: usage),
-        rejects("output.no_space", str(tmp_path / "run"), free="20.0 kB") as caught,
+        rejects("output.no_space", str(tmp_path / "run"), free="19.53 KB") as caught,
     ):
         train(small(finished), tmp_path / "run")
     assert caught.value.details["checkpoints"].startswith("4 x ")
-    assert not list((tmp_path / "run").iterdir())  # so that the same command works once there is room
+    assert not list((tmp_path / "run").iterdir())  # so that the same command works when there is space
     train(small(finished, training={"max_steps": 1}), tmp_path / "run")
 
 
@@ -357,9 +359,15 @@ def test_estimate_of_room(finished, run):
     optimizer = torch.load(run / "checkpoint-4/optimizer.pt", weights_only=True)["state"]
     averages = sum(value.nbytes for state in optimizer.values() for name, value in state.items() if name != "step")
     assert averages == 2 * weights
-    arguments = SimpleNamespace(optimizer=None, optim="adamw_torch")
-    assert output_folder.state_per_parameter(arguments) == 2
-    assert output_folder.in_words(999) == "999 bytes" and output_folder.in_words(2.5e12) == "2500.0 GB"
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(weights // 4))])
+    settings = {"optimizer": None, "optim": "adamw_torch", "save_only_model": False, "save_strategy": "no"}
+    stages = [(model, SimpleNamespace(**settings))]
+    for free, fits in ((4 * weights, True), (4 * weights - 1, False)):  # one checkpoint, and the final model
+        with (
+            mock.patch("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free)),
+            contextlib.nullcontext() if fits else rejects("output.no_space"),
+        ):
+            output_folder.check_free_space(run / "none", stages)
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -379,6 +387,7 @@ def test_progress_bar_on_a_terminal_only(finished, tmp_path, capsys, terminal):
 
 SLOW_PREPARATION = """
     import os, sys, time
+    from pathlib import Path
     import torch.distributed as dist
     from recnmt_hf.training import run
     from test_kills import tiny
@@ -387,28 +396,34 @@ SLOW_PREPARATION = """
 
     def slowly(work):
         def late(*args):
-            time.sleep(7)
+            time.sleep(12)
             return work(*args)
         return late
 
+    # The limit also holds for starting the process group, so both have to be ready.
+    ready = Path(sys.argv[1]).parent
+    (ready / f"{sys.argv[3]}-{os.environ['RANK']}").touch()
+    while len(list(ready.glob(f"{sys.argv[3]}-*"))) < 2:
+        time.sleep(0.01)
     if os.environ["RANK"] == "0":
         run.prepare_inputs, run.finish = slowly(prepared), slowly(finished)
-    training = {"max_steps": 2, "ddp_timeout": 5, "eval_strategy": "no"}
+    training = {"max_steps": 2, "ddp_timeout": 10, "eval_strategy": "no"}
     plan = tiny(training=training, data={"cache_dir": sys.argv[2]})
     plan.test = {}
-    run.train(plan, sys.argv[1], resume="resume" in sys.argv)
+    run.train(plan, sys.argv[1], resume=sys.argv[3] == "resumed")
     limit = dist.distributed_c10d._get_default_group()._get_backend(__import__("torch").device("cpu")).options._timeout
     os.write(1, f"limit {limit.total_seconds()}\\n".encode())  # in one piece: two processes write
     dist.destroy_process_group()
 """
 
 
-def two_processes(tmp_path, finished, *words):
+def two_processes(tmp_path, *words):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(SLOW_PREPARATION))
     port = str(20000 + (os.getpid() + 15485863) % 20000)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port, program]
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [*command, tmp_path / "run", *words],
         stdout=subprocess.PIPE,
@@ -422,22 +437,22 @@ def two_processes(tmp_path, finished, *words):
 @pytest.mark.slow
 def test_processes_wait_and_end_with_their_launcher(tmp_path, finished):
     """
-    The launcher alone is killed while its processes wait: they end, and are not in the way of the resumed run. There,
-    preparing and finishing take longer than `ddp_timeout`, which holds for everything else.
+    Only the launcher is killed while its processes wait: they end, so that the run can be resumed. There, preparing and
+    finishing take longer than `ddp_timeout`, which limits everything else.
     """
-    process = two_processes(tmp_path, finished, finished / "data")
-    deadline = time.time() + 120
+    process = two_processes(tmp_path, finished / "data", "killed")
+    deadline = time.time() + 300
     while not (tmp_path / "run/.lock").exists():
-        assert process.poll() is None and time.time() < deadline
+        assert process.poll() is None and time.time() < deadline, process.stdout.read()[-3000:]
         time.sleep(0.05)
     workers = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     process.stdout.close()
-    resumed = two_processes(tmp_path, finished, finished / "data", "resume")
+    resumed = two_processes(tmp_path, finished / "data", "resumed")
     output = resumed.communicate(timeout=300)[0]
     assert resumed.returncode == 0, output[-3000:]
-    assert output.count("limit 5.0") == 2
+    assert output.count("limit 10.0") == 2
     assert (tmp_path / "run/model/model.safetensors").is_file()

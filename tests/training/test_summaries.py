@@ -1,4 +1,4 @@
-"""Summarization: the recipes run on a slice in their data's format, ROUGE decides, long texts are cut off."""
+"""Summarization: the recipes run on a few texts in the format of their data, with ROUGE and truncation."""
 
 import json
 
@@ -58,8 +58,10 @@ def test_lcsts(repository, tmp_path, monkeypatch, capsys):
         (tmp_path / f"data/lcsts/PART_{part}.txt").write_text(lcsts(pairs, [5, 2, 4, 3]), encoding="utf-8")
     recipe = str(repository / "scripts/recipes/lcsts_base_gret.yaml")
     assert main(["train", recipe, *SMALL]) == 0
-    said = capsys.readouterr().err
-    assert "20 training pairs, 3 validation pairs" in said  # the longest text is cut off, not left out; 2 is too low
+    messages = capsys.readouterr().err
+    assert (
+        "20 training pairs, 3 validation pairs" in messages
+    )  # the longest text is cut off, not left out; 2 is too low
     output = tmp_path / "outputs/lcsts_base_gret"
     results = json.loads((output / "results.json").read_text())
     made = (output / "model-part_3.zh").read_text(encoding="utf-8").splitlines()
@@ -100,7 +102,7 @@ def test_summaries_of_a_set_of_datasets(repository, tmp_path, monkeypatch, corpu
     assert len(ids) > 400 and prepared.pieces == [[*ids[:399], model.tokenizer.eos_token_id]]
 
 
-def test_what_measures_is_checked():
+def test_metrics_are_checked():
     recipe = Recipe(training={"text_metric": "rouge"})
     assert recipe.training.metric_for_best_model == "rougeL"
     assert Recipe().training.metric_for_best_model == "bleu"

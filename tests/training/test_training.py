@@ -72,7 +72,7 @@ def recipe(**sections):
 
 
 def test_whole_loop(tmp_path):
-    """Tokenizer, training, averaging and test; what comes out loads and translates, and a second run is refused."""
+    """Tokenizer, training, averaging and test; the model loads and translates, and a second run is rejected."""
     plan = Recipe(**recipe(test={"unseen": {"generated": "test", "size": 6}}))
     folder = train(plan, tmp_path / "run")
     assert folder == tmp_path / "run" / "model"
@@ -89,7 +89,7 @@ def test_whole_loop(tmp_path):
     assert [entry["step"] for entry in evaluations] == [6, 12]
     assert evaluations[0]["eval_perplexity"] == pytest.approx(math.exp(evaluations[0]["eval_loss"]))
     assert Translator.from_pretrained(folder, device="cpu")(["The dog sleeps."])[0].hypotheses
-    assert json.loads((folder / "config.json").read_text())["use_cache"], "who loads it generates"
+    assert json.loads((folder / "config.json").read_text())["use_cache"], "generation needs the cache"
     assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
     with rejects("output.has_files", str(tmp_path / "run"), FileExistsError):
         train(plan, tmp_path / "run")
@@ -101,7 +101,13 @@ def test_whole_loop(tmp_path):
 
 def trainer_for(tmp_path, tokenizer, model=None, **settings):
     data = prepare_dataset(
-        {"generated": "validation", "size": 24}, "en", "de", tokenizer, tokenizer, tmp_path / "data", keep_text=True
+        {"generated": "validation", "size": 24},
+        "en",
+        "de",
+        tokenizer,
+        tokenizer,
+        tmp_path.parent / "data",
+        keep_text=True,
     )
     fields = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
     torch.manual_seed(1)
@@ -181,7 +187,7 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path, tokenizer):
 
 
 def test_other_models_of_transformers_train_too(tmp_path, tokenizer):
-    """MarianMT ignores the loss keywords it is given; the trainer must not lose the normalisation by that."""
+    """MarianMT ignores loss keywords; the trainer still normalises the loss."""
     config = transformers.MarianConfig(
         vocab_size=len(tokenizer),
         d_model=16,
@@ -253,13 +259,15 @@ def test_mistakes_end_before_training(tmp_path, sections, code, field):
 def launch(folder, processes, *more):
     """The training program in processes of its own."""
     code = (
-        "import sys, json; from recnmt_hf.training.recipe import Recipe; from recnmt_hf.training.run import train;"
-        "train(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], resume='resume' in sys.argv)"
+        "import sys, json; from accelerate import PartialState; from recnmt_hf.training.recipe import Recipe; "
+        "from recnmt_hf.training.run import train; "
+        "train(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], resume='resume' in sys.argv); "
+        "PartialState().destroy_process_group()"  # together: a process that outlives the group's first may abort
     )
     command = [sys.executable, "-c", code]
     if processes > 1:
         script = folder.parent / "program.py"
-        script.write_text(code.replace("; ", "\n").replace(";train", "\ntrain"))
+        script.write_text(code.replace("; ", "\n"))
         command = [
             sys.executable,
             "-m",
@@ -339,8 +347,8 @@ def test_batches_of_a_model_of_pairs_bound_squared_lengths(tmp_path, tokenizer, 
     assert trainer.train_sampler.max_squared_tokens is None
 
 
-def test_norms_of_averaged_weights_are_taken_anew(tmp_path):
-    """The averaged RNMT has the statistics of its own weights over the training data, not the mean of old ones."""
+def test_norms_of_averaged_weights_are_recomputed(tmp_path):
+    """The averaged RNMT has the statistics of its own weights, not the mean of the checkpoints' statistics."""
     plan = recipe(training={"gradient_accumulation_steps": 1})
     plan["model"] = RNMT
     folder = train(Recipe(**plan), tmp_path / "run")
@@ -367,15 +375,23 @@ def test_norms_of_averaged_weights_are_taken_anew(tmp_path):
     torch.testing.assert_close(norm.running_var, found[f"{name}.running_var"], atol=0.05, rtol=0.3)
 
 
-def test_long_sentences_are_validated_too(tmp_path, capsys):
+def test_options_of_evaluation(tmp_path, capsys):
+    """Long sentences are validated too; BLEU can ignore case (by default it does not, see `test_whole_loop`)."""
     text = "The dog sleeps and the cat sleeps and the horse sleeps"
     (tmp_path / "long.tsv").write_text(f"{text}\t{text}\nThe dog sleeps\tDer Hund\n")
-    plan = recipe(data={"max_source_length": 9, "validation": [{"tsv": str(tmp_path / "long.tsv")}]})
-    train(Recipe(**recipe(**{**plan, "training": {**plan["training"], "max_steps": 1}})), tmp_path / "run")
+    plan = recipe(
+        data={"max_source_length": 9, "validation": [{"tsv": str(tmp_path / "long.tsv")}]},
+        training={"bleu_lowercase": True, "max_steps": 1},
+        test={"unseen": {"generated": "test", "size": 4}},
+        average={"count": 1},
+    )
+    train(Recipe(**plan), tmp_path / "run")
     assert "2 validation pairs" in capsys.readouterr().err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "case:lc" in results["unseen"]["signature"]
 
 
-def test_validation_takes_lines_as_they_are(tmp_path, tokenizer):
+def test_validation_does_not_split_lines(tmp_path, tokenizer):
     """A line of several sentences is one segment, whatever the trainer is told."""
     trainer = trainer_for(tmp_path, tokenizer, max_steps=1, bleu_samples=2)
     trainer.validation_options.max_length_extra = 2
@@ -383,15 +399,6 @@ def test_validation_takes_lines_as_they_are(tmp_path, tokenizer):
     with mock.patch.object(Translator, "search", autospec=True, side_effect=Translator.search) as search:
         trainer.sample_scores(trainer.eval_dataset)
     assert [len(each.pieces) for each in search.mock_calls[0].args[1]] == [1]
-
-
-def test_case_of_bleu(tmp_path):
-    """Case-sensitive by default (`test_whole_loop`)."""
-    training = {"bleu_lowercase": True, "max_steps": 1, "eval_strategy": "no"}
-    plan = recipe(training=training, test={"unseen": {"generated": "test", "size": 4}}, average={"count": 1})
-    train(Recipe(**plan), tmp_path / "run")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert "case:lc" in results["unseen"]["signature"]
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, tokenizer):

@@ -79,9 +79,11 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
     fields = ["model.fields.recurrence_hidden_size=32", "training.learning_rate=0"]
     variant = ["train", str(recipes / f"{task}_{size}_biarn.yaml"), *SMALL, *fields]
     assert main([*variant, f"model.init_from=outputs/{task}_{size}/model", "training.baseline_steps=null"]) == 0
-    said = capsys.readouterr().err
-    assert f"Warm start from outputs/{task}_{size}/model: copied" in said and "did not use" not in said
-    assert ("newstest2014" in said) == (task == "wmt14_en_de") and ("newstest2017" in said) == (task == "wmt17_zh_en")
+    messages = capsys.readouterr().err
+    assert f"Warm start from outputs/{task}_{size}/model: copied" in messages and "did not use" not in messages
+    assert ("newstest2014" in messages) == (task == "wmt14_en_de") and ("newstest2017" in messages) == (
+        task == "wmt17_zh_en"
+    )
     stages = [hub_sets / "outputs" / f"{task}_{size}{suffix}/model/model.safetensors" for suffix in ("", "_biarn")]
     baseline, warm = (load_file(stage) for stage in stages)
     assert set(baseline) < set(warm)
@@ -98,8 +100,8 @@ def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, 
     recipe = str(repository / "scripts/recipes/wmt16_ro_en_base_gret.yaml")
     few = ["training.baseline_steps=1", "model.fields.num_capsules=4"]
     assert main(["train", recipe, *SMALL, *few]) == 0
-    said = capsys.readouterr().err
-    assert "baseline/checkpoint-1: copied" in said and "did not use" not in said and "newstest2016" in said
+    messages = capsys.readouterr().err
+    assert "baseline/checkpoint-1: copied" in messages and "did not use" not in messages and "newstest2016" in messages
     assert (hub_sets / "outputs/wmt16_ro_en_base_gret/model-newstest2016.en").exists()
 
 
@@ -146,8 +148,8 @@ def test_recurrent_models(hub_sets, repository, monkeypatch, capsys, task):
     for fields in ([], *plain):
         output = f"outputs/{task}-{len(fields)}"
         assert main(["train", recipe, *small, *fields, "-o", output]) == 0
-        said = capsys.readouterr().err
-        assert ("newstest2016" in said) == (task == "wmt16_en_de")
+        messages = capsys.readouterr().err
+        assert ("newstest2016" in messages) == (task == "wmt16_en_de")
         state = torch.load(next((hub_sets / output).glob("checkpoint-2")) / "optimizer.pt", weights_only=True)
         assert set(state["state"][0]) == {"step", "square_avg", "acc_delta"}
         group = state["param_groups"][0]

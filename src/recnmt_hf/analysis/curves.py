@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import MissingFileError, UserError
 from ..training.checkpoints import newest_checkpoint, state_of
 from ..training.evidence import EVIDENCE, Evidence, curve_of
-from ..training.metrics import without_prefix
 from ..training.output_folder import BASELINE, FINAL
 from .plots import line_panels
 
@@ -45,6 +44,6 @@ def plot_curves(runs: Mapping[str, Curve], output: str | Path) -> None:
         if name in ("step", "learning_rate", "eval_perplexity"):
             continue
         lines = {run: [(row["step"], row[name]) for row in curve if name in row] for run, curve in runs.items()}
-        title = f"validation {without_prefix(name)}" if name.startswith("eval_") else f"training {name}"
+        title = f"validation {name.removeprefix('eval_')}" if name.startswith("eval_") else f"training {name}"
         panels[title] = {run: points for run, points in lines.items() if points}
     line_panels(output, panels, "step")

@@ -153,7 +153,7 @@ def explained_writing(user_path: str, working: Path | None) -> Iterator[None]:
         raise
 
 
-def number_of(error: Exception) -> int | None:
+def number_of(error: BaseException) -> int | None:
     """Return the errno of an error; libraries in Rust and `shutil` put it into the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno

@@ -119,7 +119,7 @@ class LogicRecipe:
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> LogicRecipe:
         """Load a recipe as [`~recnmt_hf.training.recipe.Recipe.from_file`] does."""
         known = {entry.name for entry in fields(cls)}
-        return cls(**given_fields(content_of(Path(path), overrides, known), known))
+        return cls(**given_fields(content_of(Path(path), overrides), known))
 
     def alone(self, name: str) -> str:
         """Return the parts of the recipe that a resumed run must not change, as YAML: data, training and its model."""

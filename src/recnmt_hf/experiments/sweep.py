@@ -20,12 +20,12 @@ from ..data.files import open_output, reject_model_folder
 from ..data.text import read_lines
 from ..errors import UserError
 from ..training.checkpoints import newest_intact_checkpoint, state_of
-from ..training.checks import check_decoding, check_model, without_memory
-from ..training.metrics import TEXT_METRICS, without_prefix
+from ..training.checks import build_on_meta, check_decoding, check_model
+from ..training.metrics import TEXT_METRICS
 from ..training.output_folder import FINAL, RESULTS, locked
 from ..training.processes import logger
 from ..training.recipe import Recipe
-from ..training.recipe_yaml import load_yaml, read_text
+from ..training.recipe_yaml import load_yaml, read_yaml
 from ..training.resuming import changes_of_recipe, earlier_baseline_steps
 
 
@@ -70,7 +70,7 @@ def read_rows(path: str | Path) -> dict[str, list[str]]:
     Raises:
         ValueError, FileNotFoundError: It is not such a mapping.
     """
-    content = load_yaml(read_text(Path(path)), str(path))
+    content = read_yaml(Path(path))
     if not isinstance(content, dict) or not content or not all(isinstance(row or {}, dict) for row in content.values()):
         raise UserError("sweep.rows", field=str(path))
     return {
@@ -235,7 +235,7 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
     state = state_of(checkpoint) if checkpoint is not None else {}
     evaluations = [entry for entry in state.get("log_history", []) if "eval_loss" in entry]
     kinds = {"loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names)}
-    last = {without_prefix(name): value for name, value in evaluations[-1].items()} if evaluations else {}
+    last = {name.removeprefix("eval_"): value for name, value in evaluations[-1].items()} if evaluations else {}
     tests = json.loads((folder / RESULTS).read_text(encoding="utf-8")) if (folder / RESULTS).is_file() else {}
     scores = {
         name: {kind: value for kind, value in entry.items() if kind in kinds}
@@ -246,7 +246,7 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
         cell.name,
         dict(cell.values),
         cell.seed,
-        without_memory(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False)).num_parameters(),
+        build_on_meta(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False)).num_parameters(),
         int(state.get("global_step", 0)),
         {name: value for name, value in last.items() if name in kinds},
         scores,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
+from .._loading_errors import shorten
 from .._values import MOST_SEED, Option, Range, option, options_of
 from ..errors import UserError
 from ..metrics.rouge import ROUGE_UNITS
@@ -85,10 +87,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
         super().__post_init__()
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
-            other, remedy = "dataloader_num_workers of at least 1", "set dataloader_num_workers, or remove the field"
-            raise UserError(
-                "recipe.requires", field="dataloader_persistent_workers", value=True, other=other, remedy=remedy
-            )
+            remedy = "set dataloader_num_workers, or remove the field"
+            raise requirement("dataloader_persistent_workers", True, "dataloader_num_workers of at least 1", remedy)
 
     @property
     def device(self) -> torch.device:
@@ -101,11 +101,6 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         """Output folder; transformers sets it if it is not given."""
         assert self.output_dir is not None
         return Path(self.output_dir)
-
-    @property
-    def best_is_highest(self) -> bool:
-        """Whether higher values of `metric_for_best_model` are better."""
-        return self.greater_is_better is not False
 
     @property
     def scorer(self) -> TextScorer:
@@ -138,26 +133,44 @@ def make_arguments(settings: Mapping[str, Any], output_dir: Path) -> Translation
     except UserError as error:
         raise error.inside("training") from error
     except Exception as error:  # of any library that transformers passes a value to
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        wrong = rejected(settings, output_dir)
-        value = [settings[name] for name in wrong]
-        raise UserError(
-            "recipe.rejected",
-            field=", ".join(f"training.{name}" for name in wrong) or "training",
-            value=value[0] if len(value) == 1 else value,
-            reason=reason,
-            remedy="correct it, or remove it",
-        ) from error
+        wrong = {}
+        for name in settings:  # without any one of the wrong settings, the arguments can be made
+            with suppress(Exception):
+                others = {other: settings[other] for other in settings if other != name}
+                TranslationTrainingArguments(output_dir=str(output_dir), **others)
+                wrong[name] = settings[name]
+        field = ", ".join(f"training.{name}" for name in wrong) or "training"
+        values = list(wrong.values())
+        raise rejection(field, values[0] if len(values) == 1 else values, error) from error
 
 
-def rejected(settings: Mapping[str, Any], output_dir: Path) -> list[str]:
-    """Return the names of the wrong settings: the arguments can be made without any one of them."""
-    names = []
-    for name in settings:
-        others = {other: settings[other] for other in settings if other != name}
-        try:
-            TranslationTrainingArguments(output_dir=str(output_dir), **others)
-        except Exception:
-            continue
-        names.append(name)
-    return names
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def requirement(field: str, value: Any, other: str, remedy: str) -> UserError:
+    """Return the error for a value that needs another one."""
+    return UserError("recipe.requires", field=field, value=value, other=other, remedy=remedy)
+
+
+def conflict(field: str, value: Any, other: str, remedy: str) -> UserError:
+    """Return the error for a value that excludes another one."""
+    return UserError("recipe.conflict", field=field, value=value, other=other, remedy=remedy)
+
+
+def rejection(field: str, value: Any, error: Exception, remedy: str = "correct it, or remove it") -> UserError:
+    """Return the error for a value that a library rejects."""
+    reason = shorten(str(error) or type(error).__name__)
+    return UserError("recipe.rejected", field=field, value=value, reason=reason, remedy=remedy)
+
+
+@contextmanager
+def rejections_explained(
+    field: str, value: Any, remedy: str = "correct it, or remove it", errors: type[Exception] = Exception
+) -> Iterator[None]:
+    """Turn errors of libraries, which concern a value of the user, into a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        raise rejection(field, value, error, remedy) from error

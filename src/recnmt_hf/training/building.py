@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
+import pkgutil
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from transformers import (
     CONFIG_MAPPING,
@@ -18,13 +17,14 @@ from transformers import (
 )
 
 from .._loading_errors import looks_local
-from .._values import Range, check_content, check_fields, check_value, documented, option
+from .._values import Range, check_content, check_fields, check_value, documented, given_fields, option
 from ..data.tokenizer_checks import check_padding, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
+from .arguments import rejections_explained
 
 
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
@@ -70,18 +70,10 @@ class ModelSection:
 
 
 def check_model_type(name: Any) -> None:
-    """Raise `UserError` unless `model.type` is registered, or has the form of a class path. Nothing is imported."""
+    """Check that `model.type` is registered, or has the form of a class path. Nothing is imported."""
     if isinstance(name, str) and (is_registered(name) or CLASS_PATH.fullmatch(name)):
         return
-    near = difflib.get_close_matches(str(name), MODEL_TYPES, n=1)
-    raise UserError(
-        "option.value",
-        field="model.type",
-        value=name,
-        allowed=f"one of {', '.join(MODEL_TYPES)}, another model_type registered with AutoConfig, or the path of a "
-        f"class, e.g. {EXAMPLE}",
-        remedy=f"write {near[0]}" if near else "choose one of them",
-    )
+    check_value("model.type", name, Literal[tuple(MODEL_TYPES)])
 
 
 def is_registered(name: str) -> bool:
@@ -111,20 +103,12 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
 
 def import_model_class(path: str) -> Any:
     """Import the generating class of a path; `UserError` if it does not exist or is another kind of class."""
-    match = CLASS_PATH.fullmatch(path)
-    assert match is not None
-    module_name, class_name = match.groups()
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError("model_type.not_imported", field=path, module=module_name, reason=error) from error
-    model_class = getattr(module, class_name, None)
-    if model_class is None:
-        near = difflib.get_close_matches(class_name, vars(module), n=1)
-        remedy = f"write {near[0]}" if near else "correct the name"
-        raise UserError("model_type.missing_class", field=path, module=module_name, name=class_name, remedy=remedy)
+        model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", path))
+    except (ImportError, AttributeError) as error:
+        raise UserError("model_type.not_imported", field=path, reason=error) from error
     if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
-        raise UserError("model_type.not_generating", field=path, name=class_name)
+        raise UserError("model_type.not_generating", field=path)
     return model_class
 
 
@@ -132,27 +116,13 @@ def build_config(section: ModelSection, **vocabulary: Any) -> Any:
     """Build the configuration of a recipe's model; `vocabulary` has defaults from the tokenizers."""
     config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
-    for name in section.fields:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            remedy = f"use {near[0]}" if near else f"see the fields of {config_class.__name__}"
-            raise UserError("option.unknown", field=f"model.fields.{name}", remedy=remedy)
-    if section.preset not in config_class.presets:
-        raise UserError(
-            "option.value",
-            field="model.preset",
-            value=section.preset,
-            allowed=f"one of {', '.join(config_class.presets)}",
-            remedy="choose one of them, and set other values in model.fields",
-        )
-    try:
-        return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
-    except UserError as error:
-        raise error.inside("model.fields") from error
-    except (TypeError, ValueError) as error:  # of transformers, which checks some types itself
-        raise UserError(
-            "recipe.rejected", field="model.fields", value=section.fields, reason=error, remedy="correct it"
-        ) from error
+    given_fields(section.fields, known, "model.fields")
+    check_value("model.preset", section.preset, Literal[tuple(config_class.presets)])
+    with rejections_explained("model.fields", section.fields, "correct it"):  # transformers checks some types itself
+        try:
+            return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
+        except UserError as error:
+            raise error.inside("model.fields") from error
 
 
 def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
@@ -174,10 +144,9 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
     }
     for name in ("vocab_size", "decoder_vocab_size"):
         size = section.fields.get(name)
-        if isinstance(size, int) and size < vocabulary[name]:
-            raise UserError(
-                "recipe.vocabulary_too_small", field=f"model.fields.{name}", value=size, symbols=vocabulary[name]
-            )
+        symbols = vocabulary[name]
+        if isinstance(size, int) and size < symbols:
+            raise UserError("recipe.vocabulary_too_small", field=f"model.fields.{name}", value=size, symbols=symbols)
     config = build_config(section, **vocabulary)
     configs = [config.baseline(), config] if with_baseline else [config]
     for stage_config in configs:

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -42,10 +43,11 @@ def mark_complete(folder: str | Path) -> None:
     `recnmt card` may replace at any time.
     """
     folder = Path(folder)
+    excluded = (folder / MANIFEST, folder / CARD)
     files = {
         str(file.relative_to(folder)): file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file not in (folder / MANIFEST, folder / CARD) and file.suffix != PARTIAL
+        if file.is_file() and file not in excluded and file.suffix != PARTIAL
     }
     manifest = {"files": {name: file.stat().st_size for name, file in files.items()}, "sha256": sums_of(files)}
     partial = folder / f"{MANIFEST}{PARTIAL}"
@@ -256,8 +258,8 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         raise ExistingFileError("output.not_empty", field=str(output))
     marked = [folder for folder in paths if (folder / MANIFEST).exists()]
     for folder in marked:
-        faults = faults_of(folder, training_state=False)
-        if faults and (folder / MANIFEST).exists():
+        if faults := faults_of(folder, training_state=False):
+            check_not_deleted([folder])
             raise UserError("checkpoint.damaged", field=str(folder), faults="; ".join(faults[:3]))
     # Remains of a killed process are deleted; a fixed name allows only one.
     working = output.parent / f".{output.name}{PARTIAL}"
@@ -280,12 +282,11 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
 
 def write_card_of_mean(folder: Path) -> None:
     """Write the plain card of a model of the zoo: cards of the averaged models do not describe their mean."""
-    try:
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if isinstance(settings, dict) and settings.get("model_type") in MODEL_TYPES:
-        write_plain_card(SimpleNamespace(**settings), folder)
+    settings: Any = SimpleNamespace()
+    with suppress(OSError, ValueError, TypeError):
+        settings = SimpleNamespace(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    if getattr(settings, "model_type", None) in MODEL_TYPES:
+        write_plain_card(settings, folder)
 
 
 def check_not_deleted(marked: Sequence[Path]) -> None:
@@ -300,15 +301,14 @@ def check_not_deleted(marked: Sequence[Path]) -> None:
 
 def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
     """Return the mean of each parameter over several checkpoints, in the parameter's own dtype."""
-    files = [files_of_tensors(folder) for folder in folders]
-    for folder, index in zip(folders, files, strict=True):
-        if different := sorted(index.keys() ^ files[0].keys()):
-            names = f"{', '.join(different[:3])} ..."
-            raise UserError("average.different_parameters", field=str(folder), other=folders[0], names=names)
-    opened = [{file: safe_open(file, framework="pt") for file in set(index.values())} for index in files]
+    handles = [open_tensors(folder) for folder in folders]
+    for folder, names in zip(folders, handles, strict=True):
+        if different := sorted(names.keys() ^ handles[0].keys()):
+            text = f"{', '.join(different[:3])} ..."
+            raise UserError("average.different_parameters", field=str(folder), other=folders[0], names=text)
     mean: dict[str, torch.Tensor] = {}
-    for name in files[0]:
-        tensors = [handles[index[name]].get_tensor(name) for handles, index in zip(opened, files, strict=True)]
+    for name in handles[0]:
+        tensors = [handle[name].get_tensor(name) for handle in handles]
         first = tensors[0]
         if any(tensor.shape != first.shape for tensor in tensors):
             raise UserError("average.different_shapes", field=name)
@@ -322,6 +322,20 @@ def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
     return mean
 
 
+def open_tensors(folder: Path) -> dict[str, Any]:
+    """Open the safetensors files of a checkpoint. Return the file of each tensor by the tensor's name."""
+    handles: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            handle = safe_open(file, framework="pt")
+        except SafetensorError as error:
+            raise UserError("weights.damaged", field=str(file), reason=error) from error
+        handles |= dict.fromkeys(handle.keys(), handle)
+    if not handles:
+        raise MissingFileError("checkpoint.no_safetensors", field=str(folder))
+    return handles
+
+
 def copy_beside_weights(folder: str | Path, output: str | Path) -> None:
     """Copy configuration, code and tokenizers of a checkpoint, without weights and training state."""
     excluded = (MANIFEST, EVIDENCE, "trainer_state.json", "model.safetensors.index.json")
@@ -330,17 +344,3 @@ def copy_beside_weights(folder: str | Path, output: str | Path) -> None:
             shutil.copytree(file, Path(output) / file.name, dirs_exist_ok=True)
         elif file.suffix in (".json", ".py", ".txt", ".model", ".spm") and file.name not in excluded:
             shutil.copy2(file, output)
-
-
-def files_of_tensors(folder: Path) -> dict[str, Path]:
-    """Return the safetensors file of each tensor of a checkpoint."""
-    index: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as handle:
-                index.update(dict.fromkeys(handle.keys(), file))
-        except SafetensorError as error:
-            raise UserError("weights.damaged", field=str(file), reason=error) from error
-    if not index:
-        raise MissingFileError("checkpoint.no_safetensors", field=str(folder))
-    return index

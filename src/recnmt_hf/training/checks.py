@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,19 +21,18 @@ from transformers.utils import logging
 
 from .._loading_errors import looks_local
 from .._values import check_value
-from ..data.files import PREFIX
+from ..data.files import explained_preparation, partial_folder
 from ..data.tokenization import train_tokenizer
 from ..errors import MissingFileError, UserError, short_repr
 from ..inference.translator import Translator
 from ..metrics.rouge import RougeF1
 from ..models import kernels_shared
-from .arguments import TranslationTrainingArguments
+from .arguments import TranslationTrainingArguments, conflict, rejection, rejections_explained, requirement
 from .building import ModelSection, build_config, config_class_of
 from .recipe import Recipe
 from .trainer import TranslationTrainer
 
 
-MOST_PARAMETERS = 10**11
 # Upper bound of the size of existing tokenizers.
 MOST_SYMBOLS_OF_TOKENIZERS = 2**18
 # Bytes of a parameter in training on the CPU (weight, gradient, Adam's two averages), and of its weight alone.
@@ -63,6 +61,11 @@ def check_before_training(
             # The field of these errors is a file.
             field = f"{place}: {error.field}" if error.field else place
             raise type(error)(error.code, field=field, value=error.value, **error.details) from None
+    if data.cache_dir:
+        folder = Path(data.cache_dir).absolute()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
+            pass
     kernels_shared.setting()  # raises for a wrong value
     if recipe.training.text_metric == "rouge":
         RougeF1("rouge1")  # raises if the package is not installed
@@ -70,13 +73,7 @@ def check_before_training(
     check_decoding(recipe)
     if recipe.training.baseline_steps is not None:
         check_stages(recipe, arguments, model.config)
-    check_optimizer(arguments, model)
-    check_schedule(arguments)
-    if arguments.gradient_checkpointing:
-        check_checkpointing(arguments, model)
-    check_machinery(arguments)
-    if data.cache_dir:
-        check_cache(Path(data.cache_dir))
+    check_libraries(arguments, model)
 
 
 def check_folder(field: str, folder: str, content: str, patterns: Sequence[str]) -> None:
@@ -84,16 +81,6 @@ def check_folder(field: str, folder: str, content: str, patterns: Sequence[str])
     for pattern in patterns if looks_local(folder) else ():
         if not list(Path(folder).glob(pattern)):
             raise MissingFileError("recipe.missing_file", field=field, value=folder, content=content, file=pattern)
-
-
-def check_cache(folder: Path) -> None:
-    """Check that prepared data can be written to a folder."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=nearest):  # which /proc rejects even for root
-            pass
-    except OSError as error:
-        raise UserError("recipe.cache_dir", field="data.cache_dir", value=str(folder), reason=error.strerror) from error
 
 
 def check_model(recipe: Recipe) -> PreTrainedModel:
@@ -117,10 +104,8 @@ def check_model(recipe: Recipe) -> PreTrainedModel:
                 raise UserError("recipe.too_few_positions", field=field, value=longest, positions=positions)
         # The table is made in float64 before the weights' dtype is applied.
         check_memory(section, 4 * 8 * positions * config.d_model, "a table of positions")
-    model = without_memory(config)
+    model = build_on_meta(config)
     count = model.num_parameters()
-    if count > MOST_PARAMETERS:
-        raise UserError("recipe.model_too_large", field="model", value=described(section), parameters=count)
     size = count * (TRAINING_BYTES if recipe.training.use_cpu else WEIGHT_BYTES)
     check_memory(section, size, f"{count:,} parameters")
     return model
@@ -142,9 +127,9 @@ def check_decoding(recipe: Recipe) -> None:
     config_class = config_class_of(model.type)
     preset = "tiny" if "tiny" in config_class.presets else model.preset
     config = config_class.from_preset(preset, vocab_size=max(size, len(tokenizer)))
+    short = replace(options, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)
     with torch.random.fork_rng(devices=[]):
         translator = Translator(AutoModelForSeq2SeqLM.from_config(config).eval(), tokenizer, check=False)
-        short = replace(options, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)
         try:
             list(translator.translate(["abcdef"], short, scores=False))
         except Exception as error:  # of any library that computes a setting
@@ -153,7 +138,7 @@ def check_decoding(recipe: Recipe) -> None:
             raise rejection("decoding.generate", options.generate, error, "correct it") from error
 
 
-def without_memory(config: PreTrainedConfig) -> PreTrainedModel:
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """Build a model on the meta device: shapes without memory. The random number generators do not change."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -168,99 +153,72 @@ def check_stages(recipe: Recipe, arguments: TranslationTrainingArguments, config
     """Check that a run in two stages has a baseline to begin with."""
     field, steps = "training.baseline_steps", recipe.training.baseline_steps
     if config.baseline() is None:
-        raise UserError("recipe.no_baseline", field=field, value=steps, model=described(recipe.model))
+        raise UserError("recipe.no_baseline", field=field, value=steps, model=describe(recipe.model))
     if arguments.deepspeed:
         remedy = "train the baseline in a run of its own, and set model.init_from"
-        raise UserError("recipe.conflict", field=field, value=steps, other="training.deepspeed", remedy=remedy)
+        raise conflict(field, steps, "training.deepspeed", remedy)
 
 
 def check_memory(section: ModelSection, size: int, content: str) -> None:
     """Raise `UserError` if the machine has less memory than `size` bytes."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > available:
-        raise UserError(
-            "recipe.too_little_memory",
-            field="model",
-            value=described(section),
-            content=content,
-            needed=size / 2**30,
-            available=available / 2**30,
-        )
+        sizes = {"needed": size / 2**30, "available": available / 2**30}
+        raise UserError("recipe.too_little_memory", field="model", value=describe(section), content=content, **sizes)
 
 
-def described(section: ModelSection) -> str:
+def describe(section: ModelSection) -> str:
     """Describe a model by type, preset and fields."""
     model_fields = "".join(f", {name}={short_repr(value)}" for name, value in list(section.fields.items())[:6])
     return f"{section.type} ({section.preset}{model_fields})"
 
 
-def rejection(field: str, value: Any, error: Exception, remedy: str) -> UserError:
-    """Return the error for a value that a library rejects."""
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200].rstrip(".")
-    return UserError("recipe.rejected", field=field, value=value, reason=reason, remedy=remedy)
-
-
-def check_optimizer(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
-    """Check that the optimizer is installed and accepts its arguments."""
-    if arguments.optimizer is not None:  # Adadelta, which is not an optimizer of transformers
-        return
-    try:
-        TranslationTrainer.get_optimizer_cls_and_kwargs(arguments, model)
-    except (ImportError, ValueError, KeyError, TypeError) as error:
+def check_libraries(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
+    """Check optimizer, schedule, reporting and so on, which the Trainer would make only after the data is prepared."""
+    if arguments.optimizer is None:  # not Adadelta, which is not an optimizer of transformers
         remedy = "correct it (also optim_args and optim_target_modules, if set), or use adamw_torch"
-        raise rejection("training.optim", arguments.optim, error, remedy) from error
-
-
-def check_schedule(arguments: TranslationTrainingArguments) -> None:
-    """Check that the schedule of the learning rate can be made."""
-    name, steps = arguments.lr_scheduler_type, max(arguments.max_steps, 1)
+        with rejections_explained("training.optim", arguments.optim, remedy):
+            TranslationTrainer.get_optimizer_cls_and_kwargs(arguments, model)
+    steps = max(arguments.max_steps, 1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9))
-    try:
+    remedy = "correct training.lr_scheduler_kwargs, or use another schedule"
+    with rejections_explained("training.lr_scheduler_type", arguments.lr_scheduler_type, remedy):
         get_scheduler(
-            name,
+            arguments.lr_scheduler_type,
             optimizer,
             num_warmup_steps=arguments.get_warmup_steps(steps),
             num_training_steps=steps,
             scheduler_specific_kwargs=cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {}),  # text is parsed
         )
-    except (TypeError, ValueError, KeyError) as error:
-        remedy = "correct training.lr_scheduler_kwargs, or use another schedule"
-        raise rejection("training.lr_scheduler_type", name, error, remedy) from error
-
-
-def check_machinery(arguments: TranslationTrainingArguments) -> None:
-    """Check reporting, compilation and sharding; the Trainer would check them only after the data is prepared."""
+    if arguments.gradient_checkpointing:
+        check_gradient_checkpointing(arguments, model)
     for name in arguments.report_to or []:
-        try:
+        with rejections_explained("training.report_to", name, "install it, or set none"):
             for callback in get_reporting_integration_callbacks([name]):
                 callback()
-        except (ImportError, RuntimeError, ValueError) as error:
-            raise rejection("training.report_to", name, error, "install it, or set none") from error
     if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
-        other, remedy = "several processes", "remove it, or start them with accelerate launch"
-        raise UserError("recipe.requires", field="training.fsdp", value=arguments.fsdp, other=other, remedy=remedy)
+        remedy = "remove it, or start them with accelerate launch"
+        raise requirement("training.fsdp", arguments.fsdp, "several processes", remedy)
     if arguments.torch_compile:
         check_compiler(arguments)
 
 
-def check_checkpointing(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
+def check_gradient_checkpointing(arguments: TranslationTrainingArguments, model: PreTrainedModel) -> None:
     """Check that transformers and torch accept the arguments of gradient checkpointing, by a trial on one number."""
     settings: Any = arguments.gradient_checkpointing_kwargs or {}
     # Older versions of transformers have the other name.
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     names = inspect.signature(enable).parameters
-    one = torch.ones(1, requires_grad=True)
-    try:
+    of_transformers = {name: value for name, value in settings.items() if name in names}
+    of_torch = {name: value for name, value in settings.items() if name not in names}
+    remedy = "correct it, e.g. {use_reentrant: false}, or remove it"
+    with rejections_explained("training.gradient_checkpointing_kwargs", settings, remedy), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         if settings.get("offload") and arguments.device.type == "cpu":
             raise ValueError("offload needs an accelerator")
-        enable(**{name: value for name, value in settings.items() if name in names})
-        of_torch = {name: value for name, value in settings.items() if name not in names}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            checkpoint(torch.nn.Tanh(), one, **{"use_reentrant": True, **of_torch}).backward()
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        remedy = "correct it, e.g. {use_reentrant: false}, or remove it"
-        raise rejection("training.gradient_checkpointing_kwargs", settings, error, remedy) from error
+        enable(**of_transformers)
+        number = torch.ones(1, requires_grad=True)
+        checkpoint(torch.nn.Tanh(), number, **{"use_reentrant": True, **of_torch}).backward()
 
 
 def check_compiler(arguments: TranslationTrainingArguments) -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from .._loading_errors import remove_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
-from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.model_task import EVIDENCE
 from ..inference.options import DecodingOptions
@@ -28,7 +27,7 @@ from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
 
-__all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "evidence_of_run", "public"]
+__all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "public"]
 
 FORMAT = 1
 # Libraries on which figures depend.
@@ -48,7 +47,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "seed": int,
     },
 }
-MOST_DEPTH = 32
 # Settings that do not affect training, or are private.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
 # Parts of a text: URLs, and anything else between blanks, quotes, brackets and separators.
@@ -57,37 +55,23 @@ PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|
 
 @dataclass
 class TestScore:
-    """
-    Scores of a model on a test set.
-
-    Attributes:
-        name (`str`): Name of the test set.
-        scores (`dict[str, float]`): Scores by metric, e.g. `{"bleu": 38.2}`.
-        signature (`str`): Signature of the metric.
-        sentences (`int`): Number of sentences.
-        source_sha256, reference_sha256 (`str`): Sums of the sentences, one per line.
-        decoding (`dict`): Beams, penalty, and all options that are not the default.
-        translations (`str`): Their file in the model's folder.
-        baseline (`str`, *optional*): Model of the comparison.
-        baseline_scores (`dict`), p_value (`float`), test (`str`): Its scores, and the significance test.
-        dataset (`list[dict]`): Corpora of the test set, as in recipes.
-    """
+    """Scores of a model on a test set."""
 
     __test__ = False  # for pytest
 
     name: str
-    scores: dict[str, float]
-    signature: str
+    scores: dict[str, float]  # by metric, e.g. `{"bleu": 38.2}`
+    signature: str  # of the metric
     sentences: int
-    source_sha256: str
+    source_sha256: str  # of the sentences, one per line
     reference_sha256: str
-    decoding: dict[str, Any]
-    translations: str
-    baseline: str | None = None
+    decoding: dict[str, Any]  # beams, penalty, and all options that are not the default
+    translations: str  # file in the model's folder
+    baseline: str | None = None  # model of the comparison
     baseline_scores: dict[str, float] = field(default_factory=dict)
     p_value: float | None = None
-    test: str | None = None
-    dataset: list[dict[str, Any]] = field(default_factory=list)
+    test: str | None = None  # of significance
+    dataset: list[dict[str, Any]] = field(default_factory=list)  # corpora of the test set, as in recipes
 
     def __post_init__(self) -> None:
         self.dataset, self.baseline = public(self.dataset), public(self.baseline)
@@ -102,34 +86,20 @@ def refuse_links(*paths: Path) -> None:
 
 @dataclass
 class Evidence:
-    """
-    Evidence of a model.
-
-    Attributes:
-        model (`dict`): `type`, `parameters`, and `preset` if a recipe named one.
-        languages (`list[str]`): Source and target language.
-        recipe (`dict`): Values that differ from a recipe's defaults, by section.
-        data (`dict`): `training_pairs`, `validation_pairs`.
-        tokenizer (`dict`): `kind`, `source_symbols`, `target_symbols`, `joint`.
-        training (`dict`): `steps`, `seconds_per_step`, `seconds` of the whole training, `processes`, `hardware`,
-            `averaged` checkpoints, `seed`.
-        curve (`list[dict]`): Loss and validation by step.
-        versions (`dict[str, str]`): Versions of Python and libraries.
-        base_model (`str`, *optional*): Model of the Hub that initialised this one; the recipe names local ones.
-        example (`str`): A sentence to try it on.
-        tests (`list[TestScore]`): Scores.
-    """
+    """Evidence of a model. [`ENTRIES`] lists the entries of some fields."""
 
     model: dict[str, Any] = field(default_factory=dict)
-    languages: list[str] = field(default_factory=list)
-    recipe: dict[str, Any] = field(default_factory=dict)
+    languages: list[str] = field(default_factory=list)  # source and target
+    recipe: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # values that differ from a recipe's defaults, by section
     data: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    curve: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)  # loss and validation by step
     versions: dict[str, str] = field(default_factory=dict)
-    base_model: str | None = None
-    example: str = ""
+    base_model: str | None = None  # on the Hub, that initialised this one; the recipe names local ones
+    example: str = ""  # sentence to try it on
     tests: list[TestScore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -143,13 +113,13 @@ class Evidence:
             return cls()
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            check_depth(content)
             json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
             known = {entry.name for entry in fields(cls)}
             content = {name: value for name, value in content.items() if name in known}
             tests = [TestScore(**test) for test in content.pop("tests", [])]
             evidence = cls(**content, tests=tests)
             evidence.check()
+            asdict(evidence)  # fails if it is nested too deeply to be saved
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError("evidence.damaged", field=str(path), reason=remove_remedy(error)) from error
         return evidence
@@ -167,8 +137,6 @@ class Evidence:
             for name, value in row.items():
                 if not isinstance(value, float):  # a loss may be NaN
                     check_value(f"curve[{number}].{name}", value, float)
-        for name, values in self.recipe.items():
-            check_value(f"recipe.{name}", values, dict)
         corpora = self.recipe.get("data", {}).get("train", [])
         check_value("recipe.data.train", corpora, dict | list[dict[str, Any]])
         for number, test in enumerate(self.tests):
@@ -197,46 +165,6 @@ class Evidence:
     def add(self, score: TestScore) -> None:
         """Add a score; it replaces one of the same test set."""
         self.tests = [test for test in self.tests if test.name != score.name] + [score]
-
-
-def check_depth(value: Any, depth: int = MOST_DEPTH) -> None:
-    """Raise `ValueError` for lists and mappings that are nested deeper than `depth`."""
-    if not depth:
-        raise ValueError(f"nested more than {MOST_DEPTH} deep")
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            check_depth(item, depth - 1)
-
-
-def evidence_of_run(
-    recipe: Recipe,
-    model: PreTrainedModel,
-    tokenizers: TokenizerPair,
-    pairs: Mapping[str, int],
-    log: Sequence[Mapping[str, Any]],
-    training: Mapping[str, Any],
-) -> Evidence:
-    """
-    Return the evidence of a finished run, without scores; `pairs` has the numbers of pairs, `log` is the Trainer's, and
-    `training` the field of [`Evidence`].
-    """
-    section, model_section = recipe.tokenizer, recipe.model
-    return Evidence(
-        model={**about_model(model.config, model.num_parameters()), "preset": model_section.preset},
-        languages=[recipe.data.source_lang, recipe.data.target_lang],
-        recipe=differences(recipe),
-        data=dict(pairs),
-        tokenizer={
-            "kind": "given" if model_section.init_from or section.source else section.kind,
-            "source_symbols": len(tokenizers.source),
-            "target_symbols": len(tokenizers.target),
-            "joint": tokenizers.is_joint,
-        },
-        training=dict(training),
-        curve=curve_of(log),
-        versions=versions(),
-        base_model=model_section.base_model,
-    )
 
 
 def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
@@ -283,22 +211,16 @@ def public(value: Any) -> Any:
         return [public(item) for item in value]
     if not isinstance(value, str):
         return value
-    if leads_out(value):  # as a whole, since names may contain blanks
-        return last_name(value)
-    return PARTS.sub(lambda part: last_name(part[0]) if leads_out(part[0]) else part[0], value)
+    name = hide_folders(value)  # as a whole, since names may contain blanks
+    return name if name != value else PARTS.sub(lambda part: hide_folders(part[0]), value)
 
 
-def leads_out(text: str) -> bool:
-    """Whether a text is a path that, once `..` is resolved, starts outside of the working folder."""
-    if "/" not in text or not text.strip("/ "):
-        return False
-    first = os.path.normpath(text).split("/")[0]
-    return first in ("", "..") or first.startswith("~")
-
-
-def last_name(path: str) -> str:
-    """Return the file name of a path."""
-    return os.path.basename(os.path.normpath(path))
+def hide_folders(text: str) -> str:
+    """Return only the file name of a path that, once `..` is resolved, starts outside of the working folder."""
+    path = os.path.normpath(text)
+    first = path.split("/")[0]
+    leads_out = "/" in text and text.strip("/ ") and (first in ("", "..") or first.startswith("~"))
+    return os.path.basename(path) if leads_out else text
 
 
 def versions() -> dict[str, str]:
@@ -326,7 +248,4 @@ def hardware(device: torch.device) -> str:
 
 def sum_of_lines(lines: Iterable[str]) -> str:
     """Return the SHA-256 sum of sentences, one per line, in UTF-8."""
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(f"{line}\n".encode())
-    return digest.hexdigest()
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()

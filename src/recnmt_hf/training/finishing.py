@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 
 from .._plain_text import is_blank
 from .._values import stated
@@ -21,7 +20,7 @@ from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from .arguments import TranslationTrainingArguments
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
-from .evidence import Evidence, evidence_of_run, hardware
+from .evidence import Evidence, about_model, curve_of, differences, hardware, versions
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import logger
 from .recipe import Recipe
@@ -38,10 +37,8 @@ def finish(
 ) -> None:
     """Average checkpoints into the final model and test it."""
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    average = recipe.average
-    chosen = choose_checkpoints(
-        output_dir, average.count, average.which, metric, arguments.best_is_highest, logger.info
-    )
+    average, is_better = recipe.average, arguments.greater_is_better is not False
+    chosen = choose_checkpoints(output_dir, average.count, average.which, metric, is_better, logger.info)
     logger.info(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
     if len(chosen) < average.count:
         logger.info(f"The run has fewer checkpoints than average.count={average.count}.")
@@ -50,25 +47,7 @@ def finish(
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
-    newest = checkpoints_in(output_dir)[-1][1]  # a resumed run without steps has no log of its own
-    evidence = evidence_of_run(
-        recipe,
-        trainer.model,
-        trainer.tokenizers,
-        {"training_pairs": len(trainer.train_dataset), "validation_pairs": len(trainer.eval_dataset)},
-        state_of(newest)["log_history"],
-        {
-            "steps": steps_of(newest),
-            "seconds_per_step": trainer.seconds_per_step(),
-            "seconds": seconds_in(newest),
-            "processes": trainer.args.world_size,
-            "hardware": hardware(trainer.args.device),
-            "averaged": [folder.name for folder in chosen],
-            "seed": trainer.args.seed,
-        },
-    )
-    evidence.example = example_of(trainer.eval_dataset)
-    evidence.save(working)
+    evidence_of_run(recipe, output_dir, trainer, [folder.name for folder in chosen]).save(working)
     replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
         results = test(recipe, final, arguments.device)
@@ -77,16 +56,38 @@ def finish(
             json.dump(results, file, indent=2)
 
 
-def seconds_in(checkpoint: Path) -> int | None:
-    """Return the duration of training up to a checkpoint ([`~.trainer.Stopwatch`]), if it was recorded."""
-    state = state_of(checkpoint).get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
-    return round(state["before"]) if "before" in state else None
-
-
-def example_of(validation: Dataset) -> str:
-    """Return a sentence of median length, for a reader to try the model on."""
-    texts = sorted((text for text in validation["source"][:] if not is_blank(text)), key=len)
-    return texts[len(texts) // 2] if texts else ""
+def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:
+    """Return the evidence of a finished run, without scores."""
+    newest = checkpoints_in(output_dir)[-1][1]  # a resumed run without steps has no log of its own
+    state, tokenizers = state_of(newest), trainer.tokenizers
+    stopwatch = state.get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
+    texts = sorted((text for text in trainer.eval_dataset["source"][:] if not is_blank(text)), key=len)
+    is_given = recipe.model.init_from or recipe.tokenizer.source
+    return Evidence(
+        model={**about_model(trainer.model.config, trainer.model.num_parameters()), "preset": recipe.model.preset},
+        languages=[recipe.data.source_lang, recipe.data.target_lang],
+        recipe=differences(recipe),
+        data={"training_pairs": len(trainer.train_dataset), "validation_pairs": len(trainer.eval_dataset)},
+        tokenizer={
+            "kind": "given" if is_given else recipe.tokenizer.kind,
+            "source_symbols": len(tokenizers.source),
+            "target_symbols": len(tokenizers.target),
+            "joint": tokenizers.is_joint,
+        },
+        training={
+            "steps": steps_of(newest),
+            "seconds_per_step": trainer.seconds_per_step(),
+            "seconds": round(stopwatch["before"]) if "before" in stopwatch else None,
+            "processes": trainer.args.world_size,
+            "hardware": hardware(trainer.args.device),
+            "averaged": averaged,
+            "seed": trainer.args.seed,
+        },
+        curve=curve_of(state["log_history"]),
+        versions=versions(),
+        base_model=recipe.model.base_model,
+        example=texts[len(texts) // 2] if texts else "",
+    )
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:

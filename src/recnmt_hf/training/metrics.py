@@ -22,18 +22,11 @@ HIGHER = frozenset({"bleu", "chrf", "comet", "accuracy", "rouge1", "rouge2", "ro
 
 @dataclass(frozen=True)
 class TextScorer:
-    """
-    A scorer of generated text.
+    """A scorer of generated text."""
 
-    Args:
-        metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, or `"rouge"`: F1 of ROUGE-1, ROUGE-2 and ROUGE-L.
-        rouge_units (`str`, *optional*, defaults to `"words"`): Units that ROUGE counts.
-        lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
-    """
-
-    metric: str = "bleu"
+    metric: str = "bleu"  # or "rouge": F1 of ROUGE-1, ROUGE-2 and ROUGE-L
     rouge_units: str = "words"
-    lowercase: bool = False
+    lowercase: bool = False  # case-insensitive BLEU
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,11 +50,6 @@ class TextScorer:
         return compare_systems(systems, references, samples=samples, **options)[-1]
 
 
-def without_prefix(metric: str) -> str:
-    """Return a metric's name without the Trainer's prefix `eval_`."""
-    return metric.removeprefix("eval_")
-
-
 def known_direction(metric: str) -> bool | None:
     """Return whether higher values of a metric are better; `None` if the metric is not known."""
     last = metric.lower().rsplit("_", 1)[-1]
@@ -76,7 +64,6 @@ def higher_is_better(metric: str, given: bool | None = None) -> bool:
     known = known_direction(metric)
     if given is not None and known is not None and given is not known:
         other = f"metric_for_best_model={metric}, which is better when {'higher' if known else 'lower'}"
-        raise UserError(
-            "recipe.conflict", field="greater_is_better", value=given, other=other, remedy="remove greater_is_better"
-        )
+        remedy = "remove greater_is_better"
+        raise UserError("recipe.conflict", field="greater_is_better", value=given, other=other, remedy=remedy)
     return given if given is not None else known is not False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -10,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,13 +19,13 @@ import transformers
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
-from ..errors import UserError
+from .arguments import rejections_explained
 
 
 T = TypeVar("T")
 
 # Timeout of collectives that wait as long as the other processes live.
-WITHOUT_LIMIT = timedelta(days=365)
+NO_TIMEOUT = timedelta(days=365)
 # Seconds between checks of whether the launcher lives.
 WATCH_INTERVAL = 0.5
 
@@ -47,34 +47,23 @@ logger.addHandler(MainProcessHandler())
 
 class Processes:
     """
-    Processes of this run.
-
-    Args:
-        use_cpu (`bool`): Whether they compute on the CPU.
-        timeout (`float`, *optional*, defaults to 1800): Maximum duration of a collective of training, in seconds.
-        ddp_backend (`str`, *optional*): Backend of the process group; chosen by accelerate by default.
-
-    Raises:
-        UserError: The backend cannot be used.
+    Processes of this run. Collectives of training may take `timeout` seconds. `UserError` if `ddp_backend` cannot be
+    used.
     """
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
         end_with_launcher()
         # The Trainer's arguments would not pass them on the CPU, or to an existing process group.
         backend = {"backend": ddp_backend} if ddp_backend else {}
-        try:
+        remedy = "remove it, or start several processes with accelerate launch"  # one process has no group
+        explained = rejections_explained("training.ddp_backend", ddp_backend, remedy, ValueError)
+        with explained if ddp_backend else nullcontext():
             PartialState(cpu=use_cpu, timeout=timedelta(seconds=timeout), **backend)
-        except ValueError as error:  # one process has no group
-            if not ddp_backend:
-                raise
-            remedy, reason = "remove it, or start several processes with accelerate launch", str(error).rstrip(".")
-            raise UserError(
-                "recipe.rejected", field="training.ddp_backend", value=ddp_backend, reason=reason, remedy=remedy
-            ) from error
         self.state = PartialState()  # shared in the process
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process
-        self.waiting = waiting_group() if self.count > 1 else None
+        # For waiting: gloo does not spin, and detects when the other process dies.
+        self.waiting: Any = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if self.count > 1 else None
 
     def on_main(self, work: Callable[[], T]) -> T:
         """
@@ -88,7 +77,7 @@ class Processes:
             try:
                 answer = [True, work()]
             except BaseException:
-                with contextlib.suppress(Exception):
+                with suppress(Exception):
                     dist.broadcast_object_list(answer, src=0, group=self.waiting)
                 raise
         dist.broadcast_object_list(answer, src=0, group=self.waiting)
@@ -105,12 +94,7 @@ class Processes:
         return results[0] if results else work()
 
 
-def waiting_group() -> Any:
-    """Make a process group for waiting: gloo does not spin, and detects when the other process dies."""
-    return dist.new_group(backend="gloo", timeout=WITHOUT_LIMIT)
-
-
-@contextlib.contextmanager
+@contextmanager
 def settings_of_one_run() -> Iterator[None]:
     """
     Keep a run's settings out of later runs of the same process: restore the environment, in which transformers and
@@ -146,23 +130,18 @@ def end_with_launcher() -> None:
     threading.Thread(target=watch, name="end-with-launcher", daemon=True).start()
 
 
-@contextlib.contextmanager
+@contextmanager
 def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
     """Let other libraries show progress bars only on the first process, and only if standard error is a terminal."""
-    if is_main and sys.stderr.isatty():
+    with ExitStack() as stack:
+        if not (is_main and sys.stderr.isatty()):
+            if not datasets.utils.are_progress_bars_disabled():
+                stack.callback(datasets.enable_progress_bars)
+            if transformers.utils.logging.is_progress_bar_enabled():
+                stack.callback(transformers.utils.logging.enable_progress_bar)
+            datasets.disable_progress_bars()
+            transformers.utils.logging.disable_progress_bar()
         yield
-        return
-    of_datasets = datasets.utils.are_progress_bars_disabled()
-    of_transformers = transformers.utils.logging.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if not of_datasets:
-            datasets.enable_progress_bars()
-        if of_transformers:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def keep_freed_memory() -> None:
@@ -173,9 +152,7 @@ def keep_freed_memory() -> None:
     small model's training step on the CPU. Has no effect with other allocators.
     """
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    try:
+    with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         library.mallopt(mmap_max, 0)
         library.mallopt(trim_threshold, 2**31 - 1)
-    except (AttributeError, OSError, TypeError):
-        return

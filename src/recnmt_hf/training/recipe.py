@@ -32,9 +32,9 @@ from ..data.files import open_output
 from ..data.tokenization import TOKENIZER_TYPES
 from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
-from .arguments import TranslationTrainingArguments, make_arguments, training_options
+from .arguments import TranslationTrainingArguments, conflict, make_arguments, requirement, training_options
 from .building import MOST_SYMBOLS, MOST_WIDTH, ModelSection
-from .metrics import VALIDATION_METRICS, TextScorer, higher_is_better, without_prefix
+from .metrics import VALIDATION_METRICS, TextScorer, higher_is_better
 from .recipe_yaml import content_of, dump_yaml
 
 
@@ -80,13 +80,8 @@ class DataSection:
         for name in ("source_lang", "target_lang"):
             language = getattr(self, name)
             if not LANGUAGE.fullmatch(language):
-                raise UserError(
-                    "option.value",
-                    field=f"data.{name}",
-                    value=language,
-                    allowed="a language code of letters, digits, _ and -",
-                    remedy="correct it, e.g. en, de or zh-CN",
-                )
+                allowed, remedy = "a language code of letters, digits, _ and -", "correct it, e.g. en, de or zh-CN"
+                raise UserError("option.value", field=f"data.{name}", value=language, allowed=allowed, remedy=remedy)
 
 
 @documented
@@ -120,11 +115,10 @@ class TokenizerSection:
         """Raise `UserError` for a value that is not allowed or contradicts another."""
         check_fields(self, "tokenizer")
         if self.joint and (self.target_kind or self.target_vocab_size or self.target):
-            other, remedy = "a separate target tokenizer", "set it to false, or remove target* fields"
-            raise UserError("recipe.conflict", field="tokenizer.joint", value=True, other=other, remedy=remedy)
+            remedy = "set it to false, or remove target* fields"
+            raise conflict("tokenizer.joint", True, "a separate target tokenizer", remedy)
         if self.target and not self.source:
-            other, remedy = "tokenizer.source", "give both, or neither"
-            raise UserError("recipe.requires", field="tokenizer.target", value=self.target, other=other, remedy=remedy)
+            raise requirement("tokenizer.target", self.target, "tokenizer.source", "give both, or neither")
 
 
 @documented
@@ -135,25 +129,18 @@ class AverageSection:
     count: Annotated[int, Range(least=1, most=10000)] = option(5, "number of checkpoints")
     which: str = option("last", "the last checkpoints, or the best by metric_for_best_model", choices=("last", "best"))
 
-    def check(self) -> None:
-        """Raise `UserError` for a value that is not allowed."""
-        check_fields(self, "average")
-
     @property
     def keep_option(self) -> str:
         """Name of the training argument that keeps these checkpoints."""
         return "keep_best" if self.which == "best" else "keep_last"
 
 
-# Arguments of transformers that a recipe sets in another way.
-SET_ELSEWHERE = {
+# Arguments of transformers without an effect here; a recipe may only switch them off. Values: what to do instead.
+NO_EFFECT = {
     "output_dir": "name the folder with --output",
     "per_device_train_batch_size": "set training.max_tokens: batches are filled by tokens",
     "per_device_eval_batch_size": "set training.max_tokens: batches are filled by tokens",
     "save_total_limit": "set training.keep_last and training.keep_best",
-}
-# Arguments of transformers without an effect here; a recipe may only switch them off.
-WITHOUT_EFFECT = {
     "resume_from_checkpoint": "resume with --resume",
     "local_rank": "start several processes with torchrun or accelerate launch, which number them",
     "do_train": "remove it: a run always trains",
@@ -238,19 +225,17 @@ class TrainingSection(TrainingDefaults, RunSection):
         """Build the section from a mapping, and check it."""
         given = given_fields(content, TRAINING_OPTIONS, "training")
         given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
-        if given.get("num_train_epochs") is not None and "max_steps" not in given:
-            given["max_steps"] = -1  # epochs decide
-        derives_metric = given.get("metric_for_best_model") is None
-        if derives_metric:
+        if given.get("num_train_epochs") is not None:
+            given.setdefault("max_steps", -1)  # epochs decide
+        has_metric = given.get("metric_for_best_model") is not None
+        if not has_metric:
             given.pop("metric_for_best_model", None)
         typed = {entry.name for entry in fields(cls)} - {"others"}
-        section = cls(
-            **{name: value for name, value in given.items() if name in typed},
-            others={name: value for name, value in given.items() if name not in typed},
-        )
+        others = {name: value for name, value in given.items() if name not in typed}
+        section = cls(**{name: value for name, value in given.items() if name in typed}, others=others)
         remember_given(section, given)
         section.check()
-        if derives_metric:
+        if not has_metric:
             section.metric_for_best_model = section.scorer.names[-1] if section.bleu_samples > 0 else "loss"
         return section
 
@@ -268,29 +253,27 @@ class TrainingSection(TrainingDefaults, RunSection):
     def to_dict(self) -> dict[str, Any]:
         """Return the defaults of recipes, and the given fields."""
         values = {name: getattr(self, name) for name in TRAINING_DEFAULTS} | stated(self) | self.others
-        values.pop("others", None)
-        return values
+        return {name: value for name, value in values.items() if name != "others"}
 
     def trainer_settings(self, use_cpu: bool | None) -> dict[str, Any]:
         """Return the arguments of [`~recnmt_hf.TranslationTrainingArguments`]; `use_cpu` replaces the field's value."""
         settings = {"disable_tqdm": not sys.stderr.isatty(), **self.to_dict()}
         if use_cpu is not None:
             settings["use_cpu"] = use_cpu
-        return {name: value for name, value in settings.items() if name not in options_of(RunSection)}
+        excluded = options_of(RunSection).keys() | NO_EFFECT
+        return {name: value for name, value in settings.items() if name not in excluded}
 
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed, or a field that has no effect in recipes."""
         for name, value in self.to_dict().items():
             entry = TRAINING_OPTIONS[name]
             place = f"training.{name}"
-            if name in SET_ELSEWHERE or (name in WITHOUT_EFFECT and value not in (None, False, entry.default)):
-                remedy = SET_ELSEWHERE.get(name) or WITHOUT_EFFECT[name]
-                raise UserError("recipe.no_effect", field=place, value=value, remedy=remedy)
+            if name in NO_EFFECT and value not in (None, False, entry.default):
+                raise UserError("recipe.no_effect", field=place, value=value, remedy=NO_EFFECT[name])
             entry = replace(entry, default=TRAINING_DEFAULTS.get(name, entry.default))
             if name == "max_steps" and value == -1:  # epochs decide
                 if self.num_train_epochs is None:
-                    other, remedy = "training.num_train_epochs", "set one of them"
-                    raise UserError("recipe.requires", field=place, value=value, other=other, remedy=remedy)
+                    raise requirement(place, value, "training.num_train_epochs", "set one of them")
                 entry = replace(entry, allowed=None)
             value = entry.check(value, place)
             if name == "baseline_steps" and value is not None and value >= 1:
@@ -306,7 +289,7 @@ TRAINING_OPTIONS = {**training_options(), **options_of(RunSection)}
 
 # Translations of a test set are written to model-NAME.LANGUAGE, its scores under its name in results.json.
 NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
-TAKEN_NAMES = ("decoding", "averaged")
+RESERVED_NAMES = ("decoding", "averaged")
 
 
 @dataclass
@@ -339,9 +322,7 @@ class Recipe:
             if not isinstance(getattr(self, name), kind):
                 setattr(self, name, parse(kind, getattr(self, name), name))
         for name in ("train", "validation"):
-            corpora: Any = getattr(self.data, name)
-            corpora = [corpora] if isinstance(corpora, (Corpus, Mapping)) else corpora
-            setattr(self.data, name, parse_corpora(corpora, f"data.{name}"))
+            setattr(self.data, name, parse_corpora(getattr(self.data, name), f"data.{name}"))
         self.data.check()  # before the decoding options are derived from it
         if not isinstance(self.training, TrainingSection):
             self.training = TrainingSection.parse(self.training)
@@ -367,13 +348,14 @@ class Recipe:
         Raises:
             UserError: A value has the wrong type or range, or contradicts another.
         """
-        for section in (self.model, self.data, self.tokenizer, self.training, self.average):
+        for section in (self.model, self.data, self.tokenizer, self.training):
             section.check()
+        check_fields(self.average, "average")
         check_plan(self.training, self.average)
         steps = self.training.baseline_steps
         if self.model.init_from is not None and steps is not None:
-            other, remedy = "model.init_from, which is a trained baseline", "set one of them to null"
-            raise UserError("recipe.conflict", field="training.baseline_steps", value=steps, other=other, remedy=remedy)
+            other = "model.init_from, which is a trained baseline"
+            raise conflict("training.baseline_steps", steps, other, "set one of them to null")
         try:
             replace(self.decoding)
         except UserError as error:
@@ -382,7 +364,6 @@ class Recipe:
             if name in stated(self.decoding):
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError("recipe.option_of_texts", field=f"decoding.{name}", flag=flag)
-        check_value("test", self.test, dict[str, list[Corpus]])
 
     @property
     def corpora(self) -> list[tuple[str, Corpus]]:
@@ -454,8 +435,7 @@ class Recipe:
             FileNotFoundError: The file does not exist.
             UserError: The file is not a YAML mapping, an override has no `=`, or a value is not allowed.
         """
-        sections = set(SECTIONS)
-        return cls(**given_fields(content_of(Path(path), overrides, sections), sections))
+        return cls(**given_fields(content_of(Path(path), overrides), SECTIONS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as a mapping with all defaults, as YAML has it."""
@@ -487,46 +467,38 @@ SECTIONS = tuple(entry.name for entry in fields(Recipe))
 
 def check_plan(training: TrainingSection, average: AverageSection) -> None:
     """Check that the fields of the sections `training` and `average` do not contradict each other."""
-    metric = without_prefix(training.metric_for_best_model)
-    place = "training.metric_for_best_model"
+    metric, place = training.metric_for_best_model.removeprefix("eval_"), "training.metric_for_best_model"
     check_value(place, metric, Literal[VALIDATION_METRICS])
     if metric not in ("loss", "perplexity"):
         if training.bleu_samples == 0:
-            other, remedy = "training.bleu_samples above 0", "set bleu_samples to 100 or more, or the metric to loss"
-            raise UserError("recipe.requires", field=place, value=metric, other=other, remedy=remedy)
+            remedy = "set bleu_samples to 100 or more, or the metric to loss"
+            raise requirement(place, metric, "training.bleu_samples above 0", remedy)
         if metric not in training.scorer.names:
-            other, remedy = f"training.text_metric={training.text_metric}", f"use {', '.join(training.scorer.names)}"
-            raise UserError("recipe.conflict", field=place, value=metric, other=other, remedy=remedy)
-    if training.eval_strategy == "no":
-        needing = {
-            "training.early_stopping_patience": training.early_stopping_patience,
-            "training.load_best_model_at_end": training.load_best_model_at_end,
-            "training.save_strategy": "best" if training.save_strategy == "best" else None,
-            "average.which": "best" if average.which == "best" else None,
-        }
-        for name, value in needing.items():
-            if value:
-                other, remedy = "evaluation during training", "set training.eval_strategy to steps, or remove the field"
-                raise UserError("recipe.requires", field=name, value=value, other=other, remedy=remedy)
-    if average.which == "best" or training.load_best_model_at_end:
-        check_evaluated_checkpoints(training, average)
+            remedy = f"use {', '.join(training.scorer.names)}"
+            raise conflict(place, metric, f"training.text_metric={training.text_metric}", remedy)
+    uses_best = average.which == "best"
+    evaluating = {
+        "training.early_stopping_patience": training.early_stopping_patience,
+        "training.load_best_model_at_end": training.load_best_model_at_end,
+        "training.save_strategy": "best" if training.save_strategy == "best" else None,
+        "average.which": "best" if uses_best else None,
+    }
+    for name, value in evaluating.items():
+        if value and training.eval_strategy == "no":
+            remedy = "set training.eval_strategy to steps, or remove the field"
+            raise requirement(name, value, "evaluation during training", remedy)
+    if uses_best or training.load_best_model_at_end:
+        check_evaluated_checkpoints(training, uses_best)
     baseline_steps, max_steps = training.baseline_steps, training.max_steps
-    if baseline_steps is not None and baseline_steps < 1 and max_steps < 0:
-        other, remedy = "training.max_steps, because it is a share", "set max_steps, or a whole number of steps"
-        raise UserError(
-            "recipe.requires", field="training.baseline_steps", value=baseline_steps, other=other, remedy=remedy
-        )
     if baseline_steps is not None and max_steps > 0:
         check_planned_steps(max(baseline_steps, 1), max_steps)
+    elif baseline_steps is not None and baseline_steps < 1:
+        other, remedy = "training.max_steps, because it is a share", "set max_steps, or a whole number of steps"
+        raise requirement("training.baseline_steps", baseline_steps, other, remedy)
     keep = getattr(training, average.keep_option)
     if keep is not None and keep < average.count:
-        other, remedy = (
-            f"average.count={average.count}, which needs as many checkpoints",
-            "raise it, or lower the count",
-        )
-        raise UserError(
-            "recipe.conflict", field=f"training.{average.keep_option}", value=keep, other=other, remedy=remedy
-        )
+        other = f"average.count={average.count}, which needs as many checkpoints"
+        raise conflict(f"training.{average.keep_option}", keep, other, "raise it, or lower the count")
     try:
         higher_is_better(metric, training.greater_is_better)
     except UserError as error:
@@ -539,22 +511,17 @@ def check_planned_steps(baseline_steps: float, steps: int) -> None:
         raise UserError("recipe.no_second_stage", field="training.baseline_steps", value=baseline_steps, steps=steps)
 
 
-def check_evaluated_checkpoints(training: TrainingSection, average: AverageSection) -> None:
-    """Check that checkpoints are evaluated, so that the best can be chosen."""
+def check_evaluated_checkpoints(training: TrainingSection, uses_best: bool) -> None:
+    """Check that checkpoints are evaluated, so that the average (with `uses_best`) or the Trainer can use the best."""
     evaluates, saves = training.eval_strategy, training.save_strategy
-    user = "average.which=best" if average.which == "best" else "training.load_best_model_at_end"
     save_steps, eval_steps = training.save_steps, training.eval_steps or training.logging_steps
-    meet = is_multiple(save_steps, eval_steps) or (average.which == "best" and is_multiple(eval_steps, save_steps))
+    meet = is_multiple(save_steps, eval_steps) or (uses_best and is_multiple(eval_steps, save_steps))
     if saves == "best" or (saves == evaluates and (saves != "steps" or meet)):
         return
-    name = "strategy" if saves != evaluates else "steps"
-    raise UserError(
-        "recipe.checkpoints_not_evaluated",
-        field=f"training.save_{name}",
-        value=saves if saves != evaluates else save_steps,
-        other=f"training.eval_{name}={evaluates if saves != evaluates else eval_steps}",
-        user=user,
-    )
+    name, value, other = ("strategy", saves, evaluates) if saves != evaluates else ("steps", save_steps, eval_steps)
+    details = {"user": "average.which=best" if uses_best else "training.load_best_model_at_end"}
+    details["other"] = f"training.eval_{name}={other}"
+    raise UserError("recipe.checkpoints_not_evaluated", field=f"training.save_{name}", value=value, **details)
 
 
 def is_multiple(steps: float, of: float) -> bool:
@@ -565,6 +532,6 @@ def is_multiple(steps: float, of: float) -> bool:
 def name_of_test(name: Any) -> str:
     """Check the name of a test set, which may be a number, and return it as text."""
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
-    if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in TAKEN_NAMES:
-        raise UserError("recipe.test_name", field="test", value=name, taken=" or ".join(TAKEN_NAMES))
+    if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in RESERVED_NAMES:
+        raise UserError("recipe.test_name", field="test", value=name, reserved=" or ".join(RESERVED_NAMES))
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,12 @@ from .._values import default_of, stated
 from ..data.corpora import parse_corpora
 from ..data.files import open_output
 from ..errors import UserError
-from ..inference.options import DecodingOptions
 from .arguments import TranslationTrainingArguments
-from .building import ModelSection
 from .checkpoints import newest_intact_checkpoint, state_of, steps_of
-from .inputs import forget_tokenizers
-from .output_folder import BASELINE, RECIPE, RECORD, remove_leftovers
+from .inputs import delete_tokenizers
+from .output_folder import BASELINE, RECIPE, RECORD, mapping_in, remove_leftovers
 from .processes import logger
-from .recipe import WITHOUT_EFFECT, AverageSection, DataSection, Recipe, TokenizerSection
+from .recipe import NO_EFFECT, Recipe
 
 
 def training_fields(names: str) -> set[str]:
@@ -36,24 +34,23 @@ def training_fields(names: str) -> set[str]:
 
 
 # Fields that do not affect training.
-FREE = {"data.cache_dir", "data.num_proc", *(f"training.{name}" for name in WITHOUT_EFFECT)}
+FREE = {"data.cache_dir", "data.num_proc", *(f"training.{name}" for name in NO_EFFECT)}
 FREE |= training_fields("""
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
     ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout disable_tqdm eval_delay eval_on_start
     eval_steps eval_strategy include_num_input_tokens_seen include_tokens_per_second keep_best keep_last
-    load_best_model_at_end per_device_eval_batch_size per_device_train_batch_size project report_to
-    restore_callback_states_from_checkpoint run_name save_on_each_node save_steps save_strategy skip_memory_metrics
-    torch_empty_cache_steps
+    load_best_model_at_end project report_to restore_callback_states_from_checkpoint run_name save_on_each_node
+    save_steps save_strategy skip_memory_metrics torch_empty_cache_steps
 """)
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # Fields that may change from the checkpoint on.
-FROM_HERE = training_fields(
+FROM_CHECKPOINT = training_fields(
     "early_stopping_patience learning_rate max_grad_norm max_steps num_train_epochs warmup_ratio warmup_steps"
 )
 # Fields that change rounding.
 ROUNDING = training_fields("use_cpu tf32 torch_compile torch_compile_backend")
 # Fields after whose change evaluations are not comparable.
-MEASURES = {"data.validation"} | training_fields(
+OF_EVALUATIONS = {"data.validation"} | training_fields(
     "bleu_beams bleu_lowercase bleu_samples greater_is_better metric_for_best_model rouge_units text_metric"
 )
 # Fields of the prepared data and of an update. If the run has a record, `check_record` compares their results instead.
@@ -65,25 +62,15 @@ CHANGED = "Changed since the start of the run: "
 
 @dataclass
 class RunRecord:
-    """
-    Circumstances of a run that its recipe does not contain.
-
-    Args:
-        processes (`int`): Number of training processes.
-        accumulation (`int`): Number of batches of each process in an update.
-        training_data, validation_data (`str`): Digests of the prepared token ids.
-        training_pairs, validation_pairs (`int`): Numbers of sentence pairs.
-        device (`str`): `"cpu"`, `"cuda"`, ...
-        versions (`dict`): Versions of torch and transformers.
-    """
+    """Circumstances of a run that its recipe does not contain."""
 
     processes: int
-    accumulation: int
-    training_data: str
+    accumulation: int  # batches of each process in an update
+    training_data: str  # digest of the prepared token ids
     training_pairs: int
     validation_data: str
     validation_pairs: int
-    device: str
+    device: str  # "cpu", "cuda", ...
     versions: dict[str, str] = field(
         default_factory=lambda: {"torch": torch.__version__, "transformers": transformers.__version__}
     )
@@ -95,11 +82,10 @@ class RunRecord:
 
     @classmethod
     def load(cls, output_dir: Path) -> RunRecord | None:
-        """Load the record of an earlier run; runs of old versions have none."""
+        """Load the record of an earlier run; `None` if there is none, as in runs of old versions."""
         try:
-            content = json.loads((output_dir / RECORD).read_text(encoding="utf-8"))
-            return cls(**content)
-        except (OSError, ValueError, TypeError):
+            return cls(**mapping_in(output_dir / RECORD))
+        except TypeError:
             return None
 
 
@@ -114,18 +100,9 @@ def digest_of(data: Dataset) -> str:
     return digest.hexdigest()
 
 
-def recipe_in(output_dir: Path) -> Mapping[str, Any] | None:
-    """Read the recipe of the run in a folder; `None` if it is missing or unreadable."""
-    try:
-        content = yaml.safe_load((output_dir / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return content if isinstance(content, Mapping) else None
-
-
 def earlier_baseline_steps(output_dir: Path) -> Any:
     """Return `training.baseline_steps` of the recipe of the run in a folder, or `None`."""
-    return ((recipe_in(output_dir) or {}).get("training") or {}).get("baseline_steps")
+    return (mapping_in(output_dir / RECIPE).get("training") or {}).get("baseline_steps")
 
 
 def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
@@ -139,7 +116,7 @@ def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
     )
     if checkpoint is None:
         logger.info("No complete checkpoint: training from the start.")
-        forget_tokenizers(output_dir)  # they may be another recipe's
+        delete_tokenizers(output_dir)  # they may be another recipe's
         return None
     for change in check_recipe(recipe, output_dir, checkpoint):
         logger.info(change)
@@ -154,18 +131,16 @@ def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None
     Return the fields of a recipe that differ from the recipe in the folder, with `"old -> new"`; `None` if there is
     none that can be read.
     """
-    old = recipe_in(output_dir)
-    if old is None:
+    old = mapping_in(output_dir / RECIPE)
+    if not old:
         return None
     new = yaml.safe_load(yaml.safe_dump(recipe.to_dict()))
-    old_fields, new_fields = fields_of(old), fields_of(new)
     changes = {}
-    for name in sorted(old_fields.keys() | new_fields.keys()):
-        old_value, new_value = (
-            values[name] if name in values else recipe_default(name) for values in (old_fields, new_fields)
-        )
-        if old_value != new_value:
-            changes[name] = f"{display(old_value)} -> {display(new_value)}"
+    sides = fields_of(old), fields_of(new)
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        before, now = (values[name] if name in values else recipe_default(name) for values in sides)
+        if before != now:
+            changes[name] = f"{display(before)} -> {display(now)}"
     if not torch.accelerator.is_available():
         changes.pop("training.use_cpu", None)  # the CPU is used anyway
     return changes
@@ -179,9 +154,10 @@ def fields_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
             place = f"{section}.{name}"
             if place == "model.fields":
                 result |= {f"{place}.{inner}": inner_value for inner, inner_value in (value or {}).items()}
+            elif section == "test" or place in ("data.train", "data.validation"):
+                result[place] = comparable_corpora(value)
             else:
-                names_corpora = section == "test" or place in ("data.train", "data.validation")
-                result[place] = comparable_corpora(value) if names_corpora else value
+                result[place] = value
     return result
 
 
@@ -196,15 +172,8 @@ def comparable_corpora(corpora: Any) -> Any:
 def recipe_default(name: str) -> Any:
     """Return the default of a field that a recipe (perhaps of an earlier version) leaves out."""
     section, _, last = name.partition(".")
-    kinds = {
-        "model": ModelSection,
-        "data": DataSection,
-        "tokenizer": TokenizerSection,
-        "average": AverageSection,
-        "training": TranslationTrainingArguments,
-        "decoding": DecodingOptions,
-    }
-    entries = fields(kinds[section]) if section in kinds else ()
+    defaults = {**vars(Recipe()), "training": TranslationTrainingArguments}.get(section)
+    entries = fields(defaults) if is_dataclass(defaults) else ()
     return next((default_of(entry) for entry in entries if entry.name == last), None)
 
 
@@ -218,9 +187,8 @@ def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str
     """Return a line for each changed field; `UserError` with all changes that are not allowed."""
     max_steps, steps = recipe.training.max_steps, steps_of(checkpoint)
     if 0 < max_steps < steps:
-        raise UserError(
-            "resume.fewer_steps", field="training.max_steps", value=max_steps, steps=steps, checkpoint=checkpoint
-        )
+        given = {"steps": steps, "checkpoint": checkpoint}
+        raise UserError("resume.fewer_steps", field="training.max_steps", value=max_steps, **given)
     changes = changes_of_recipe(recipe, output_dir)
     if changes is None:
         return [f"{output_dir} has no readable {RECIPE}, so changes of the recipe are unknown."]
@@ -229,13 +197,13 @@ def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str
     for name, change in changes.items():
         if name in FREE or name.startswith(FREE_PREFIXES):
             allowed.append(f"{name}: {change}.")
-        elif name in FROM_HERE:
+        elif name in FROM_CHECKPOINT:
             allowed.append(f"{name}: {change} (from step {steps} on).")
         elif name in ROUNDING:
             allowed.append(f"{name}: {change}; the result will not be bit-identical.")
         elif name in RECORDED and has_record:
             continue
-        elif name in MEASURES and not recipe.compares_evaluations:
+        elif name in OF_EVALUATIONS and not recipe.compares_evaluations:
             allowed.append(f"{name}: {change}; evaluations before and after are not comparable.")
         else:
             not_allowed.append(f"{name}: {change}")
@@ -261,22 +229,19 @@ def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, c
     old = RunRecord.load(output_dir)
     if old is None:
         return []
-    lines = []
     if old.training_data != new.training_data:
+        counts = {"old": old.training_pairs, "new": new.training_pairs}
+        recipe = output_dir / RECIPE
         raise UserError(
-            "resume.other_training_data",
-            field="data.train",
-            checkpoint=checkpoint,
-            old=old.training_pairs,
-            new=new.training_pairs,
-            recipe=output_dir / RECIPE,
+            "resume.other_training_data", field="data.train", checkpoint=checkpoint, recipe=recipe, **counts
         )
+    lines = []
     if old.validation_data != new.validation_data:
-        pairs = {"old": old.validation_pairs, "new": new.validation_pairs}
+        counts = {"old": old.validation_pairs, "new": new.validation_pairs}
         if compares_evaluations:
-            raise UserError("resume.other_validation_data", field="data.validation", **pairs)
-        counts = f"{pairs['old']} sentence pairs before, {pairs['new']} now"
-        lines.append(f"The validation data changed ({counts}): evaluations before and after are not comparable.")
+            raise UserError("resume.other_validation_data", field="data.validation", **counts)
+        change = f"{old.validation_pairs} sentence pairs before, {new.validation_pairs} now"
+        lines.append(f"The validation data changed ({change}): evaluations before and after are not comparable.")
     batches = old.processes * old.accumulation
     change = (
         f"processes: {old.processes} -> {new.processes}, gradient_accumulation_steps: {old.accumulation} -> "
@@ -293,14 +258,13 @@ def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, c
             batches=batches,
             remedy=f"set it to {needed:.0f}" if needed.is_integer() else "use another number of processes",
         )
-    if old.processes != new.processes or old.accumulation != new.accumulation:
+    if old.processes != new.processes:
         lines.append(f"{CHANGED}{change}. An update has as many batches; the result will not be bit-identical.")
-    machine: list[tuple[str, str | None, str]] = [("device", old.device, new.device)]
-    machine += [(name, old.versions.get(name), version) for name, version in new.versions.items()]
+    before = {"device": old.device, **old.versions}
     lines += [
-        f"{CHANGED}{name}: {before} -> {now}; the result may not be bit-identical."
-        for name, before, now in machine
-        if before != now
+        f"{CHANGED}{name}: {before.get(name)} -> {now}; the result may not be bit-identical."
+        for name, now in {"device": new.device, **new.versions}.items()
+        if before.get(name) != now
     ]
     return lines
 

@@ -2,38 +2,88 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, set_seed
+from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, set_seed
 
 from ..data.tokenizer_pair import TokenizerPair
-from .checkpoints import newest_checkpoint
-from .checks import check_before_training, without_memory
+from . import output_folder, resuming
+from .arguments import TranslationTrainingArguments
+from .building import generation_config, stage_configs
+from .checkpoints import newest_checkpoint, steps_of
+from .checks import build_on_meta, check_before_training
 from .finishing import finish
 from .inputs import prepare_inputs
-from .output_folder import (
-    BASELINE,
-    FINAL,
-    RECIPE,
-    check_free_space,
-    claim_output,
-    locked,
-    refused_without_trace,
-    sudden_ends_explained,
-)
 from .processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
 from .recipe import Recipe, check_planned_steps
-from .resuming import RunRecord, check_config, check_record, checkpoint_to_resume, digest_of, earlier_baseline_steps
-from .stages import Stage, is_of, stage_model, stages_left, stages_of, train_stage
 from .trainer import TranslationTrainer, rotate_checkpoints
 
 
 __all__ = ["keep_freed_memory", "train"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run that trains one model. Steps count from the beginning of the run."""
+
+    arguments: TranslationTrainingArguments
+    config: PreTrainedConfig
+    beams: int  # default beam size of the model
+    patience: int | None = None  # of early stopping
+    last_step: int | None = None  # `None`: the arguments end it
+    init_from: Path | str | None = None  # trained baseline that initialises the model
+    baseline: Path | None = None  # that baseline, if it is the last checkpoint of the stage before
+
+    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
+        """Build the model. If the stage resumes from a checkpoint, the trainer loads its weights."""
+        if self.baseline is not None:
+            set_seed(self.arguments.seed)  # the same whether or not the stage before ran in this process
+        model: Any = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(self.config))
+        model.generation_config = generation_config(self.config, self.beams)
+        logger.info(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
+        if checkpoint is None and self.init_from is not None:
+            logger.info(f"Warm start from {self.init_from}: {model.init_from_baseline(self.init_from)}.")
+        return model
+
+    def train(self, trainer: TranslationTrainer, checkpoint: Path | None) -> None:
+        """Train to the stage's end, from its start or a checkpoint, and save a checkpoint of the last step."""
+        if checkpoint is not None:
+            if trainer.args.should_save:
+                rotate_checkpoints(trainer.args)  # a killed run may not have done so
+            # The Trainer would make one more step before it checks the limit.
+            if steps_of(checkpoint) >= trainer.args.max_steps > 0:
+                logger.info(f"{checkpoint.name} has all {trainer.args.max_steps} steps already.")
+                return
+            if resuming.stopped_early(checkpoint, self.patience):
+                logger.info(f"{checkpoint.name} ended the run by early stopping.")
+                return
+        start = checkpoint or self.baseline
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+        newest = newest_checkpoint(self.arguments.folder)
+        if newest is None or steps_of(newest) != trainer.state.global_step:
+            trainer._save_checkpoint(trainer.model, None)
+
+
+def plan_stages(
+    recipe: Recipe, arguments: Sequence[TranslationTrainingArguments], tokenizers: TokenizerPair
+) -> list[Stage]:
+    """Plan the stages of a run, one or two, with the arguments of each. `UserError` if the tokenizers do not match."""
+    steps, patience = recipe.training.baseline_steps, recipe.training.early_stopping_patience
+    model, beams = recipe.model, recipe.decoding.beams
+    configs = stage_configs(model, tokenizers, steps is not None)
+    if steps is None:
+        return [Stage(arguments[-1], configs[-1], beams, patience, init_from=model.init_from)]
+    first = Stage(arguments[0], configs[0], beams, last_step=int(steps))
+    checkpoint = arguments[0].folder / f"checkpoint-{int(steps)}"
+    return [first, Stage(arguments[-1], configs[-1], beams, patience, init_from=checkpoint, baseline=checkpoint)]
 
 
 @settings_of_one_run()
@@ -53,7 +103,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         The folder of the final model.
 
     Raises:
-        FileExistsError: The folder holds an earlier run, and neither `resume` nor `overwrite` is set.
+        FileExistsError: The folder contains an earlier run, and neither `resume` nor `overwrite` is set.
         UserError, FileNotFoundError: The recipe or data is wrong or differs from that of the resumed run, another run
             writes into the folder, or the disk is full.
     """
@@ -64,62 +114,71 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     if use_cpu:
         keep_freed_memory()
     processes = Processes(use_cpu, training.ddp_timeout, training.ddp_backend)
-    recipe = recipe.with_whole_steps(earlier_baseline_steps(output_dir) if resume else None)
+    recipe = recipe.with_whole_steps(resuming.earlier_baseline_steps(output_dir) if resume else None)
     steps = recipe.training.baseline_steps
     if steps != training.baseline_steps:
         logger.info(f"The first {steps} of {training.max_steps} steps train the baseline.")
-    stage_arguments = recipe.stage_arguments(output_dir, output_dir / BASELINE, use_cpu)
+    stage_arguments = recipe.stage_arguments(output_dir, output_dir / output_folder.BASELINE, use_cpu)
     arguments = stage_arguments[-1]
     check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
     with ExitStack() as run_context:
         before_training = ExitStack()
 
         def claim() -> Path | None:
-            killed = run_context.enter_context(locked(output_dir))
+            was_killed = run_context.enter_context(output_folder.locked(output_dir))
             run_context.enter_context(before_training)  # ends before the lock does
-            if claim_output(output_dir, resume, overwrite, killed):
-                before_training.enter_context(refused_without_trace(output_dir))
-            return checkpoint_to_resume(recipe, output_dir) if resume else None
+            if output_folder.claim_output(output_dir, resume, overwrite, was_killed):
+                before_training.enter_context(output_folder.clean_up_on_failure(output_dir))
+            return resuming.checkpoint_to_resume(recipe, output_dir) if resume else None
 
         checkpoint = processes.on_main(claim)
-        run_context.enter_context(sudden_ends_explained(output_dir))
+        run_context.enter_context(output_folder.explain_sudden_end(output_dir))
         run_context.enter_context(progress_bars_on_terminals(processes.is_main))
         set_seed(arguments.seed)
 
         def prepare() -> tuple[TokenizerPair, Dataset, Dataset, list[Stage]]:
             inputs = prepare_inputs(recipe, output_dir, checkpoint)
-            return *inputs, stages_of(recipe, stage_arguments, inputs[0])
+            return *inputs, plan_stages(recipe, stage_arguments, inputs[0])
 
         tokenizers, train_data, validation_data, stages = processes.main_first(prepare)
         count = f"{processes.count} process" + "es" * (processes.count > 1)
         pairs = f"{len(train_data)} training pairs, {len(validation_data)} validation pairs"
         logger.info(f"{pairs}; {count} on {processes.state.device}.")
-        remaining = stages_left(stages, checkpoint)
+        last = stages[-1]
+        is_in_last = checkpoint is not None and (
+            checkpoint.parent == last.arguments.folder or checkpoint == last.baseline
+        )
+        remaining = [last] if is_in_last else stages
 
         def check_and_record() -> None:
-            record = RunRecord(
+            record = resuming.RunRecord(
                 processes.count,
                 arguments.gradient_accumulation_steps,
-                digest_of(train_data),
+                resuming.digest_of(train_data),
                 len(train_data),
-                digest_of(validation_data),
+                resuming.digest_of(validation_data),
                 len(validation_data),
                 processes.state.device.type,
             )
             if checkpoint is not None:
-                check_config(next(stage.config for stage in stages if is_of(checkpoint, stage)), checkpoint)
-                for change in check_record(record, recipe.compares_evaluations, output_dir, checkpoint):
+                resuming.check_config(
+                    next(stage.config for stage in stages if stage.arguments.folder == checkpoint.parent), checkpoint
+                )
+                for change in resuming.check_record(record, recipe.compares_evaluations, output_dir, checkpoint):
                     logger.info(change)
                 for stage in stages[: -len(remaining)]:
-                    if newest_checkpoint(stage.folder) is not None:
+                    if newest_checkpoint(stage.arguments.folder) is not None:
                         rotate_checkpoints(stage.arguments)  # a killed run may not have done so
-            check_free_space(output_dir, [(without_memory(stage.config), stage.arguments) for stage in stages])
-            recipe.save(output_dir / RECIPE)
+            output_folder.check_free_space(
+                output_dir, [(build_on_meta(stage.config), stage.arguments) for stage in stages]
+            )
+            recipe.save(output_dir / output_folder.RECIPE)
             record.save(output_dir)
-            if checkpoint is None and stages[-1].is_from_scratch:
-                config: Any = stages[-1].config
+            config: Any = last.config
+            is_variant = config.baseline_first is not None and config.baseline() is not None
+            if checkpoint is None and last.init_from is None and is_variant:
                 logger.warning(
-                    f"Warning: {config.baseline_first}. Remedy: set training.baseline_steps, or model.init_from to a "
+                    f"Warning: {config.baseline_first}. Set training.baseline_steps, or model.init_from to a "
                     "trained baseline."
                 )
 
@@ -129,9 +188,11 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             if trainer is not None:
                 accelerator, trainer = trainer.accelerator, None
                 accelerator.free_memory()
-            own_checkpoint = checkpoint if checkpoint is not None and is_of(checkpoint, stage) else None
+            own_checkpoint = (
+                checkpoint if checkpoint is not None and checkpoint.parent == stage.arguments.folder else None
+            )
             trainer = TranslationTrainer(
-                stage_model(stage, own_checkpoint),
+                stage.build_model(own_checkpoint),
                 stage.arguments,
                 tokenizer=tokenizers.source,
                 target_tokenizer=tokenizers.target,
@@ -145,8 +206,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             if stage.last_step is not None:  # a baseline's
                 check_planned_steps(stage.last_step, trainer.planned_steps())
             before_training.close()
-            train_stage(trainer, stage, own_checkpoint)
+            stage.train(trainer, own_checkpoint)
         assert trainer is not None, "there is always a stage left"
 
         processes.on_main(partial(finish, recipe, output_dir, arguments, trainer))
-    return output_dir / FINAL
+    return output_dir / output_folder.FINAL

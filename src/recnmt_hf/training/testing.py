@@ -21,11 +21,11 @@ ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
 
 
-def options_in_words(options: DecodingOptions) -> dict[str, Any]:
+def recorded_options(options: DecodingOptions) -> dict[str, Any]:
     """Return beams and penalty, and all options that are not the default."""
-    default = DecodingOptions()
-    values = {entry.name: getattr(options, entry.name) for entry in fields(options)}
-    return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
+    default, names = DecodingOptions(), [entry.name for entry in fields(options)]
+    changed = {name for name in names if getattr(options, name) != getattr(default, name)}
+    return {name: getattr(options, name) for name in names if name in changed.union(ALWAYS)}
 
 
 def test_model(
@@ -56,7 +56,7 @@ def test_model(
             sentences=len(pairs),
             source_sha256=sum_of_lines(pair.source for pair in pairs),
             reference_sha256=sum_of_lines(references),
-            decoding=options_in_words(options),
+            decoding=recorded_options(options),
             translations=f"{TRANSLATIONS}/{name}.{language}",
             dataset=[dict(corpus) for corpus in dataset],
         ),
@@ -89,9 +89,10 @@ def compare_with_baseline(
     evidence in the folder `baseline` has no such score.
     """
     known = {test.name: test for test in Evidence.load(baseline).tests}
-    other = known.get(score.name)
-    if other is None:
-        raise UserError("test.not_tested", field=str(baseline), name=score.name, known=", ".join(known) or "none")
+    if score.name not in known:
+        names = ", ".join(known) or "none"
+        raise UserError("test.not_tested", field=str(baseline), name=score.name, known=names)
+    other = known[score.name]
     if (other.source_sha256, other.reference_sha256) != (score.source_sha256, score.reference_sha256):
         raise UserError("test.other_sentences", field=str(baseline), name=score.name)
     path = baseline / other.translations

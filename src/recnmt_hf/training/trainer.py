@@ -148,7 +148,6 @@ class TranslationTrainer(Seq2SeqTrainer):
             # generation with the trained model needs one.
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
-        self.source_tokenizer, self.target_tokenizer = self.tokenizers
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
         # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
@@ -241,17 +240,11 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # -- loss --------------------------------------------------------------------------------------------------------
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
         if self.smooths_itself and not return_outputs:
             smoothing = self.args.label_smoothing_factor if model.training else 0.0
             inputs = {**inputs, "smoothing": smoothing, "return_logits": False}
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -279,29 +272,18 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         if description != "Evaluation" or self.args.predict_with_generate or self.compute_metrics is not None:
-            return super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            return super().evaluation_loop(dataloader, description, *args, **kwargs)
         model = self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
         dataset = self.evaluated_dataset
         loss = self.token_loss(model, dataset)
-        metrics = {
-            f"{metric_key_prefix}_loss": loss,
-            f"{metric_key_prefix}_perplexity": math.exp(min(loss, 50.0)),
-        }
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
         if self.args.bleu_samples > 0 and "target" in dataset.column_names:
-            scores = self.sample_scores(dataset).items()
-            metrics |= {f"{metric_key_prefix}_{name}": score.score for name, score in scores}
+            metrics |= {name: score.score for name, score in self.sample_scores(dataset).items()}
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
         predictions: Any = None  # as in transformers' own loop, against its type
         return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
 
@@ -394,24 +376,28 @@ class TranslationTrainer(Seq2SeqTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         assert self.optimizer is not None
-        wanted = [group.get("initial_lr") for group in self.optimizer.param_groups]
-        wanted_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
+        new_rates = [group.get("initial_lr") for group in self.optimizer.param_groups]
+        new_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
         super()._load_optimizer_and_scheduler(checkpoint)
-        for group, new in zip(self.optimizer.param_groups, wanted, strict=True):
+        for group, new in zip(self.optimizer.param_groups, new_rates, strict=True):
             old = group.get("initial_lr")
             if old != new:
                 group["lr"] = group["lr"] * new / old if old else new
                 group["initial_lr"] = new
-        if self.lr_scheduler is not None and wanted_bases:
-            self.lr_scheduler.base_lrs = wanted_bases
+        if self.lr_scheduler is not None and new_bases:
+            self.lr_scheduler.base_lrs = new_bases
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _load_callback_state(self) -> None:
         """As the Trainer's, which would also restore the patience of the earlier run."""
-        patience = [c.early_stopping_patience for c in self.callback_handler.callbacks if is_early_stopping(c)]
+        patience = [stop.early_stopping_patience for stop in self.early_stopping()]
         super()._load_callback_state()
-        for callback in filter(is_early_stopping, self.callback_handler.callbacks):
-            callback.early_stopping_patience = patience[0]
+        for stop in self.early_stopping():
+            stop.early_stopping_patience = patience[0]
+
+    def early_stopping(self) -> list[EarlyStoppingCallback]:
+        """Return the callbacks of early stopping."""
+        return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
 
 
 def check_prepared(dataset: Any, name: str = "dataset") -> None:
@@ -427,11 +413,6 @@ def smooths_itself(model: torch.nn.Module | None) -> bool:
     return bool(getattr(model, "computes_smoothed_loss", False))
 
 
-def is_early_stopping(callback: TrainerCallback) -> bool:
-    """Whether a callback is that of early stopping."""
-    return isinstance(callback, EarlyStoppingCallback)
-
-
 def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
     """Return a collator that pads on the right, as shifting labels to the right requires."""
     if tokenizer.padding_side != "right":
@@ -442,7 +423,8 @@ def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | Non
 
 def rotate_checkpoints(args: TranslationTrainingArguments) -> None:
     """Delete all checkpoints of an output folder except the `keep_last` newest and the `keep_best` best."""
-    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, args.best_is_highest)
+    is_better = args.greater_is_better is not False
+    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, is_better)
 
 
 def warmed_up(schedule: Callable[[int], float], first_step: int, warmup: int, step: int) -> float:
