@@ -214,7 +214,7 @@ def test_training_a_variant_from_scratch_warns(finished, tmp_path, capsys, model
     ):
         train(plan, tmp_path / "run")
     messages = capsys.readouterr().err
-    assert ("never learn to align" in messages and "set training.baseline_steps" in messages) == warns
+    assert ("never learn to align" in messages and "Set training.baseline_steps" in messages) == warns
 
 
 @pytest.mark.slow

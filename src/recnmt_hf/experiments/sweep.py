@@ -18,7 +18,7 @@ from ..analysis.plots import grid_of_scores, points_of_scores
 from ..data.corpora import load_pairs
 from ..data.files import open_output, reject_model_folder
 from ..data.text import read_lines
-from ..errors import UserError
+from ..errors import MissingFileError, UserError
 from ..training.checkpoints import newest_intact_checkpoint, state_of
 from ..training.checks import build_on_meta, check_decoding, check_model
 from ..training.metrics import TEXT_METRICS
@@ -180,6 +180,8 @@ def sweep(
             recipes.append(Recipe.from_file(recipe, [*shared, *cell.overrides]))
             check_model(recipes[-1])
             check_decoding(recipes[-1])
+        except MissingFileError:
+            raise
         except UserError as error:
             raise error.inside(cell.name) from error
         if score is not None:
