@@ -1,12 +1,144 @@
 #!/usr/bin/env python
-"""Write the tables of model_cards/*.md from model_cards/evidence."""
+"""
+Write the tables of model_cards/*.md: results from model_cards/evidence, and the papers' tables from the manifests.
+"""
 
+from __future__ import annotations
+
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 from recnmt_hf.data.files import locked_file, open_output
-from recnmt_hf.hub.card_tables import with_tables
+from recnmt_hf.families import FAMILIES, Family, PaperTable, paper_table_of
+from recnmt_hf.hub.card import markdown_table, number
 
 
-for card in sorted((Path(__file__).resolve().parents[1] / "model_cards").glob("*.md")):
-    with locked_file(card), open_output(card) as file:
-        file.write(with_tables(card))
+# In a card: `<!-- evidence: NAME -->`, the table, `<!-- end -->`. The folder `evidence` beside it contains NAME.json.
+# `<!-- paper: NAME, NAME -->` has tables of the family's paper, whose model type is the name of the card, and
+# `<!-- manifest: combinations -->` the mechanisms that may be combined with its own.
+_PLACE = re.compile(r"(<!-- (evidence|paper|manifest): ([\w.,* -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+FOLDER = "evidence"
+
+
+def table_of_sweep(results: list[dict[str, Any]]) -> str:
+    """
+    Return the table of a `sweep.json` as `recnmt sweep` writes it: a row for each run, with parameters, validation
+    loss, and for each test set the score and the p-value against the first run. If the rows are those of a paper's
+    table, the differences to the first row follow, those measured and the paper's.
+    """
+    names = list(dict.fromkeys(name for run in results for name in run["values"]))
+    tests = list(dict.fromkeys(name for run in results for name in run["scores"]))
+    has_seeds = len({run["seed"] for run in results}) > 1
+    heads = [*names, *(["seed"] if has_seeds else []), "parameters", "loss"]
+    for test in tests:
+        heads += [test, "p"]
+    paper = paper_table_of([str(run["values"].get("row")) for run in results])
+    if paper is not None:
+        heads += ["difference", "the paper's"]
+    rows = [heads]
+    for run in results:
+        row = [str(run["values"].get(name, "")) for name in names] + ([str(run["seed"])] if has_seeds else [])
+        row += [f"{run['parameters'] / 1e6:.2f}M", number(run["validation"].get("loss"), 3)]
+        for test in tests:
+            scores = " / ".join(number(score) for score in run["scores"].get(test, {}).values())
+            row += [scores, format_p(run["p_values"].get(test))]
+        if paper is not None:
+            row += [differences_of(run, results), paper.texts(str(run["values"]["row"]))[1]]
+        rows.append(row)
+    return markdown_table(rows)
+
+
+def differences_of(run: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    """Return for each test set the first score of a run minus that of the first run of the same seed."""
+    first = next(other for other in results if other["seed"] == run["seed"])
+    pairs = [
+        (next(iter(scores.values())), next(iter(first["scores"][test].values())))
+        for test, scores in run["scores"].items()
+        if test in first["scores"]
+    ]
+    return "" if first is run else " / ".join(f"{score - base:+.2f}" for score, base in pairs)
+
+
+def tables_of_paper(tables: list[PaperTable]) -> str:
+    """Return tables of a paper that have the same name as one, with a caption and notes."""
+    first, rows = tables[0], []
+    for table in tables:
+        source, target = (language.title() for language in table.task.languages)
+        for row in table.rows:
+            scores, differences = table.texts(row.system)
+            increase = None if row is table.baseline else table.increase(row)
+            cells = {"corpus": f"{table.task.name} {source}-{target}", "size": table.size, "system": row.system}
+            cells |= dict(zip(table.task.tests, scores.split(" / "), strict=True)) if len(tables) == 1 else {}
+            cells |= {"test set": " / ".join(table.task.tests), "score": scores} if len(tables) > 1 else {}
+            cells |= {"difference": differences, "p": row.p, "parameters": millions(row.parameters)}
+            cells |= {"increase": millions(increase, "+"), "speed": "" if row.speed is None else f"{row.speed:.2f}"}
+            rows.append(cells)
+    caption = f"{first.name.capitalize()}: {first.task.metric}"
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    if len(tables) == 1:
+        caption += f", {rows[0]['corpus']}, {first.size}"
+        names = names[2:]
+    for text, values in (
+        ("development set", [table.task.development for table in tables]),
+        ("speed in", [table.speed for table in tables]),
+    ):
+        caption += f"; {text} {', '.join(dict.fromkeys(filter(None, values)))}" if any(values) else ""
+    notes = "".join(f"\n\n({table.note})" for table in tables if table.note)
+    return f"{caption}:\n\n{markdown_table([names, *([row[name] for name in names] for row in rows)])}{notes}"
+
+
+def table_of_combinations(family: Family) -> str:
+    """Return a table of the mechanisms that may be combined with those of a family."""
+    rows = [
+        [name, ", ".join(f"`{field}={value!r}`" for field, value in fields.items())]
+        for name, fields in family.combinations.items()
+    ]
+    return markdown_table([["combines with", "fields"], *rows])
+
+
+def millions(value: float | None, sign: str = "") -> str:
+    """Return a number of parameters in millions as text."""
+    return "" if value is None else f"{value:{sign}.2f}".rstrip("0").rstrip(".") + "M"
+
+
+def format_p(value: float | None) -> str:
+    """Return a p-value with the digits that a thousand resamplings give."""
+    return "" if value is None else "< .01" if value < 0.01 else f"{value:.2f}".removeprefix("0")
+
+
+def table_of(path: Path) -> str:
+    """Return the table of a file: results of `recnmt sweep`, or a list of rows, the first of which is the header."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content[0], list):
+        return markdown_table([[str(cell) for cell in row] for row in content])
+    return table_of_sweep(content)
+
+
+def with_tables(card: Path) -> str:
+    """Return the text of a card, with its tables regenerated from their files."""
+    text = card.read_text(encoding="utf-8")
+
+    def fill(match: re.Match[str]) -> str:
+        before, kind, name, after = match.groups()
+        if kind == "evidence":
+            table = table_of(card.parent / FOLDER / f"{name}.json")
+        elif kind == "manifest":
+            table = table_of_combinations(FAMILIES[card.stem])
+        else:
+            of_card = FAMILIES[card.stem].tables
+            table = "\n\n".join(tables_of_paper([t for t in of_card if t.name == part]) for part in name.split(", "))
+        return f"{before}{table}\n{after}"
+
+    return _PLACE.sub(fill, text)
+
+
+def main() -> None:
+    for card in sorted((Path(__file__).resolve().parents[1] / "model_cards").glob("*.md")):
+        with locked_file(card), open_output(card) as file:
+            file.write(with_tables(card))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from model_contract import TINY, scatter_parameters
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
@@ -36,6 +38,25 @@ def test_a_recipe_a_card_and_a_probe(model_type, repository, cards_of_one_proces
     translator = recnmt_hf.Translator.from_pretrained(run / "model")
     assert type(translator.model).__name__ == f"{family.prefix}ForConditionalGeneration"
     assert sentence_vectors(translator, ["the dog sleeps .", "we see ."])["final"].shape == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [(kind, name) for kind, family in FAMILIES.items() for name in family.combinations]
+)
+def test_mechanisms_that_combine(model_type, name):
+    """Every part is trained, and a cached search gives the tokens of one without a cache."""
+    family, ids = FAMILIES[model_type], torch.randint(4, 30, (2, 6), generator=torch.Generator().manual_seed(1))
+    fields = {**TINY, **family.small, **family.combinations[name]}
+    model = family.load_class("ForConditionalGeneration")(family.load_class("Config")(**fields))
+    plain = family.load_class("Config")(**{**TINY, **family.small})
+    assert model.config.to_diff_dict() != plain.to_diff_dict()
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    scatter_parameters(model.eval().double(), 0.2)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "output_logits": True, "return_dict_in_generate": True}
+    cached, whole = (torch.stack(model.generate(ids, **options, use_cache=use).logits) for use in (True, False))
+    torch.testing.assert_close(cached, whole, atol=1e-10, rtol=0)
+    assert cached.std(dim=0).mean() > 1e-4  # the steps differ
 
 
 MANIFEST = """

@@ -141,16 +141,22 @@ def measure(
     return seconds
 
 
-def report(title: str, names: Sequence[str], seconds: np.ndarray, operations: Sequence[int] | None = None) -> None:
+def report(
+    title: str, names: Sequence[str], seconds: np.ndarray, load: Workload, operations: Sequence[int] | None = None
+) -> None:
     """
-    Print the speed of the first model relative to each other one.
+    Print the speed of each model, and that of the first one relative to each other one.
 
     Args:
         title: Name of the measurement.
         names: Names of the models.
         seconds: Result of [`measure`].
+        load: The batches of a turn.
         operations (*optional*): Result of [`count_operations`] for each model.
     """
+    for name, median in zip(names, np.median(seconds, axis=0), strict=True):
+        rates = f"{len(load.batches) / median:.3g} steps/s, {load.tokens / median:,.0f} tokens/s (source and target)"
+        print(f"{title}: {name} {rates}", flush=True)
     for other in range(1, len(names)):
         ratios = sorted(seconds[:, other] / seconds[:, 0])
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
@@ -254,14 +260,14 @@ def measure_models(
             operations = [
                 count_operations(training_step(model, dtype, args.label_smoothing), load.batches) for model in models
             ]
-        report(f"training step, batch {args.train_batch_size}", names, seconds, operations)
+        report(f"training step, batch {args.train_batch_size}", names, seconds, load, operations)
     if "generate" in args.modes:
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
             steps = [generation_step(model, dtype, args.beams) for model in models]
             seconds = measure(steps, load.batches, args.repeats, device)
             operations = [count_operations(step, load.batches) for step in steps] if args.count else None
-            report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, operations)
+            report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, load, operations)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -61,6 +61,8 @@ DATA: dict[str, str] = {
     # corpora
     "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, lcsts, dataset and generated, got {kinds}. "
     "Write several corpora as a list.",
+    "corpus.several_targets": "{field} lists {value}. Only a test set can have several references. Pass one file.",
+    "corpus.references": "The corpora of a test set have different numbers of references ({counts}). Make them equal.",
     "corpus.one_side": "{field} is missing. Text files need both source and target.",
     "corpus.min_score": "{field}={value} is only allowed with lcsts. Remove it.",
     "corpus.not_a_list": "{field} must be a list of corpora, got {kind}. Write e.g. [{{source: a.en, target: a.de}}] "
@@ -274,6 +276,7 @@ TRAINING: dict[str, str] = {
     "recipe, or start again with --overwrite or in another folder.",
     # evidence
     "evidence.damaged": "{field} is not valid evidence of a model ({reason}). Delete it, or copy it again.",
+    "test.set": "{field} {value} is incomplete. Pass a name, a file of sources and at least one file of references.",
     "test.not_tested": "{field} has no translations of {name}, only of {known}. Test it under this name first.",
     "test.other_sentences": "{field} was tested on other sentences under the name {name}. Test it on the same files.",
     "test.missing_translations": "{field} is missing. Test {model} again.",
@@ -329,7 +332,6 @@ HUB: dict[str, str] = {
     "card.template": "The card template {field} failed ({reason}). Correct it; the default template is {default}.",
     "card.link": "{field} is a symbolic link, which is not overwritten. Delete the link.",
     "card.code": "The code of the card fails ({reason}). Pass a complete model with its tokenizers.",
-    "card.table": "{field} does not contain a table ({reason}). Pass a sweep.json, or a list of rows.",
     "model.no_config": "{field} has no config.json. Pass the folder of a run, or of a model from save_pretrained.",
     "model.adapter": "{field} contains an adapter. Merge it (merge_and_unload) and save, or push it with peft.",
     "weights.pickled": "Loading {field} may run code, because it is pickled. If you trust it, load it with "

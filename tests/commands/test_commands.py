@@ -102,6 +102,8 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
         10,
         "--examples",
         2,
+        "--test",
+        "all",
         "--samples",
         50,
         "--language",
@@ -118,11 +120,13 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
         "(5, 10] words",
         "paired bootstrap",
         "paired randomization",
+        "paired sign test, against",
+        "(6 sentences better, 0 worse)",
         "reference  ",
     ):
         assert expected in out, expected
     report = json.loads((tmp_path / "e.json").read_text())
-    assert len(report["comparisons"]["bootstrap"]) == 2
+    assert [len(rows) for rows in report["comparisons"].values()] == [2, 2, 2]
 
 
 def test_translate_reads_standard_input(capsys, monkeypatch, tiny_folder, corpus):

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Translation
 from user_errors import rejects
 
-from recnmt_hf.data.corpora import Corpus, load_pairs, parse_corpora, prepare_dataset
+from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set, parse_corpora, prepare_dataset
 from recnmt_hf.data.text import SentencePair, read_parallel
 from recnmt_hf.data.tokenization import train_tokenizer
 
@@ -41,6 +41,28 @@ def test_ragged_files_are_counted(tmp_path):
         list(read_parallel(source, target))
     with rejects("corpus.different_lengths", sources=2, targets=4):
         list(read_parallel(target, source))
+
+
+def test_several_references(tmp_path):
+    """A test set keeps them aligned; training data have one target."""
+    source = write(tmp_path / "a.en", "One.\nTwo.\nThree.\n")
+    first, second = write(tmp_path / "a.de0", "Eins.\nZwei.\nDrei.\n"), write(tmp_path / "a.de1", "Ein.\n\nDreie.\n")
+    corpus = {"source": source, "target": [first, Path(second)]}
+    assert load_test_set(corpus, "en", "de", "skip") == (["One.", "Three."], [["Eins.", "Drei."], ["Ein.", "Dreie."]])
+    with rejects("corpus.empty_sentence", field=second, number=2):
+        load_test_set(corpus, "en", "de")
+    single = {"source": source, "target": first}
+    assert load_test_set([single], "en", "de") == (["One.", "Two.", "Three."], [["Eins.", "Zwei.", "Drei."]])
+    with rejects("corpus.references", field="target", counts="1, 2"):
+        load_test_set([single, corpus], "en", "de", "skip")
+    with rejects("corpus.several_targets", field="target"):
+        list(load_pairs(corpus, "en", "de"))
+    write(tmp_path / "a.de1", "Ein.\nZwo.\n")
+    with rejects("corpus.different_lengths", sources=3, targets=2, target=second):
+        load_test_set(corpus, "en", "de")
+    with rejects("corpus.one_side", field="target"):
+        Corpus(source=source, target=[])
+    assert Corpus(**corpus).local_files() == [source, first, second]
 
 
 def test_missing_file_names_its_neighbours(tmp_path):

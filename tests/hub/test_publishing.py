@@ -1,6 +1,7 @@
 """Publishing: what is uploaded and what is not, to a server that speaks the Hub's own words; loading from there."""
 
 import copy
+import dataclasses
 import json
 import os
 import shutil
@@ -38,7 +39,7 @@ from recnmt_hf.hub.publishing import (
 )
 from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.checkpoints import faults_of
-from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
+from recnmt_hf.training.evidence import Evidence, TestScore, average_of, sum_of_lines
 from recnmt_hf.training.testing import add_score
 
 
@@ -109,7 +110,7 @@ def test_the_card_says_what_is_known(repository_folder):
         "trust_remote_code=True",
         "60 sentence pairs, 10 for validation",
         "Beam 2, log-probability divided by ((5 + length) / 6)^0.7",
-        "28.46 (p < .05)",
+        "28.46 (p < .05) | +1.26",
         "| step | validation loss |",
         "seed 1",
         "Weng et al., 2020",
@@ -127,11 +128,10 @@ def test_the_card_says_what_is_known(repository_folder):
 def test_columns_of_which_nothing_is_known_are_left_out(repository_folder):
     evidence = Evidence.load(repository_folder)
     heads = {
-        family: paper_table(FAMILIES[family].figures, evidence).splitlines()[0]
-        for family in ("nmt_transformer", "gret")
+        family: paper_table(FAMILIES[family].tables, evidence).splitlines()[0] for family in ("nmt_transformer", "gret")
     }
     assert heads["nmt_transformer"] == "| task | size | metric | the paper's |"
-    assert heads["gret"] == "| task | size | metric | baseline | the paper's |"
+    assert heads["gret"] == "| task | size | metric | baseline | the paper's | difference |"
 
 
 TRANSLATES = """
@@ -654,6 +654,32 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     assert "mine" in capsys.readouterr().err
 
 
+def test_scores_with_several_references(run_folder, tmp_path, capsys):
+    """All are used; the card has their number and the mean over test sets."""
+    shutil.copytree(run_folder / "model", tmp_path / "model")
+    files = [tmp_path / name for name in ("a.en", "a.de0", "a.de1")]
+    for file, text in zip(files, ("the dog sleeps .", "ein Hund schläft .", "der Hund schläft ."), strict=True):
+        file.write_text(f"{text}\n" * 2)
+    for name in ("first", "second"):
+        words = ["--set", name, *map(str, files), "--lowercase"]
+        assert main(["test", str(tmp_path / "model"), *words]) == 0
+    score = Evidence.load(tmp_path / "model").tests[-1]
+    assert (score.references, score.sentences) == (2, 2) and "nrefs:2|" in score.signature
+    assert score.reference_sha256 == sum_of_lines(["ein Hund schläft ."] * 2 + ["der Hund schläft ."] * 2)
+    assert score.dataset == [{"source": "a.en", "target": ["a.de0", "a.de1"]}]
+    assert main(["card", str(tmp_path / "model")]) == 0
+    assert "| second (2 references) | 2 |" in (tmp_path / "model/README.md").read_text()
+    assert main(["test", str(tmp_path / "model"), "--set", "third", str(files[0])]) == 2
+    assert "[test.set]" in capsys.readouterr().err
+    for scores, average in (
+        ([1.0, 3.0], {"bleu": 2.0}),
+        ([1.0], {}),
+    ):
+        tests = [dataclasses.replace(score, scores={"bleu": value}) for value in scores]
+        assert average_of(tests) == average
+    assert average_of([score, dataclasses.replace(score, signature="other")]) == {}
+
+
 def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
     """Each has read the evidence before the other one writes; neither score is lost."""
     (tmp_path / "config.json").write_text("{}")
@@ -738,7 +764,7 @@ FULL = {
     "tokenizer": {"kind": "bpe", "source_symbols": 7, "target_symbols": 7, "joint": True},
     "training": {
         **{"steps": 5, "seconds_per_step": 0.5, "seconds": 3, "processes": 2, "hardware": "CPU"},
-        **{"averaged": ["checkpoint-4", "checkpoint-5"], "seed": 1},
+        **{"averaged": ["checkpoint-4", "checkpoint-5"], "seed": 1, "tokens_per_second": 900.5, "dtype": "float32"},
     },
     "curve": [{"step": 5, "loss": 2.5, "eval_loss": 2.0, "eval_bleu": 1.5}],
     "versions": {"torch": "2.13"},
@@ -751,6 +777,7 @@ FULL = {
             "decoding": {"beams": 2, "length_penalty_type": "vaswani", "length_penalty": 0.6},
             **{"baseline": "b", "baseline_scores": {"bleu": 3.0}, "p_value": 0.5, "test": "bootstrap"},
             "dataset": [{"dataset": "e/f", "split": "test"}],
+            "references": 4,
         }
     ],
 }

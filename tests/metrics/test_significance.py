@@ -1,12 +1,16 @@
 """Paired tests: what each method reports, what is not said, and the seed's bounds."""
 
+import math
 import os
+import random
+from itertools import product
 
 import pytest
 from user_errors import rejects
 
 from recnmt_hf.metrics.bleu import sacrebleu_score
-from recnmt_hf.metrics.significance import compare_systems
+from recnmt_hf.metrics.rouge import rouge_scores
+from recnmt_hf.metrics.significance import compare_systems, sign_p_value
 
 
 REFERENCES = [f"The farmer number {i} invites the girl that the dog follows" for i in range(12)]
@@ -61,3 +65,56 @@ def test_a_seed_beyond_the_bounds_is_refused():
 def test_only_names_that_come_twice_are_named():
     with rejects("metric.repeated_systems"):
         compare_systems([(name, BASELINE) for name in "abcac"], REFERENCES)
+
+
+def random_systems(sentences):
+    """Two systems with errors in different sentences, some of them equal."""
+    draw = random.Random(1)
+    words = ["the", "a", "farmer", "girl", "dog", "sees", "follows", "invites", "old", "young", "house"]
+    references = [[draw.choice(words) for _ in range(draw.randint(4, 12))] for _ in range(sentences)]
+
+    def disturbed(rate):
+        return [" ".join(draw.choice(words) if draw.random() < rate else w for w in line) for line in references]
+
+    first, second = disturbed(0.35), disturbed(0.25)
+    second[::5] = first[::5]
+    return [" ".join(line) for line in references], {"baseline": first, "system": second}
+
+
+@pytest.mark.parametrize("kind", ["bleu", "lowercased, two references", "rougeL"])
+def test_sign_test_against_whole_scores(kind):
+    """Better and worse sentences are those whose swap raises and lowers the score, computed from the texts."""
+    references, systems = random_systems(40)
+    first, second = systems.values()
+    if kind == "rougeL":
+        options = {"metric": "rougeL"}
+        score = lambda texts: rouge_scores(texts, references)[-1].score  # noqa: E731
+    elif kind == "bleu":
+        options = {}
+        score = lambda texts: sacrebleu_score(texts, references).score  # noqa: E731
+    else:
+        systems["system"] = second = [line.upper() for line in second]
+        references = [references, [*first[1:], "a dog"]]
+        options = {"lowercase": True}
+        score = lambda texts: sacrebleu_score(texts, references, lowercase=True).score  # noqa: E731
+    changes = [score([*first[:i], second[i], *first[i + 1 :]]) - score(first) for i in range(len(first))]
+    better, worse = (sum(sign * change > 1e-9 for change in changes) for sign in (1, -1))
+    assert better > 5 and worse > 1 and better + worse < 40
+    baseline, system = compare_systems(systems, references, "sign", **options)
+    assert (baseline.better, baseline.worse, baseline.p_value, baseline.difference) == (None, None, None, 0)
+    assert (system.better, system.worse) == (better, worse) and system.interval is None
+    assert system.score == pytest.approx(score(second)) and "test:sign" in system.signature
+    assert system.p_value == sign_p_value(better, worse)
+
+
+def test_sign_p_values_against_all_outcomes():
+    """The share of all outcomes of fair coins that are at most as likely as the one seen."""
+    for count in range(9):
+        sizes = [sum(outcome) for outcome in product((0, 1), repeat=count)]
+        for better in range(count + 1):
+            share = sum(abs(size - count / 2) >= abs(better - count / 2) for size in sizes) / len(sizes)
+            assert sign_p_value(better, count - better) == pytest.approx(share, abs=1e-15)
+    assert sign_p_value(0, 0) == 1
+    # 2,000 and 1,800 of 3,800: normal approximation with continuity correction
+    assert sign_p_value(2000, 1800) == pytest.approx(math.erfc(199 / math.sqrt(2 * 3800)), rel=1e-2)
+    assert 0 < sign_p_value(3000, 2000) < 1e-40

@@ -28,14 +28,16 @@ class TestBiARNTransformer(ModelContract):
     one_layer = {**ModelContract.one_layer, "recurrence_steps": 3}
     variants = {
         "default": {},
-        "gated-all-length": {
+        "gated-all-length-relative": {
+            "self_attention_type": "relative",
             "fusion_type": "gated_sum",
             "fusion_layers": "all",
             "recurrence_steps": None,
             "recurrence_encoder_layers": 2,
         },
         "recurrence-memory": {"decoder_memory": "recurrence", "recurrence_steps": 5},
-        "birnn-multi-column-pre-norm": {
+        "birnn-multi-column-directional-pre-norm": {
+            "self_attention_type": "directional",
             "recurrence_encoder_type": "birnn",
             "recurrence_encoder_layers": 2,
             "normalize_before": True,

@@ -24,7 +24,12 @@ class TestGRET(ModelContract):
     variants = {
         "default": {"num_capsules": 4},
         "capsules-pre-norm": {"num_capsules": 3, "routing_softmax_axis": "capsules", "normalize_before": True},
-        "top-mean-scalar": {"global_capsule": False, "global_aggregation": False, "global_gate_type": "scalar"},
+        "top-mean-scalar-directional": {
+            "global_capsule": False,
+            "global_aggregation": False,
+            "global_gate_type": "scalar",
+            "self_attention_type": "directional",
+        },
         "relative-sum": {"num_capsules": 4, "self_attention_type": "relative", "global_gate_type": "sum"},
     }
 

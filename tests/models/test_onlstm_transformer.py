@@ -24,12 +24,14 @@ class TestONLSTMTransformer(ModelContract):
     model_class = ONLSTMTransformerForConditionalGeneration
     variants = {
         "default": {"encoder_shortcut": True},
-        "lstm-ffn-pre-norm": {
+        "lstm-ffn-directional-pre-norm": {
             "encoder_layer_types": ["lstm", "attention", "lstm"],
+            "self_attention_type": "directional",
             "rnn_ffn": True,
             "normalize_before": True,
         },
-        "one-direction-chunks": {
+        "one-direction-chunks-relative": {
+            "self_attention_type": "relative",
             "encoder_layer_types": ["attention", "onlstm"],
             "rnn_bidirectional": False,
             "rnn_hidden_size": 24,

@@ -29,7 +29,12 @@ class TestRPETransformer(ModelContract):
     model_class = RPETransformerForConditionalGeneration
     variants = {
         "default": {},
-        "typed-lstm-pre-norm": {**TYPED, "rpe_cell": "lstm", "normalize_before": True},
+        "typed-lstm-directional-pre-norm": {
+            **TYPED,
+            "rpe_cell": "lstm",
+            "self_attention_type": "directional",
+            "normalize_before": True,
+        },
         "sliced-sru-relative": {**SLICED, "rpe_cell": "sru", "self_attention_type": "relative"},
     }
 

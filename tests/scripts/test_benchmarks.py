@@ -2,6 +2,7 @@
 
 import importlib
 import platform
+import re
 import sys
 
 import pytest
@@ -28,6 +29,11 @@ def test_compare_prints_ratios(script, capsys):
     assert "one matmul of 1024 x 1024 matrices:" in out
     assert out.count("; as fast in every matmul: ") == 2 and out.count("\nmatmuls: ") == 2 and " GFLOP at " in out
     assert "training step, batch 2: nmt_transformer:d_model=32 / marian:d_model=32 = " in out
+    for mode in ("training step, batch 2", "generation, beam 4, batch 2"):
+        for model in TWO_MODELS[:2]:
+            (rate,) = re.findall(rf"{mode}: {model} ([\d.e+]+) steps/s, ([\d,]+) tokens/s", out)
+            # The workload is the same one: two sentences, each of some three to 16 tokens on either side.
+            assert 12 <= float(rate[1].replace(",", "")) / float(rate[0]) <= 64
     assert "generation, beam 4, batch 2:" in out and "quartiles" in out
     assert f"({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}), 1 thread(s), torch " in out
 

@@ -1,6 +1,7 @@
 """Recipes of the papers' own settings run unchanged on a slice of data in their columns; one or two of each kind."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from datasets import Dataset, Features, Translation
 from safetensors.torch import load_file
 
 from recnmt_hf.commands.main import main
+from recnmt_hf.training.evidence import Evidence
 
 
 pytestmark = pytest.mark.usefixtures("cards_of_one_process")
@@ -60,11 +62,14 @@ def hub_sets(tmp_path_factory, corpus):
     for year in (15, 16, 17):
         write_hub_set(folder / f"wmt/wmt{year}", "de-en", ("de", "en"), german)
     write_hub_set(folder / "wmt/wmt16", "ro-en", ("ro", "en"), german)
-    for split, pairs in {"train": chinese, **{f"nist0{year}": chinese[:4] for year in (2, 3, 4, 6)}}.items():
-        for side, ending in ((0, "zh"), (1, "en" if split == "train" else "en0")):
-            path = folder / "data/nist_zh_en" / f"{split}.{ending}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    nist = folder / "data/nist_zh_en"
+    nist.mkdir(parents=True)
+    for split, pairs in {"train": chinese, **{f"nist0{year}": chinese[:4] for year in range(2, 7)}}.items():
+        sides = {"zh": [source for source, _ in pairs]}
+        for ending in ("en",) if split == "train" else ("en0", "en1", "en2", "en3"):
+            sides[ending] = [target.replace("the", ending) if ending[-1] > "0" else target for _, target in pairs]
+        for ending, lines in sides.items():
+            (nist / f"{split}.{ending}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return folder
 
 
@@ -108,7 +113,7 @@ def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "tests"),
-    [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_base", ["nist02", "nist03", "nist04"])],
+    [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_big", ["nist02", "nist03", "nist04"])],
 )
 def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
     """With the paper's share of the channels: half of them."""
@@ -119,7 +124,12 @@ def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
     weights = load_file(output / "model/model.safetensors")
     positions = {name: tensor.shape for name, tensor in weights.items() if "recurrent_positions.out_proj.w" in name}
     assert list(positions.values()) == [(16, 16), (16, 16)]
-    assert ("model.shared.weight" in weights) == (task != "nist_zh_en_base")
+    assert ("model.shared.weight" in weights) == (task != "nist_zh_en_big")
+    # The scores use all references, and the card says so.
+    scores, card = Evidence.load(output / "model").tests, (output / "model/README.md").read_text()
+    references = 4 if task == "nist_zh_en_big" else 1
+    assert all(score.references == references and f"nrefs:{references}|" in score.signature for score in scores)
+    assert ("nist03 (4 references)" in card) == ("| average |" in card) == (references == 4)
 
 
 @pytest.mark.slow
@@ -150,6 +160,13 @@ def test_recurrent_models(hub_sets, repository, monkeypatch, capsys, task):
         assert main(["train", recipe, *small, *fields, "-o", output]) == 0
         messages = capsys.readouterr().err
         assert ("newstest2016" in messages) == (task == "wmt16_en_de")
+        results = json.loads((hub_sets / output / "results.json").read_text())
+        if task == "nist_zh_en":
+            scores = [results[f"mt0{year}"]["bleu"] for year in (3, 4, 5, 6)]
+            assert results["average"]["bleu"] == pytest.approx(sum(scores) / 4)
+            assert "average of the test sets: bleu" in messages
+        else:
+            assert "average" not in results
         state = torch.load(next((hub_sets / output).glob("checkpoint-2")) / "optimizer.pt", weights_only=True)
         assert set(state["state"][0]) == {"step", "square_avg", "acc_delta"}
         group = state["param_groups"][0]

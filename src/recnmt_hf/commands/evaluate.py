@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenize", help="sacrebleu's tokenizer: 13a, zh, ja-mecab, intl, char, none, ... (default: 13a)")
     add("--language", help="language of Moses' tokenizer for tokenised BLEU (default: texts are tokenised)")
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
-    add("--test", choices=("bootstrap", "randomization", "both"), default="both", help="significance test")
+    tests = ("bootstrap", "randomization", "sign", "both", "all")
+    add("--test", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
     add("--samples", type=whole(1), default=1000, help="samples of the significance test")
     add("--examples", type=whole(0), default=0, metavar="N", help="print N sentences and their translations")
     add("--json", help="JSON file for all figures (default: none)")
@@ -34,7 +35,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
-    from ..metrics.significance import METHODS, compare_systems
+    from ..metrics.significance import METHODS, RESAMPLING, SIGN, compare_systems
 
     metrics.check_tokenizer(args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
@@ -62,11 +63,13 @@ def run(args: argparse.Namespace) -> None:
                 ]
         if len(systems) > 1:
             options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
-            for method in METHODS if args.test == "both" else [args.test]:
+            for method in {"both": RESAMPLING, "all": METHODS}.get(args.test, [args.test]):
                 results = compare_systems(systems, references, method, args.samples, **options)
-                print(f"paired {method}, {args.samples} samples, against {args.hypotheses[0]}")
+                samples = "" if method == SIGN else f", {args.samples} samples"
+                print(f"paired {method} test{samples}, against {args.hypotheses[0]}")
                 for result in results[1:]:
-                    difference = f"{result.score:.2f} ({result.difference:+.2f}), p = {result.p_value:.4f}"
+                    counts = "" if method != SIGN else f" ({result.better} sentences better, {result.worse} worse)"
+                    difference = f"{result.score:.2f} ({result.difference:+.2f}), p = {result.p_value:.4f}{counts}"
                     print(f"  {result.system}: {name} {difference}")
                 report["comparisons"][method] = [vars(result) for result in results]
         if out is not None:

@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from .arguments import whole
 from .named_models import MODEL_HELP, build_model, parse_model
 
@@ -37,18 +38,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="+", help=f"{MODEL_HELP}. The first is compared with each other one")
     add("--size", nargs="+", default=["base"], help="presets to count")
+    rows = "YAML file with named rows, e.g. one of scripts/recipes/rows: count the parameters of each row"
+    add("--rows", metavar="FILE", help=rows)
     add("--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size")
 
 
-def run(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
+    if args.rows is not None and len(args.models) > 1:
+        raise UserError("usage.excludes", field="--rows", other=args.models[1])
+
+
+def count_named(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> tuple[int, Counter[str]]:
+    """As [`count_parameters`], for the model that [`build_model`] would build."""
     import torch
 
+    with torch.device("meta"):
+        return count_parameters(build_model(name, size, vocab_size, overrides))
+
+
+def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[str]]:
+    """
+    Count the parameters of the rows of a table. The first line has the titles: parameters with and without embeddings,
+    the difference to the first row, and what the paper prints for these two.
+    """
+    from ..experiments.sweep import read_rows, with_size
+    from ..families import paper_table_of
+    from ..training.recipe_yaml import load_yaml
+
+    rows = with_size(read_rows(path), size, path)
+    paper = paper_table_of(list(rows), size)
+    table = [["row", "without embeddings", "parameters", "difference", "paper: parameters", "paper: difference"]]
+    first = None
+    for row, changes in rows.items():
+        name, overrides = parse_model(model)
+        preset = size
+        for place, text in (change.split("=", 1) for change in changes):
+            value = load_yaml(text, place)
+            if place == "model.type":
+                name = str(value)
+            elif place == "model.preset":
+                preset = str(value)
+            elif place == "model.fields":
+                overrides |= value
+            elif place.startswith("model.fields."):
+                overrides[place.removeprefix("model.fields.")] = value
+        embeddings, body = count_named(name, preset, vocab_size, overrides)
+        total = sum(body.values())
+        first = total if first is None else first
+        counts = (total / 1e6, (total + embeddings) / 1e6)
+        cells = [row, *map(millions, counts), millions((total - first) / 1e6, "+")]
+        printed = paper.row(row) if paper else None
+        if paper and printed:
+            increase = None if printed is paper.baseline else paper.increase(printed)
+            cells += [millions(printed.parameters), millions(increase, "+")]
+        table.append(cells + [""] * (6 - len(cells)))
+    return table
+
+
+def millions(value: float | None, sign: str = "") -> str:
+    """Return a number of millions as text."""
+    return "" if value is None else f"{value:{sign}.2f}M"
+
+
+def run(args: argparse.Namespace) -> None:
     for size in args.size:
+        if args.rows is not None:
+            print(size)
+            for cells in count_rows(args.rows, args.models[0], size, args.vocab_size):
+                print("\t".join(cells))
+            continue
         counted = []
         for text in args.models:
             name, overrides = parse_model(text)
-            with torch.device("meta"):
-                embeddings, body = count_parameters(build_model(name, size, args.vocab_size, overrides))
+            embeddings, body = count_named(name, size, args.vocab_size, overrides)
             counted.append(body)
             total = sum(body.values())
             print(

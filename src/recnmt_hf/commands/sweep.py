@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vary", action="append", default=[], metavar="SECTION.FIELD=VALUE,VALUE,...", help=values)
     rows = "YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows"
     add("--rows", metavar="FILE", help=rows)
+    add("--size", help="preset of all rows, also for {size} in the names of presets (default: that of the recipe)")
     add("--seeds", type=SEED, nargs="+", default=[], help="seeds with which every variant is trained")
     add("--score", help="column to plot and summarize (default: that of the first test set)")
     add("--plot", help=f"{PICTURE_HELP} for a plot: a line for one varied field, a grid for two")
@@ -28,17 +29,29 @@ def check(args: argparse.Namespace) -> None:
     refuse_duplicates(args.seeds, "--seeds")
     if not (args.vary or args.rows or args.seeds):
         raise UserError("usage.inputs", inputs="--vary, --rows or --seeds")
+    if args.size is not None and args.rows is None:
+        raise UserError("usage.requires", field="--size", other="--rows")
 
 
 def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ..analysis.plots import check_picture
-    from ..experiments.sweep import cells_of, grouped, main_score, plot_sweep, read_axis, read_rows, sweep, table_of
+    from ..experiments.sweep import (
+        cells_of,
+        grouped,
+        main_score,
+        plot_sweep,
+        read_axis,
+        read_rows,
+        sweep,
+        table_of,
+        with_size,
+    )
 
     if args.plot is not None:
         check_picture(args.plot)
-    rows = {} if args.rows is None else read_rows(args.rows)
+    rows = {} if args.rows is None else with_size(read_rows(args.rows), args.size, args.recipe)
     cells = cells_of(rows, [read_axis(text) for text in args.vary], args.seeds)
     if args.list:
         for cell in cells:

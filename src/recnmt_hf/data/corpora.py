@@ -22,7 +22,17 @@ from .._values import Range, check_options, check_value, documented, kind_of, op
 from ..errors import MissingFileError, UserError
 from .files import partial_folder
 from .generated import Pair, generate_corpus
-from .text import ON_EMPTY, SentencePair, read_jsonl, read_lcsts, read_lines, read_parallel, read_tsv, skip_blank_pairs
+from .text import (
+    ON_EMPTY,
+    SentencePair,
+    read_aligned,
+    read_jsonl,
+    read_lcsts,
+    read_lines,
+    read_parallel,
+    read_tsv,
+    skip_blank_pairs,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -47,7 +57,9 @@ class Corpus:
     """
 
     source: str | None = option(None, "source side of line-aligned text files, plain or gzipped")
-    target: str | None = option(None, "target side of line-aligned text files")
+    target: str | list[str] | None = option(  # noqa: RUF009
+        None, "target side of line-aligned text files; in a test set, also a list of files with references"
+    )
     tsv: str | None = option(None, "a file of tab-separated pairs")
     jsonl: str | None = option(None, "a file of JSON lines")
     lcsts: str | None = option(None, "a part of LCSTS, short Chinese texts and their summaries, in its own format")
@@ -76,12 +88,14 @@ class Corpus:
         for name, value in vars(self).copy().items():
             if isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
+            elif isinstance(value, (list, tuple)):
+                object.__setattr__(self, name, [os.fspath(path) for path in value])
         check_options(self)
         kinds = [name for name in ("source", "tsv", "jsonl", "lcsts", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError("corpus.kinds", kinds=", ".join(kinds) or "none")
-        if (self.source is None) != (self.target is None):
-            raise UserError("corpus.one_side", field="target" if self.target is None else "source")
+        if (self.source is None) != (self.target in (None, [])):
+            raise UserError("corpus.one_side", field="source" if self.target else "target")
         if self.min_score is not None and self.lcsts is None:
             raise UserError("corpus.min_score", field="min_score", value=self.min_score)
 
@@ -104,8 +118,20 @@ class Corpus:
             return read_jsonl(self.jsonl, left, right, on_empty)
         if self.lcsts:
             return read_lcsts(self.lcsts, self.min_score, on_empty)
-        assert self.source is not None and self.target is not None
+        self.check_single_target()
+        assert self.source is not None and isinstance(self.target, str)
         return read_parallel(self.source, self.target, on_empty)
+
+    def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[str, ...]]:
+        """Yield each source with its references."""
+        if isinstance(self.target, list):
+            return read_aligned([str(self.source), *self.target], on_empty)
+        return self.pairs(source_lang, target_lang, on_empty)
+
+    def check_single_target(self, place: str = "") -> None:
+        """Raise `UserError` if the corpus has several references. `place` is its name in the recipe."""
+        if isinstance(self.target, list):
+            raise UserError("corpus.several_targets", field=f"{place}.target".lstrip("."), value=self.target)
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
@@ -117,7 +143,8 @@ class Corpus:
 
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
-        return [path for path in (self.source, self.target, self.tsv, self.jsonl, self.lcsts) if path]
+        targets = self.target if isinstance(self.target, list) else [self.target]
+        return [path for path in (self.source, *targets, self.tsv, self.jsonl, self.lcsts) if path]
 
     def _rows(self, name: str, source_lang: str, target_lang: str) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
@@ -209,6 +236,23 @@ def pairs_of(
     """Yield the pairs of several corpora in sequence."""
     for corpus in corpora:
         yield from corpus.pairs(source_lang, target_lang, on_empty)
+
+
+def load_test_set(
+    corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error"
+) -> tuple[list[str], list[list[str]]]:
+    """
+    Return the sources of a test set, and its sets of references, each as long as the sources.
+
+    Raises:
+        ValueError, FileNotFoundError: As [`load_pairs`], or corpora have different numbers of references.
+    """
+    rows = [row for corpus in parse_corpora(corpora) for row in corpus.test_rows(source_lang, target_lang, on_empty)]
+    counts = sorted({len(row) - 1 for row in rows})
+    if len(counts) > 1:
+        raise UserError("corpus.references", field="target", counts=", ".join(map(str, counts)))
+    sources, *references = (list(column) for column in zip(*rows, strict=True))
+    return sources, references
 
 
 def tokenize_pairs(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._plain_text import is_blank
 from .._values import check_value
@@ -29,6 +29,7 @@ class SentencePair(NamedTuple):
     target: str
 
 
+Row = TypeVar("Row", bound=tuple[str, ...])
 ON_EMPTY = ("error", "skip")
 # Limit of a line. Without it, a device such as /dev/zero would fill the memory with an endless line.
 MAX_LINE_BYTES = 2**24
@@ -125,31 +126,37 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
         ValueError: The files have different numbers of lines, a side is blank, or the files are empty; the message
             names file and line.
     """
+    return (SentencePair(*row) for row in read_aligned([source, target], on_empty))
 
-    def pairs() -> Iterator[tuple[int, SentencePair]]:
-        sides = [read_lines(source), read_lines(target)]
+
+def read_aligned(paths: Sequence[str | Path], on_empty: str = "error") -> Iterator[tuple[str, ...]]:
+    """As [`read_parallel`], for any number of files."""
+
+    def rows() -> Iterator[tuple[int, tuple[str, ...]]]:
+        sides = [read_lines(path) for path in paths]
         number = 0
         while True:
             lines = [next(side, None) for side in sides]
             if None in lines:
                 break
             number += 1
-            yield number, SentencePair(*cast(list[str], lines))
+            yield number, tuple(cast(list[str], lines))
         counts = [number + (line is not None) + sum(1 for _ in side) for line, side in zip(lines, sides, strict=True)]
-        if counts[0] != counts[1]:
-            raise UserError(
-                "corpus.different_lengths", source=source, target=target, sources=counts[0], targets=counts[1]
-            )
+        for path, count in zip(paths, counts, strict=True):
+            if count != counts[0]:
+                raise UserError(
+                    "corpus.different_lengths", source=paths[0], target=path, sources=counts[0], targets=count
+                )
 
-    return skip_blank_pairs(pairs(), (str(source), str(target)), on_empty)
+    return skip_blank_pairs(rows(), [str(path) for path in paths], on_empty)
 
 
 def skip_blank_pairs(
-    pairs: Iterable[tuple[int, SentencePair]], places: Sequence[str], on_empty: str, unit: str = "line"
-) -> Iterator[SentencePair]:
+    pairs: Iterable[tuple[int, Row]], places: Sequence[str], on_empty: str, unit: str = "line"
+) -> Iterator[Row]:
     """
-    Yield the pairs of which no side is blank from numbers of lines (or another `unit`) with pairs. `places` are the
-    names of the source's and the target's file.
+    Yield the pairs (or longer rows) of which no side is blank from numbers of lines (or another `unit`) with pairs.
+    `places` are the names of the files of all sides.
     """
     check_value("on_empty", on_empty, Literal[ON_EMPTY])
     is_empty = True

@@ -15,10 +15,11 @@ from accelerate import PartialState
 from transformers import AutoConfig
 
 from ..analysis.plots import grid_of_scores, points_of_scores
-from ..data.corpora import load_pairs
+from ..data.corpora import load_test_set
 from ..data.files import open_output, reject_model_folder
 from ..data.text import read_lines
 from ..errors import MissingFileError, UserError
+from ..families import paper_table_of
 from ..training.checkpoints import newest_intact_checkpoint, state_of
 from ..training.checks import build_on_meta, check_decoding, check_model
 from ..training.metrics import TEXT_METRICS
@@ -30,8 +31,10 @@ from ..training.resuming import changes_of_recipe, earlier_baseline_steps
 
 
 SEED = "training.seed"
-# Placeholder for the seed of the run.
+# Placeholders for the seed of the run, and for its size in names of presets.
 SEED_MARK = "{seed}"
+SIZE_MARK = "{size}"
+PRESET = "model.preset"
 # Characters that are replaced in names of folders.
 UNSAFE_CHARACTERS = re.compile(r"[^\w.=,+-]+")
 MAX_RUNS = 1000
@@ -77,6 +80,22 @@ def read_rows(path: str | Path) -> dict[str, list[str]]:
         str(name): [f"{place}={json.dumps(value, ensure_ascii=False)}" for place, value in (row or {}).items()]
         for name, row in content.items()
     }
+
+
+def with_size(rows: Mapping[str, Sequence[str]], size: str | None, recipe: str | Path) -> dict[str, list[str]]:
+    """
+    Return rows of a size: `{size}` in them is replaced, and a row without a preset gets the one of that name. Without a
+    size they have that of the recipe's preset, e.g. `small` of `small_hybrid`.
+    """
+    sized = {name: list(row) for name, row in rows.items()}
+    if size is None:
+        if any(SIZE_MARK in text for row in sized.values() for text in row):
+            size = Recipe.from_file(recipe).model.preset.partition("_")[0]
+    else:
+        for row in sized.values():
+            if not any(text.startswith(f"{PRESET}=") for text in row):
+                row.insert(0, f"{PRESET}={size}")
+    return {name: [text.replace(SIZE_MARK, str(size)) for text in row] for name, row in sized.items()}
 
 
 def read_axis(text: str) -> tuple[str, list[Any]]:
@@ -265,8 +284,8 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
         if name not in first.scores or not all(path.is_file() for path in paths):
             continue
         baseline, texts = (list(read_lines(path)) for path in paths)
-        pairs = load_pairs(recipe.test[name], data.source_lang, data.target_lang, data.on_empty)
-        p_value = recipe.training.scorer.compare(baseline, texts, [pair.target for pair in pairs]).p_value
+        _, references = load_test_set(recipe.test[name], data.source_lang, data.target_lang, data.on_empty)
+        p_value = recipe.training.scorer.compare(baseline, texts, references).p_value
         if p_value is not None:
             last.p_values[name] = p_value
 
@@ -280,7 +299,10 @@ def write_results(results: Sequence[CellResult], output: Path) -> None:
 
 
 def table_of(results: Sequence[CellResult]) -> list[list[str]]:
-    """Return a table with a row for each run."""
+    """
+    Return a table with a row for each run. If the rows are those of a paper's table, its scores follow, and the
+    differences to the first row: those measured on the first test set, and the paper's.
+    """
     fields = list(dict.fromkeys(name for result in results for name in result.values))
     has_seeds = any(result.seed is not None for result in results)
     # ("", kind) are validation scores, (test set, kind) others.
@@ -288,17 +310,32 @@ def table_of(results: Sequence[CellResult]) -> list[list[str]]:
     columns |= {(name, kind): None for result in results for name, kinds in result.scores.items() for kind in kinds}
     compared = list(dict.fromkeys(name for result in results for name in result.p_values))
     titles = [*fields, *(["seed"] if has_seeds else []), "parameters", "steps"]
-    rows = [
-        [*titles, *(f"{name or 'validation'} {kind}" for name, kind in columns), *(f"{name} p" for name in compared)]
-    ]
+    titles += [f"{name or 'validation'} {kind}" for name, kind in columns] + [f"{name} p" for name in compared]
+    paper = paper_table_of([str(result.values.get("row")) for result in results])
+    if paper is not None:
+        titles += ["difference", f"{paper.name}: {' / '.join(paper.task.tests)}", f"{paper.name}: difference"]
+    rows = [titles]
     for result in results:
         row = [plain(result.values.get(name, "")) for name in fields] + ([str(result.seed)] if has_seeds else [])
         row += [str(result.parameters), str(result.steps)]
         for name, kind in columns:
             value = (result.scores.get(name, {}) if name else result.validation).get(kind)
             row.append("" if value is None else f"{value:.3f}" if kind == "loss" else f"{value:.2f}")
-        rows.append(row + [f"{result.p_values[name]:.3f}" if name in result.p_values else "" for name in compared])
+        row += [f"{result.p_values[name]:.3f}" if name in result.p_values else "" for name in compared]
+        if paper is not None:
+            row += [difference_text(result, results), *paper.texts(str(result.values["row"]))]
+        rows.append(row)
     return rows
+
+
+def difference_text(result: CellResult, results: Sequence[CellResult]) -> str:
+    """Return the main score of a result on the first test set minus that of the first result of the same seed."""
+    first = next(other for other in results if other.seed == result.seed)
+    for name in result.scores:
+        kind = next(iter(result.scores[name]), "")
+        base = first.scores.get(name, {}).get(kind)
+        return "" if base is None or first is result else f"{result.scores[name][kind] - base:+.2f}"
+    return ""
 
 
 def grouped(results: Sequence[CellResult], score: str) -> dict[tuple[str, ...], list[float]]:

@@ -5,34 +5,126 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 # Suffixes of the classes of every family.
 CONFIG, MODEL, GENERATING = "Config", "Model", "ForConditionalGeneration"
 MODEL_CLASSES = ("PreTrainedModel", MODEL, GENERATING)
+# Mechanisms of the base class that combine with those of every Transformer family: name -> configuration fields.
+COMBINATIONS: Mapping[str, Mapping[str, Any]] = {
+    "relative positions": {"self_attention_type": "relative"},
+    "directional masks": {"self_attention_type": "directional"},
+    "pre-norm layers": {"normalize_before": True},
+}
+# The probing tasks of Conneau et al. (2018), by the names in the papers' tables.
+PROBING_TASKS = ("SeLen", "WC", "TrDep", "ToCo", "BShif", "Tense", "SubN", "ObjN", "SoMo", "CoIn")
 
 
 @dataclass(frozen=True)
-class PaperFigure:
+class PaperRow:
     """
-    One row of a paper's table of results.
+    A row of a paper's table.
 
     Attributes:
-        task (`str`): Corpus and languages.
-        languages (`tuple[str, str]`): Source and target.
-        size (`str`): The preset that it corresponds to; empty for none.
-        metric (`str`): Metric, and the variant of the model where the paper has several.
-        baseline (`str`): Result of the paper's baseline.
-        model (`str`): Result of the paper's model.
+        system (`str`): Name of the model, the same as in the row file.
+        scores (`tuple[float, ...]`): One for each test set of the table.
+        p (`str`): Significance mark, as a bound of p against the first row.
+        parameters (`float`, *optional*): Parameters in millions, as printed.
+        added (`float`, *optional*): Parameters in millions beyond the first row, where the paper prints the increase.
+        speed (`float`, *optional*): Speed in the unit of the table.
     """
 
-    task: str
+    system: str
+    scores: tuple[float, ...]
+    p: str = ""
+    parameters: float | None = None
+    added: float | None = None
+    speed: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperTask:
+    """
+    The data of a table.
+
+    Attributes:
+        name (`str`): Corpus.
+        languages (`tuple[str, str]`): Source and target.
+        metric (`str`): Metric of the scores.
+        tests (`tuple[str, ...]`): Test sets.
+        development (`str`): Development set, if the paper names it.
+    """
+
+    name: str
     languages: tuple[str, str]
-    size: str
     metric: str
-    baseline: str
-    model: str
+    tests: tuple[str, ...]
+    development: str = ""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """
+    A table (or figure) of a paper, for one corpus and size.
+
+    Attributes:
+        name (`str`): E.g. `"table 1"`.
+        task ([`PaperTask`]): Its data.
+        size (`str`): The preset that it corresponds to.
+        rows (`tuple[PaperRow, ...]`): The first row is the baseline.
+        speed (`str`): Unit of the speeds.
+        proposed (`str`): Name of the paper's own model; empty for the last row.
+        kind (`str`): `"main"`: compares the paper's model with others. `"ablation"`: compares its variants.
+            `"analysis"`: measures something else than translation.
+        note (`str`): An error or contradiction of the paper.
+    """
+
+    name: str
+    task: PaperTask
+    size: str
+    rows: tuple[PaperRow, ...]
+    speed: str = ""
+    proposed: str = ""
+    kind: Literal["main", "ablation", "analysis"] = "main"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        assert all(len(row.scores) == len(self.task.tests) for row in self.rows), self.name
+        assert not self.proposed or self.row(self.proposed), self.name
+
+    @property
+    def baseline(self) -> PaperRow:
+        """The first row."""
+        return self.rows[0]
+
+    @property
+    def own(self) -> PaperRow:
+        """The row of the paper's own model."""
+        return next((row for row in self.rows if row.system == self.proposed), self.rows[-1])
+
+    def row(self, system: str) -> PaperRow | None:
+        """Return the row of a model, or `None`."""
+        return next((row for row in self.rows if row.system == system), None)
+
+    def differences(self, row: PaperRow) -> tuple[float, ...]:
+        """Return the scores of a row minus those of the first row."""
+        return tuple(round(score - base, 2) for score, base in zip(row.scores, self.baseline.scores, strict=True))
+
+    def texts(self, system: str) -> tuple[str, str]:
+        """Return scores and differences to the first row as text; empty for a model that is not in the table."""
+        row = self.row(system)
+        if row is None:
+            return "", ""
+        digits = next(n for n in (0, 1, 2) if n == 2 or all(round(x, n) == x for row in self.rows for x in row.scores))
+        differences = "" if row is self.baseline else " / ".join(f"{x:+.{digits}f}" for x in self.differences(row))
+        return " / ".join(f"{score:.{digits}f}" for score in row.scores), differences
+
+    def increase(self, row: PaperRow) -> float | None:
+        """Return the parameters of a row beyond those of the first row, in millions, or `None` if not printed."""
+        if row.added is not None or row.parameters is None or self.baseline.parameters is None:
+            return row.added
+        return row.parameters - self.baseline.parameters
 
 
 @dataclass(frozen=True)
@@ -65,9 +157,10 @@ class Family:
         prefix (`str`): First part of the names of its classes.
         paper (`str`): Authors, year and title, in Markdown.
         citation (`str`): BibTeX entry of the paper.
-        figures (`tuple[PaperFigure, ...]`): The paper's results.
+        tables (`tuple[PaperTable, ...]`): The paper's results.
         further_classes (`dict[str, str]`): Further classes: suffix of the name, and Auto class to register with.
         subject ([`Subject`], *optional*): View of `recnmt inspect`.
+        combinations (`dict`): Other mechanisms that combine with the family's own: name, and configuration fields.
         small (`dict`): Configuration fields of the small model for tests, in addition to the small sizes. They should
             select the special features of the family: recurrent states, further memories, masks.
     """
@@ -76,9 +169,10 @@ class Family:
     prefix: str
     paper: str
     citation: str
-    figures: tuple[PaperFigure, ...] = ()
+    tables: tuple[PaperTable, ...] = ()
     further_classes: Mapping[str, str] = field(default_factory=dict)
     subject: Subject | None = None
+    combinations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)
 
     @property

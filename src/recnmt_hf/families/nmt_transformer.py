@@ -1,7 +1,14 @@
 """The base Transformer."""
 
-from .family import Family, PaperFigure
+from .family import Family, PaperRow, PaperTable, PaperTask
 
+
+WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU (multi-bleu)", ("newstest2014",), development="newstest2013")
+
+TABLES = (
+    PaperTable("table 2", WMT14, "base", (PaperRow("Transformer", (27.3,), parameters=65),)),
+    PaperTable("table 2", WMT14, "big", (PaperRow("Transformer", (28.4,), parameters=213),)),
+)
 
 FAMILY = Family(
     model_type="nmt_transformer",
@@ -16,9 +23,6 @@ FAMILY = Family(
   year = {2017}
 }
 """,
-    figures=(
-        PaperFigure("WMT14 newstest2014", ("en", "de"), "base", "BLEU (multi-bleu)", "", "27.3"),
-        PaperFigure("WMT14 newstest2014", ("en", "de"), "big", "BLEU (multi-bleu)", "", "28.4"),
-    ),
+    tables=TABLES,
     small={"self_attention_type": "directional"},
 )

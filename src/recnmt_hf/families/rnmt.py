@@ -1,7 +1,53 @@
 """RNMT: relation networks in a recurrent encoder-decoder."""
 
-from .family import Family, PaperFigure
+from .family import Family, PaperRow, PaperTable, PaperTask
 
+
+NIST = PaperTask(
+    "NIST", ("zh", "en"), "BLEU (case-insensitive)", ("MT03", "MT04", "MT05", "MT06", "average"), development="NIST02"
+)
+WMT17 = PaperTask(
+    "WMT17",
+    ("en", "de"),
+    "BLEU (case-insensitive)",
+    ("newstest2015", "newstest2016", "newstest2017", "average"),
+    development="newstest2014",
+)
+WMT16 = PaperTask("WMT16", ("en", "de"), "BLEU", ("newstest2016",), development="newstest2015")
+ALIGNMENT = PaperTask("Zh-En alignment", ("zh", "en"), "AER", ("Liu and Sun (2015)",))
+
+TABLES = (
+    PaperTable(
+        "table 1",
+        NIST,
+        "zh_en",
+        (
+            PaperRow("RNNsearch*", (37.93, 40.53, 36.65, 35.80, 37.73)),
+            PaperRow("RNNsearch", (33.70, 36.15, 31.81, 32.71, 33.59)),
+            PaperRow("VRNMT", (38.08, 41.07, 36.82, 36.72, 38.17)),
+            PaperRow("RNMT", (39.24, 42.01, 37.79, 37.81, 39.21), "< .01"),
+        ),
+    ),
+    PaperTable(
+        "table 2",
+        WMT17,
+        "en_de",
+        (
+            PaperRow("RNNsearch*", (21.4, 25.6, 20.1, 22.4)),
+            PaperRow("RNNsearch", (17.3, 20.9, 16.6, 18.3)),
+            PaperRow("RNMT", (22.7, 27.8, 21.8, 24.1), added=4.1),
+        ),
+    ),
+    PaperTable("table 3", WMT16, "en_de", (PaperRow("BiRNN+GCN", (23.9,)), PaperRow("RNMT", (25.4,)))),
+    PaperTable(
+        "table 4",
+        ALIGNMENT,
+        "zh_en",
+        (PaperRow("RNNsearch*", (46.76,)), PaperRow("RNMT", (45.66,))),
+        note="The BLEU column of this table equals the averages of table 2 and cannot belong to Zh-En.",
+        kind="analysis",
+    ),
+)
 
 FAMILY = Family(
     model_type="rnmt",
@@ -15,12 +61,7 @@ FAMILY = Family(
   year = {2018}
 }
 """,
-    figures=(
-        PaperFigure(
-            "NIST MT03 to MT06, average", ("zh", "en"), "", "BLEU (case-insensitive)", "37.73", "39.21 (p < .01)"
-        ),
-        PaperFigure("WMT17 newstest2017", ("en", "de"), "", "BLEU (case-insensitive)", "20.1", "21.8"),
-    ),
+    tables=TABLES,
     small={
         "decoder_layers": 1,
         "relation_conv_channels": [6],

@@ -20,9 +20,10 @@ from .._plain_card import CARD, usage
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..errors import UserError
-from ..families import FAMILIES, PaperFigure
-from ..training.evidence import Evidence, TestScore
+from ..families import FAMILIES, PaperTable
+from ..training.evidence import Evidence, TestScore, average_of
 from ..training.metrics import VALIDATION_METRICS
+from ..training.recipe import AVERAGE
 from .checked_copy import model_folder, write_checked_copy
 
 
@@ -196,7 +197,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
         "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
         "paper": family.paper if family else "",
         "citation": family.citation.strip() if family else "",
-        "paper_table": paper_table(family.figures, evidence) if family and family.figures else "",
+        "paper_table": paper_table(family.tables, evidence) if family else "",
         "symbols": [f"{count:,}" for count in sorted(symbols)],
         "duration": duration(training.get("seconds") or 0),
         "processes": f"{processes} times " if processes > 1 else "",
@@ -214,24 +215,44 @@ def score_table(tests: Sequence[TestScore]) -> str:
     heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]
     rows = [heads + (["baseline", "p"] if compared else [])]
     for test in tests:
-        row = [test.name, f"{test.sentences:,}", *(number(test.scores.get(kind)) for kind in kinds)]
+        name = test.name if test.references == 1 else f"{test.name} ({test.references} references)"
+        row = [name, f"{test.sentences:,}", *(number(test.scores.get(kind)) for kind in kinds)]
         if compared:
             scores = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
             row += [f"{scores} ({test.baseline})" if test.baseline else "", number(test.p_value, 3)]
         rows.append(row)
+    if average := average_of(tests):
+        row = [AVERAGE, "", *(number(average.get(kind)) for kind in kinds)]
+        rows.append(row + [""] * (len(rows[0]) - len(row)))
     return markdown_table(rows)
 
 
-def paper_table(figures: Sequence[PaperFigure], evidence: Evidence) -> str:
-    """Return the paper's figures, only those of the model's languages if there are any, without empty columns."""
-    figures = [figure for figure in figures if list(figure.languages) == evidence.languages] or figures
-    rows = [["task", "size", "metric", "baseline", "the paper's", "this model"]]
-    for figure in figures:
-        own = " / ".join(f"{t.name} {number(next(iter(t.scores.values()), None))}" for t in evidence.tests)
-        comparable = list(figure.languages) == evidence.languages and evidence.model.get("preset") == figure.size
-        rows.append([figure.task, figure.size, figure.metric, figure.baseline, figure.model, own if comparable else ""])
+def paper_table(tables: Sequence[PaperTable], evidence: Evidence) -> str:
+    """
+    Return the paper's comparisons, only those of the model's languages if there are any, without empty columns: scores
+    of the baseline and of the paper's model and their difference, and beside those of the model's size its own.
+    """
+    tables = [table for table in tables if table.kind == "main"]
+    tables = [table for table in tables if list(table.task.languages) == evidence.languages] or tables
+    rows = [["task", "size", "metric", "baseline", "the paper's", "difference", "this model", "its difference"]]
+    for table in tables:
+        row = table.own
+        scores, differences = table.texts(row.system)
+        baseline = "" if row is table.baseline else table.texts(table.baseline.system)[0]
+        own, own_differences = "", ""
+        if list(table.task.languages) == evidence.languages and evidence.model.get("preset") == table.size:
+            firsts = [(test, next(iter(test.scores), "")) for test in evidence.tests]
+            own = " / ".join(f"{test.name} {number(test.scores.get(kind))}" for test, kind in firsts)
+            own_differences = " / ".join(
+                f"{test.scores[kind] - test.baseline_scores[kind]:+.2f}"
+                for test, kind in firsts
+                if kind in test.scores and kind in test.baseline_scores
+            )
+        task = f"{table.task.name} {' / '.join(table.task.tests)}"
+        scores += f" (p {row.p})" if row.p else ""
+        rows.append([task, table.size, table.task.metric, baseline, scores, differences, own, own_differences])
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    return markdown_table(list(zip(*columns, strict=True)))
+    return markdown_table(list(zip(*columns, strict=True))) if tables else ""
 
 
 def duration(seconds: float) -> str:

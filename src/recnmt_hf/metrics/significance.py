@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import numpy as np
+from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
 from .._values import MOST_SEED, Range, check_value
@@ -16,7 +19,10 @@ from .bleu import bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
 
 
-METHODS = {"bootstrap": "bs", "randomization": "ar"}
+# Methods with resampling, by sacrebleu's name, and the sign test, which has none.
+RESAMPLING = {"bootstrap": "bs", "randomization": "ar"}
+SIGN = "sign"
+METHODS = (*RESAMPLING, SIGN)
 
 
 @dataclass
@@ -33,6 +39,8 @@ class Comparison:
         interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of the score
             (bootstrap only).
         signature (`str`): sacrebleu's, with the test's settings.
+        better, worse (`int`, *optional*): Numbers of sentences that the system translates better, and worse, than the
+            baseline (sign test only; `None` for the baseline).
     """
 
     system: str
@@ -41,6 +49,8 @@ class Comparison:
     p_value: float | None
     interval: tuple[float, float] | None
     signature: str
+    better: int | None = None
+    worse: int | None = None
 
 
 def compare_systems(
@@ -61,8 +71,9 @@ def compare_systems(
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
         references (sequence of `str`, or of such sequences): One reference set or several.
         method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
-            2004). `"randomization"`: approximate randomisation (Riezler and Maxwell, 2005).
-        samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps.
+            2004). `"randomization"`: approximate randomisation (Riezler and Maxwell, 2005). `"sign"`: sign test on
+            sentences (Collins et al., 2005); see [`sign_test`].
+        samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps; the sign test has none.
         seed (`int`, *optional*, defaults to 12345): Seed of the resampling.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
@@ -89,12 +100,14 @@ def compare_systems(
         streams = reference_sets(hypotheses, references)
     is_bleu = metric == "bleu"
     measure = bleu_metric(lowercase, tokenize, streams) if is_bleu else RougeF1(metric, units, streams)
+    if method == SIGN:
+        return sign_test(systems, measure)
     with environment(SACREBLEU_SEED=str(seed)):
         test = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
             {metric: measure},
             references=None,
-            test_type=METHODS[method],
+            test_type=RESAMPLING[method],
             n_samples=samples,
         )
         signatures, scores = test()
@@ -113,6 +126,48 @@ def compare_systems(
         )
         for system, result in zip(scores["System"], results, strict=True)
     ]
+
+
+def sign_test(systems: Mapping[str, Sequence[str]], measure: Metric) -> list[Comparison]:
+    """
+    Run the sign test of Collins et al. (2005, "Clause Restructuring for Statistical Machine Translation", section 4)
+    against the first system. A sentence is better (worse) if the corpus score of the baseline rises (falls) when its
+    translation is replaced with the system's. The p-value is that of a two-sided binomial test with probability 1/2
+    over the better and the worse sentences; the others are ignored.
+
+    Args:
+        systems (mapping of name to translations): The first is the baseline.
+        measure (`sacrebleu.metrics.base.Metric`): Has the references in its cache.
+    """
+    statistics = {
+        name: np.array(measure._extract_corpus_statistics(list(hypotheses), None))
+        for name, hypotheses in systems.items()
+    }
+    baseline = next(iter(statistics.values()))
+    total = baseline.sum(axis=0)
+
+    def score(sums: np.ndarray) -> float:
+        return float(measure._compute_score_from_stats(sums.tolist()).score)
+
+    base = score(total)
+    signature = f"{measure.get_signature()}|test:{SIGN}"
+    comparisons: list[Comparison] = []
+    for name, rows in statistics.items():
+        own = score(rows.sum(axis=0))
+        comparison = Comparison(str(name), own, own - base, None, None, signature)
+        if comparisons:
+            swapped = [score(total + difference) if difference.any() else base for difference in rows - baseline]
+            comparison.better, comparison.worse = (sum(x > base for x in swapped), sum(x < base for x in swapped))
+            comparison.p_value = sign_p_value(comparison.better, comparison.worse)
+        comparisons.append(comparison)
+    return comparisons
+
+
+def sign_p_value(better: int, worse: int) -> float:
+    """Return the p-value of a two-sided binomial test with probability 1/2, computed exactly."""
+    count = better + worse
+    tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / 2**count)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -40,9 +41,11 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "training": {
         "steps": int,
         "seconds_per_step": float | None,
+        "tokens_per_second": float | None,  # source and target, on all devices
         "seconds": float | None,
         "processes": int,
         "hardware": str,
+        "dtype": str | None,  # of matmuls
         "averaged": list[str] | None,
         "seed": int,
     },
@@ -64,7 +67,7 @@ class TestScore:
     signature: str  # of the metric
     sentences: int
     source_sha256: str  # of the sentences, one per line
-    reference_sha256: str
+    reference_sha256: str  # of all references, one set after the other
     decoding: dict[str, Any]  # beams, penalty, and all options that are not the default
     translations: str  # file in the model's folder
     baseline: str | None = None  # model of the comparison
@@ -72,9 +75,18 @@ class TestScore:
     p_value: float | None = None
     test: str | None = None  # of significance
     dataset: list[dict[str, Any]] = field(default_factory=list)  # corpora of the test set, as in recipes
+    references: int = 1  # number of references per sentence
 
     def __post_init__(self) -> None:
         self.dataset, self.baseline = public(self.dataset), public(self.baseline)
+
+
+def average_of(tests: Sequence[TestScore]) -> dict[str, float]:
+    """Return the mean scores of several test sets; empty if there is one, or if their metrics differ."""
+    if len(tests) < 2 or len({test.signature for test in tests}) > 1:
+        return {}
+    kinds = [kind for kind in tests[0].scores if all(kind in test.scores for test in tests)]
+    return {kind: mean(test.scores[kind] for test in tests) for kind in kinds}
 
 
 def refuse_links(*paths: Path) -> None:

@@ -13,17 +13,17 @@ import torch
 
 from .._plain_text import is_blank
 from .._values import stated
-from ..data.corpora import pairs_of
+from ..data.corpora import load_test_set
 from ..data.files import open_output
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from .arguments import TranslationTrainingArguments
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
-from .evidence import Evidence, about_model, curve_of, differences, hardware, versions
+from .evidence import Evidence, about_model, average_of, curve_of, differences, hardware, versions
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import logger
-from .recipe import Recipe
+from .recipe import AVERAGE, Recipe
 from .testing import add_score, test_model
 from .trainer import Stopwatch, TranslationTrainer
 
@@ -77,9 +77,11 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
         training={
             "steps": steps_of(newest),
             "seconds_per_step": trainer.seconds_per_step(),
+            "tokens_per_second": trainer.tokens_per_second(),
             "seconds": round(stopwatch["before"]) if "before" in stopwatch else None,
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
+            "dtype": "bfloat16" if trainer.args.bf16 else "float16" if trainer.args.fp16 else "float32",
             "averaged": averaged,
             "seed": trainer.args.seed,
         },
@@ -126,13 +128,17 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
     for name, corpora in recipe.test.items():
-        pairs = list(pairs_of(corpora, data.source_lang, data.target_lang, data.on_empty))
+        sources, references = load_test_set(corpora, data.source_lang, data.target_lang, data.on_empty)
         dataset = [stated(corpus) for corpus in corpora]
-        score, texts, line = test_model(translator, name, pairs, data.target_lang, options, scorer, dataset)
+        language = data.target_lang
+        score, texts, line = test_model(translator, name, sources, references, language, options, scorer, dataset)
         with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:
             file.writelines(f"{text}\n" for text in texts)
         logger.info(line)
-        results[name] = {**score.scores, "signature": score.signature, "sentences": len(pairs)}
+        results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}
         with Evidence.changing(folder) as evidence:
             add_score(evidence, folder, score, texts)
+    if average := average_of(Evidence.load(folder).tests):
+        results[AVERAGE] = average
+        logger.info(f"average of the test sets: {', '.join(f'{kind} {value:.2f}' for kind, value in average.items())}")
     return results

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
-from ..metrics.bleu import MetricScore, sacrebleu_score
+from ..metrics.bleu import MetricScore, References, sacrebleu_score
 from ..metrics.rouge import ROUGE_TYPES, rouge_scores
 from ..metrics.significance import Comparison, compare_systems
 
@@ -33,14 +33,14 @@ class TextScorer:
         """Names of the scores."""
         return TEXT_METRICS[self.metric]
 
-    def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, MetricScore]:
-        """Return the scores of generated text by name; there is one reference per hypothesis."""
+    def scores(self, hypotheses: Sequence[str], references: References) -> dict[str, MetricScore]:
+        """Return the scores of generated text by name."""
         if self.metric == "rouge":
             return dict(zip(ROUGE_TYPES, rouge_scores(hypotheses, references, self.rouge_units), strict=True))
         return {"bleu": sacrebleu_score(hypotheses, references, lowercase=self.lowercase)}
 
     def compare(
-        self, baseline: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], samples: int = 1000
+        self, baseline: Sequence[str], hypotheses: Sequence[str], references: References, samples: int = 1000
     ) -> Comparison:
         """Test by a paired bootstrap whether generated text differs from a baseline's."""
         options: dict[str, Any] = {"lowercase": self.lowercase}

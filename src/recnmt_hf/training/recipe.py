@@ -82,6 +82,9 @@ class DataSection:
             if not LANGUAGE.fullmatch(language):
                 allowed, remedy = "a language code of letters, digits, _ and -", "correct it, e.g. en, de or zh-CN"
                 raise UserError("option.value", field=f"data.{name}", value=language, allowed=allowed, remedy=remedy)
+        for name in ("train", "validation"):
+            for number, corpus in enumerate(getattr(self, name)):
+                corpus.check_single_target(f"data.{name}[{number}]")
 
 
 @documented
@@ -289,7 +292,9 @@ TRAINING_OPTIONS = {**training_options(), **options_of(RunSection)}
 
 # Translations of a test set are written to model-NAME.LANGUAGE, its scores under its name in results.json.
 NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
-RESERVED_NAMES = ("decoding", "averaged")
+# In the results, the mean over the test sets.
+AVERAGE = "average"
+RESERVED_NAMES = ("decoding", "averaged", AVERAGE)
 
 
 @dataclass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..data.files import open_output
-from ..data.text import SentencePair, read_lines
+from ..data.text import read_lines
 from ..errors import MissingFileError, UserError
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
@@ -31,18 +32,18 @@ def recorded_options(options: DecodingOptions) -> dict[str, Any]:
 def test_model(
     translator: Translator,
     name: str,
-    pairs: Sequence[SentencePair],
+    sources: Sequence[str],
+    references: Sequence[Sequence[str]],
     language: str,
     options: DecodingOptions,
     scorer: TextScorer,
     dataset: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """
-    Translate and score a test set. Return the score with `dataset` (its corpora, as in recipes), the translations, and
-    a line with the score. [`add_score`] saves both; `language` is the suffix of the file of translations.
+    Translate and score a test set with one or several sets of references. Return the score with `dataset` (its corpora,
+    as in recipes), the translations, and a line with the score. [`add_score`] saves both; `language` is the suffix of
+    the file of translations.
     """
-    references = [pair.target for pair in pairs]
-    sources = (pair.source for pair in pairs)
     # A line is a segment; splitting it would make scores incomparable.
     segments = replace(options, split_sentences="never")
     warns = scorer.metric != "rouge"
@@ -53,12 +54,13 @@ def test_model(
             name=name,
             scores={kind: score.score for kind, score in scores.items()},
             signature=next(iter(scores.values())).signature,
-            sentences=len(pairs),
-            source_sha256=sum_of_lines(pair.source for pair in pairs),
-            reference_sha256=sum_of_lines(references),
+            sentences=len(sources),
+            source_sha256=sum_of_lines(sources),
+            reference_sha256=sum_of_lines(chain(*references)),
             decoding=recorded_options(options),
             translations=f"{TRANSLATIONS}/{name}.{language}",
             dataset=[dict(corpus) for corpus in dataset],
+            references=len(references),
         ),
         texts,
         f"{name}: {', '.join(map(str, scores.values()))}",
@@ -79,7 +81,7 @@ def add_score(evidence: Evidence, folder: Path, score: TestScore, texts: Sequenc
 def compare_with_baseline(
     score: TestScore,
     texts: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     baseline: Path,
     name: str,
     scorer: TextScorer,

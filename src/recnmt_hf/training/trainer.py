@@ -228,6 +228,16 @@ class TranslationTrainer(Seq2SeqTrainer):
         steps = self.state.global_step - self.steps_before
         return round(runtimes[-1] / steps, 4) if runtimes and steps else None
 
+    def tokens_per_second(self) -> float | None:
+        """Return the mean number of source and target tokens per second of all processes, evaluation included."""
+        data, seconds = self.train_dataset, self.seconds_per_step()
+        if not seconds:
+            return None
+        tokens = sum(data["source_length"][:]) + sum(data["target_length"][:])
+        steps = len(self.token_sampler(data, shuffle=True))
+        devices = self.accelerator.num_processes * self.args.gradient_accumulation_steps
+        return round(tokens / steps * devices / seconds, 1)
+
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
         scheduler = super().create_scheduler(num_training_steps, optimizer)

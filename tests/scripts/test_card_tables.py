@@ -1,0 +1,47 @@
+"""Tables of the hand-written cards: those of their files, and those of the papers."""
+
+import importlib
+import json
+
+import pytest
+
+from recnmt_hf.families import FAMILIES
+
+
+@pytest.fixture
+def card_tables(repository, monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(repository / "scripts")
+    return importlib.import_module("card_tables")
+
+
+def test_cards_have_the_tables_of_their_files(repository, card_tables):
+    """`python scripts/card_tables.py` changes nothing, and no file is nobody's."""
+    named = set()
+    for card in sorted((repository / "model_cards").glob("*.md")):
+        text = card.read_text(encoding="utf-8")
+        assert card_tables.with_tables(card) == text, card.name
+        named |= {part.split(" -->")[0] for part in text.split("<!-- evidence: ")[1:]}
+    assert named == {path.stem for path in (repository / "model_cards/evidence").glob("*.json")}
+
+
+def test_tables_of_sweeps_and_of_rows(tmp_path, card_tables):
+    run = {"seed": 1, "parameters": 1_690_000, "steps": 5, "validation": {"loss": 2.3333}, "p_values": {}}
+    second = {**run, "p_values": {"set": 0.001}, "scores": {"set": {"bleu": 31.0}}, "values": {"row": "b | c"}}
+    results = [{**run, "values": {"row": "a"}, "scores": {"set": {"bleu": 30.4321}}}, second]
+    (tmp_path / "sweep.json").write_text(json.dumps(results))
+    assert card_tables.table_of(tmp_path / "sweep.json").splitlines()[2:] == [
+        "| a | 1.69M | 2.333 | 30.43 |  |",
+        "| b / c | 1.69M | 2.333 | 31.00 | < .01 |",
+    ]
+    (tmp_path / "rows.json").write_text('[["x", "y"], [1, "2"]]')
+    assert card_tables.table_of(tmp_path / "rows.json") == "| x | y |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_tables_of_papers(card_tables):
+    tables = [table for table in FAMILIES["gret"].tables if table.name == "table 1"]
+    text = card_tables.tables_of_paper(tables).splitlines()
+    assert text[0] == "Table 1: BLEU; development set newsdev2017, newstest2013, newsdev2016:"
+    assert text[5] == "| WMT17 Zh-En | base | GRET | newstest2017 | 25.53 | +1.22 | < .01 |"
+    (table,) = (table for table in FAMILIES["rnmt"].tables if table.name == "table 2")
+    assert card_tables.tables_of_paper([table]).splitlines()[-1].endswith("| +1.3 / +2.2 / +1.7 / +1.7 | +4.1M |")

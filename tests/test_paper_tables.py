@@ -1,0 +1,125 @@
+"""The papers' figures: row files have the rows of the tables; commands and cards print them beside measured ones."""
+
+import pytest
+from user_errors import rejects
+
+from recnmt_hf.commands.main import main
+from recnmt_hf.commands.parameters import count_rows
+from recnmt_hf.experiments.sweep import CellResult, cells_of, read_rows, table_of, with_size
+from recnmt_hf.families import FAMILIES, paper_table_of
+from recnmt_hf.training.checks import check_model
+from recnmt_hf.training.recipe import Recipe
+
+
+# Row file -> family, recipe, names of the tables that it repeats
+ROW_FILES = {
+    "biarn_table_1": ("biarn_transformer", "multi30k_en_de_small_biarn", ["table 1"]),
+    "biarn_table_2": ("biarn_transformer", "multi30k_en_de_small_biarn", ["table 2"]),
+    "biarn_table_4": ("biarn_transformer", "multi30k_en_de_small_biarn", ["table 4", "table 3"]),
+    "biarn_figure_5": ("biarn_transformer", "multi30k_en_de_small_biarn", ["figure 5"]),
+    "biarn_negative_results": ("biarn_transformer", "multi30k_en_de_small_biarn", []),
+    "gret_table_3": ("gret", "multi30k_en_de_small_gret", ["table 3"]),
+    "onlstm_tables_1_2": ("onlstm_transformer", "multi30k_en_de_small_onlstm", ["tables 1 and 2", "table 1"]),
+    "rnmt_tables_1_to_3": ("rnmt", "multi30k_en_de_small_rnmt", ["table 1", "table 2"]),
+    "rpe_table_1": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 1", "table 2"]),
+    "rpe_table_3": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 3"]),
+    "multi30k_table": ("nmt_transformer", "multi30k_en_de_small_table", []),
+}
+NOT_IN_THE_ZOO = {"VRNMT"}
+
+
+@pytest.fixture(scope="module")
+def recipes(repository):
+    return repository / "scripts/recipes"
+
+
+def test_every_row_file_is_known(recipes):
+    assert {path.stem for path in (recipes / "rows").glob("*.yaml")} == set(ROW_FILES)
+
+
+@pytest.mark.parametrize("name", ROW_FILES)
+def test_rows_are_those_of_the_tables_and_can_be_built(name, recipes):
+    family, recipe, tables = ROW_FILES[name]
+    path = recipes / f"rows/{name}.yaml"
+    rows = read_rows(path)
+    for table in FAMILIES[family].tables:
+        if table.name in tables:
+            assert {row.system for row in table.rows} - NOT_IN_THE_ZOO <= set(rows), table.name
+    if tables:
+        assert paper_table_of(list(rows)).name == tables[0]
+    sizes = ("tiny", "small") if name == "multi30k_table" else ("tiny", "base")
+    for size in sizes:
+        if name == "multi30k_table" and size == "tiny":
+            continue  # its rows are of one size
+        for cell in cells_of(with_size(rows, size, recipes / f"{recipe}.yaml"), [], []):
+            check_model(Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides))
+
+
+def test_size_of_rows(tmp_path, recipes):
+    rows = {"a": ['model.preset="{size}_lstm"'], "b": ["model.fields.dropout=0"], "c": ['model.preset="zh_en"']}
+    recipe = recipes / "multi30k_en_de_small_onlstm.yaml"
+    assert with_size(rows, "base", recipe) == {
+        "a": ['model.preset="base_lstm"'],
+        "b": ["model.preset=base", "model.fields.dropout=0"],
+        "c": ['model.preset="zh_en"'],
+    }
+    assert with_size(rows, None, recipe)["a"] == ['model.preset="small_lstm"']
+    assert with_size(rows, None, recipe)["b"] == ["model.fields.dropout=0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "vocabulary", "size", "far"),
+    [
+        ("biarn_table_1", "biarn_transformer", 32000, "base", {}),
+        ("rpe_table_1", "rpe_transformer", 32000, "base", {"RPEHead": 0.08}),
+        # Sizes that contradict the other rows of the table
+        ("onlstm_tables_1_2", "onlstm_transformer", 28561, "base", {"lstm and attention": 6.1, "more lstm": 4.8}),
+        ("onlstm_tables_1_2", "onlstm_transformer", 28561, "big", {}),
+    ],
+)
+def test_parameters_beside_the_papers(name, model, vocabulary, size, far, recipes):
+    """The increase over the first row is that of the paper, to the digits printed."""
+    titles, *rows = count_rows(str(recipes / f"rows/{name}.yaml"), model, size, vocabulary)
+    assert titles[3:] == ["difference", "paper: parameters", "paper: difference"]
+    compared = 0
+    for row in rows[1:]:
+        if row[5]:
+            ours, theirs = (float(cell.removesuffix("M")) for cell in (row[3], row[5]))
+            assert abs(ours - theirs) <= far.get(row[0], 0.5 if "onlstm" in name else 0.07), row
+            compared += 1
+    assert compared >= 1
+
+
+def test_the_command_prints_rows(capsys, recipes):
+    path = str(recipes / "rows/rpe_table_1.yaml")
+    assert main(["parameters", "rpe_transformer", "--rows", path, "--size", "tiny"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny" and lines[1].startswith("row\twithout embeddings") and len(lines) == 9
+    assert lines[-1].endswith("\t\t")  # the paper has no such size
+    assert main(["parameters", "gret", "marian", "--rows", path]) == 2
+    assert "[usage.excludes]" in capsys.readouterr().err
+
+
+def test_a_sweep_has_the_papers_differences():
+    scores = {"MPRHead": 31.5, "Transformer": 30.0, "new": 30.25}
+    results = [
+        CellResult(f"{name},{seed}", {"row": name}, seed, 10, 5, {}, {"one": {"bleu": scores[name] + seed}})
+        for name in ("Transformer", "MPRHead", "new")
+        for seed in (1, 2)
+    ]
+    titles, *rows = table_of(results)
+    assert titles[-3:] == ["difference", "table 1: newstest2014", "table 1: difference"]
+    assert [row[-3:] for row in rows] == [
+        *[["", "27.25", ""]] * 2,
+        *[["+1.50", "28.35", "+1.10"]] * 2,
+        *[["+0.25", "", ""]] * 2,
+    ]
+    results = [CellResult(name, {"row": name}, None, 10, 5) for name in ("Transformer", "a", "b")]
+    assert table_of(results)[0] == ["row", "parameters", "steps"]
+
+
+def test_size_needs_rows(capsys, recipes):
+    assert main(["sweep", str(recipes / "quickstart.yaml"), "--seeds", "1", "--size", "base"]) == 2
+    assert "[usage.requires]" in capsys.readouterr().err
+    with rejects("config.unknown_preset", "preset"):
+        count_rows(str(recipes / "rows/biarn_table_2.yaml"), "biarn_transformer", "huge", 100)
