@@ -9,7 +9,7 @@ from user_errors import rejects
 
 from recnmt_hf import EnsembleTranslator
 from recnmt_hf.commands.main import main
-from recnmt_hf.data.text import SentencePair, read_parallel
+from recnmt_hf.data.text import read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
 from recnmt_hf.inference.model_task import EVIDENCE, ModelTask, read_model_task
 from recnmt_hf.inference.translation_warnings import count_letters, is_far_too_short
@@ -213,8 +213,8 @@ def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path
     monkeypatch.setattr(
         translator, "search_batch", lambda sources, *rest: seen.extend(sources) or search(sources, *rest)
     )
-    pairs = [SentencePair(text, "Ja.")]
-    score, found, _ = score_test_set(translator, "set", pairs, "de", DecodingOptions(**OPTIONS), TextScorer())
+    options = DecodingOptions(**OPTIONS)
+    score, found, _ = score_test_set(translator, "set", [text], [["Ja."]], "de", options, TextScorer())
     assert seen == [whole]
     assert "split_sentences" not in score.decoding and found == [
         translator(text, split_sentences="never", **OPTIONS)[0].text
