@@ -7,6 +7,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import TokenizerPair
+from recnmt_hf.data.tokenizer_checks import stamp_tokenizers
 from recnmt_hf.training.inputs import delete_tokenizers, save_tokenizers
 
 
@@ -48,7 +49,7 @@ def test_a_pair_that_is_not_there(tmp_path):
 def test_a_pair_is_checked_against_a_model(tokenizer, separate):
     sizes = {"vocab_size": len(separate.source), "decoder_vocab_size": len(separate.target)}
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", share_encoder_decoder_embeddings=False, **sizes)
-    separate.stamp(config)
+    stamp_tokenizers(config, *separate)
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     separate.check(model)
     with rejects("tokenizer.too_many_symbols", field="source tokenizer"):

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.data.tokenizer_checks import check_tokenizers, stamp, stamp_tokenizers
+from recnmt_hf.data import TokenizerPair
+from recnmt_hf.data.tokenizer_checks import stamp, stamp_tokenizers
 from recnmt_hf.inference import Translator
 from recnmt_hf.inference.model_checks import check_loading, check_weights, list_names, missing_values
 from recnmt_hf.models.user_errors import UserError
@@ -313,7 +314,6 @@ def test_a_model_without_an_end_token(tiny_folder):
 
 
 def test_training_stamps_the_tokenizers(tokenizer, other):
-    from recnmt_hf.data.tokenizer_pair import TokenizerPair
     from recnmt_hf.training.building import stage_configs
     from recnmt_hf.training.recipe import ModelSection
 
@@ -333,7 +333,6 @@ def with_padding(corpus, token):
 
 def test_padding_ids_must_agree(corpus, tokenizer, smaller):
     """The padding row is zero in both embeddings, so a word with that id would not be trained."""
-    from recnmt_hf.data.tokenizer_pair import TokenizerPair
     from recnmt_hf.training.arguments import TranslationTrainingArguments
     from recnmt_hf.training.building import stage_configs
     from recnmt_hf.training.recipe import ModelSection
@@ -360,11 +359,11 @@ def test_special_tokens_of_another_model(tokenizer, corpus):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), eos_token_id=7)
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     with rejects("tokenizer.other_end", "target tokenizer"):
-        check_tokenizers(model, tokenizer, tokenizer)
+        TokenizerPair(tokenizer).check(model)
     without = recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
     without.pad_token = None
     with rejects("tokenizer.no_padding", "source tokenizer"):
-        check_tokenizers(model, without, tokenizer, strict=False)
+        TokenizerPair(without, tokenizer).check(model, strict=False)
 
 
 def test_the_configuration_keeps_the_stamps(tokenizer, tmp_path):

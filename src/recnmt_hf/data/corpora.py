@@ -102,25 +102,28 @@ class Corpus:
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs; see [`read_parallel`] for the errors."""
         self.check_languages(source_lang, target_lang)
-        if self.dataset:
-            name = ", ".join(part for part in (self.dataset, self.config, self.split) if part)
-            return skip_blank_pairs(self._rows(name, source_lang, target_lang), [name] * 2, on_empty, "row")
+        columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:
+            # Generated once in its default sizes, for all splits and passes of a run.
             sizes = {} if self.size is None else {self.generated: self.size}
             splits = generate_corpus(seed=self.seed, **sizes) if sizes else whole_corpus(self.seed)
             return (
                 SentencePair(getattr(pair, source_lang), getattr(pair, target_lang)) for pair in splits[self.generated]
             )
-        if self.tsv:
-            return read_tsv(self.tsv, on_empty)
-        if self.jsonl:
-            left, right = self.source_column or source_lang, self.target_column or target_lang
-            return read_jsonl(self.jsonl, left, right, on_empty)
-        if self.lcsts:
-            return read_lcsts(self.lcsts, self.min_score, on_empty)
-        self.check_single_target()
-        assert self.source is not None and isinstance(self.target, str)
-        return read_parallel(self.source, self.target, on_empty)
+        if self.dataset:
+            place = ", ".join(part for part in (self.dataset, self.config, self.split) if part)
+            rows = self._rows(place, columns)
+        elif self.tsv:
+            place, rows = self.tsv, read_tsv(self.tsv)
+        elif self.jsonl:
+            place, rows = self.jsonl, read_jsonl(self.jsonl, *columns)
+        elif self.lcsts:
+            place, rows = self.lcsts, read_lcsts(self.lcsts, self.min_score)
+        else:
+            self.check_single_target()
+            assert self.source is not None and isinstance(self.target, str)
+            return read_parallel(self.source, self.target, on_empty)
+        return skip_blank_pairs(rows, [place] * 2, on_empty, "row" if self.dataset else "line")
 
     def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[str, ...]]:
         """Yield each source with its references."""
@@ -146,7 +149,7 @@ class Corpus:
         targets = self.target if isinstance(self.target, list) else [self.target]
         return [path for path in (self.source, *targets, self.tsv, self.jsonl, self.lcsts) if path]
 
-    def _rows(self, name: str, source_lang: str, target_lang: str) -> Iterator[tuple[int, SentencePair]]:
+    def _rows(self, name: str, columns: tuple[str, str]) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
         try:
             data = load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
@@ -154,7 +157,6 @@ class Corpus:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError("dataset.not_loaded", field=name, reason=reason) from error
         nested = self.source_column is None and "translation" in data.column_names
-        columns = (self.source_column or source_lang, self.target_column or target_lang)
         for number, row in enumerate(data):
             record = row["translation"] if nested else row
             texts = []
@@ -227,14 +229,7 @@ def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: s
     Raises:
         ValueError, FileNotFoundError: A corpus cannot be read; the message names file and line.
     """
-    yield from pairs_of(parse_corpora(corpora), source_lang, target_lang, on_empty)
-
-
-def pairs_of(
-    corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str = "error"
-) -> Iterator[SentencePair]:
-    """Yield the pairs of several corpora in sequence."""
-    for corpus in corpora:
+    for corpus in parse_corpora(corpora):
         yield from corpus.pairs(source_lang, target_lang, on_empty)
 
 
@@ -420,7 +415,7 @@ def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_em
 
     path = str(working / "pairs.arrow")
     with ArrowWriter(path=path, schema=pa.schema({"source": pa.string(), "target": pa.string()})) as writer:
-        for pair in pairs_of(corpora, source_lang, target_lang, on_empty):
+        for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
             writer.write(pair._asdict())
         count, _ = writer.finalize()
     if not count:

@@ -171,88 +171,66 @@ def skip_blank_pairs(
         raise UserError("corpus.no_pairs", field=" and ".join(dict.fromkeys(places)))
 
 
-def read_tsv(path: str | Path, on_empty: str = "error") -> Iterator[SentencePair]:
+def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
     """
-    Yield pairs from a file with source and target separated by a tab.
+    Yield line numbers and pairs from a file with source and target separated by a tab.
 
     Raises:
-        ValueError: A line has not exactly two fields, or one is blank; the message names file and line.
+        ValueError: A line has not exactly two fields; the message names file and line.
     """
-
-    def pairs() -> Iterator[tuple[int, SentencePair]]:
-        for number, line in enumerate(read_lines(path, "\r\n"), start=1):
-            fields = [part.strip() for part in line.split("\t")] if line else ["", ""]
-            if len(fields) != 2:
-                raise UserError("corpus.tsv_fields", field=str(path), line=number, count=len(fields))
-            yield number, SentencePair(*fields)
-
-    return skip_blank_pairs(pairs(), [str(path)] * 2, on_empty)
+    for number, line in enumerate(read_lines(path, "\r\n"), start=1):
+        fields = [part.strip() for part in line.split("\t")] if line else ["", ""]
+        if len(fields) != 2:
+            raise UserError("corpus.tsv_fields", field=str(path), line=number, count=len(fields))
+        yield number, SentencePair(*fields)
 
 
-def read_jsonl(path: str | Path, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
+def read_jsonl(path: str | Path, source_key: str, target_key: str) -> Iterator[tuple[int, SentencePair]]:
     """
-    Yield pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or `{"en": .., "de": ..}`.
-    `source_lang` and `target_lang` are the keys; they need not be names of languages.
+    Yield line numbers and pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or
+    `{"en": .., "de": ..}`.
 
     Raises:
         ValueError: A line is not a JSON object with text under both keys; the message names file and line.
     """
-
-    def pairs() -> Iterator[tuple[int, SentencePair]]:
-        for number, line in enumerate(read_lines(path), start=1):
-            try:
-                record = json.loads(line)
-                record = record.get("translation", record)
-                pair = SentencePair(record[source_lang].strip(), record[target_lang].strip())
-                "".join(pair).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-                raise UserError(
-                    "corpus.json_line",
-                    field=str(path),
-                    line=number,
-                    source=source_lang,
-                    target=target_lang,
-                    reason=str(error),
-                ) from error
-            yield number, pair
-
-    return skip_blank_pairs(pairs(), [str(path)] * 2, on_empty)
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            record = record.get("translation", record)
+            pair = SentencePair(record[source_key].strip(), record[target_key].strip())
+            "".join(pair).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            keys = {"source": source_key, "target": target_key}
+            raise UserError("corpus.json_line", field=str(path), line=number, **keys, reason=str(error)) from error
+        yield number, pair
 
 
 LCSTS_PART = re.compile(r"<(short_text|summary|human_label)>(.*?)</\1>")
 
 
-def read_lcsts(path: str | Path, min_score: int | None = None, on_empty: str = "error") -> Iterator[SentencePair]:
+def read_lcsts(path: str | Path, min_score: int | None = None) -> Iterator[tuple[int, SentencePair]]:
     """
-    Yield short texts and their summaries from a part of LCSTS (Hu et al., 2015) in its own format: `<doc id=..>` with
-    `<summary>` and `<short_text>`, in parts II and III also `<human_label>`, from 1 (irrelevant) to 5 (relevant).
-
-    Args:
-        path (`str` or `Path`): `PART_I.txt`, `PART_II.txt` or `PART_III.txt`, plain or gzipped.
-        min_score (`int`, *optional*): Documents with a lower label are skipped, those without a label are not.
-        on_empty (`str`, *optional*, defaults to `"error"`): As for [`read_parallel`].
+    Yield line numbers, short texts and their summaries from a part of LCSTS (Hu et al., 2015) in its own format:
+    `<doc id=..>` with `<summary>` and `<short_text>`, in parts II and III also `<human_label>`, from 1 (irrelevant) to
+    5 (relevant). Documents with a label below `min_score` are skipped, those without a label are not.
 
     Raises:
         ValueError: A document lacks a text or its end, or there are no documents; the message names file and line.
     """
-
-    def pairs() -> Iterator[tuple[int, SentencePair]]:
-        document, start, number = "", 1, 0
-        for number, line in enumerate(read_lines(path), start=1):
-            document += line
-            if "</doc>" not in line:
-                continue
-            parts = {name: text.strip() for name, text in LCSTS_PART.findall(document)}
-            label = parts.get("human_label", "5")
-            if document.count("<doc ") != 1 or not {"short_text", "summary"} <= set(parts) or not label.isdecimal():
-                raise UserError("corpus.lcsts_document", field=str(path), line=start)
-            if min_score is None or int(label) >= min_score:
-                yield number, SentencePair(parts["short_text"], parts["summary"])
-            document, start = "", number + 1
-        if "<doc " in document or start == 1:
+    document, start, number = "", 1, 0
+    for number, line in enumerate(read_lines(path), start=1):
+        document += line
+        if "</doc>" not in line:
+            continue
+        parts = {name: text.strip() for name, text in LCSTS_PART.findall(document)}
+        label = parts.get("human_label", "5")
+        if document.count("<doc ") != 1 or not {"short_text", "summary"} <= set(parts) or not label.isdecimal():
             raise UserError("corpus.lcsts_document", field=str(path), line=start)
-
-    return skip_blank_pairs(pairs(), [str(path)] * 2, on_empty)
+        if min_score is None or int(label) >= min_score:
+            yield number, SentencePair(parts["short_text"], parts["summary"])
+        document, start = "", number + 1
+    if "<doc " in document or start == 1:
+        raise UserError("corpus.lcsts_document", field=str(path), line=start)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:

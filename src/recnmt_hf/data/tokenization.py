@@ -163,19 +163,21 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
     Raises:
         ValueError: The tokenizer cannot be loaded, or has no padding or end-of-sentence token.
     """
+    tokenizer = load_unchecked(path, trust_remote_code=trust_remote_code, **kwargs)
+    require_control_tokens(tokenizer, path)
+    return tokenizer
+
+
+def load_unchecked(path: str | Path, what: str = "tokenizer", **kwargs: Any) -> PreTrainedTokenizerBase:
+    """
+    Load a tokenizer, which messages call `what`, without settings that would be saved with it: how it was loaded, and
+    `auto_map`, which names remote code even where an installed class was used. If the tokenizer's class is remote code,
+    saving adds the entry again.
+    """
     from transformers import AutoTokenizer
 
-    with explained_loading(path, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **kwargs)
-    require_control_tokens(tokenizer, path)
-    return remove_loading_settings(tokenizer)
-
-
-def remove_loading_settings(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """
-    Remove settings that would be saved with a loaded tokenizer: how it was loaded, and `auto_map`, which names remote
-    code even where an installed class was used. If the tokenizer's class is remote code, saving adds the entry again.
-    """
+    with explained_loading(path, what):
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **{"trust_remote_code": False, **kwargs})
     for name in ("is_local", "local_files_only", "auto_map"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer

@@ -16,9 +16,6 @@ from ..errors import UserError
 
 # Field of a configuration with the stamps of the model's tokenizers.
 STAMPS = "tokenizer_stamps"
-# Embeddings may have more rows than the tokenizer has symbols: they are rounded up for speed, or have a few extra rows.
-MULTIPLES = (8, 16, 32, 64, 128, 256)
-EXTRA_ROWS = 8
 # Texts that tokenizers of the same symbols encode differently: case, accents (composed and decomposed), digits, spaces,
 # punctuation, other scripts, and text like a control token. A changed word changes the stamps of all models.
 PROBES = (
@@ -78,45 +75,6 @@ def checksum(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def check_tokenizers(
-    model: ConfiguredModel, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, strict: bool = True
-) -> None:
-    """
-    Check that tokenizers are those of a model.
-
-    They must have a padding token, no more symbols than the embeddings have rows, and on both sides the model's padding
-    id. If the model has stamps of its tokenizers ([`stamp_tokenizers`], as training writes them), they must match.
-    Otherwise the end-of-sentence ids must agree, and the embeddings may have more rows than there are symbols only if
-    they are rounded up to a multiple of 8 to 256, or have a few more.
-
-    Args:
-        model (`PreTrainedModel`): A model, or an object with its `config` and `generation_config`.
-        source, target (`PreTrainedTokenizerBase`): Tokenizers of source and target.
-        strict (`bool`, *optional*, defaults to `True`): `False` checks only the requirements of translation.
-
-    Raises:
-        UserError: They are not those of the model.
-    """
-    config = model.config
-    rows = {"source": config.vocab_size, "target": getattr(config, "decoder_vocab_size", None) or config.vocab_size}
-    stamps = getattr(config, STAMPS, None)
-    for side, tokenizer in (("source", source), ("target", target)):
-        name, size = f"{side} tokenizer", len(tokenizer)
-        if tokenizer.pad_token_id is None:
-            raise missing_padding_error(tokenizer, side)
-        if size > rows[side]:
-            raise UserError("tokenizer.too_many_symbols", field=name, value=size, rows=rows[side])
-        if not strict:
-            continue
-        if isinstance(stamps, Mapping) and isinstance(stamps.get(side), Mapping):
-            check_stamp(tokenizer, stamps[side], side)
-        elif rows[side] - size > EXTRA_ROWS and rows[side] not in {-(-size // step) * step for step in MULTIPLES}:
-            raise UserError("tokenizer.other_size", field=name, value=size, rows=rows[side])
-    if strict:
-        check_padding(source, target, getattr(config, "pad_token_id", None))
-        check_end(model, target)
-
-
 def missing_padding_error(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
     """Return the error for a tokenizer without a padding token; most often the file that names it was lost."""
     folder = Path(str(tokenizer.name_or_path))
@@ -138,19 +96,6 @@ def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any],
         raise UserError("tokenizer.other_symbols", field=f"{side} tokenizer")
     if expected.get("behaviour") is not None and own.get("behaviour") != expected["behaviour"]:
         raise UserError("tokenizer.other_encoding", field=f"{side} tokenizer")
-
-
-def check_padding(
-    source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, pad_token_id: int | None = None
-) -> None:
-    """
-    Raise `UserError` if source tokenizer, target tokenizer and model (if its id is given) have different padding ids. A
-    model has one, whose row is zero in both embeddings and is never trained.
-    """
-    ids = {"source tokenizer": source.pad_token_id, "target tokenizer": target.pad_token_id, "model": pad_token_id}
-    if len({id for id in ids.values() if id is not None}) > 1:
-        listed = ", ".join(f"{name} {id}" for name, id in ids.items() if id is not None)
-        raise UserError("tokenizer.padding_ids", ids=listed)
 
 
 def check_end(model: ConfiguredModel, target: PreTrainedTokenizerBase) -> None:

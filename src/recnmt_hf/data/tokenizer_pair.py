@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from .._loading_errors import explained_loading, looks_local
 from .._plain_text import control_ids, encode_plain
-from .tokenization import remove_loading_settings, require_control_tokens
-from .tokenizer_checks import ConfiguredModel, check_padding, check_tokenizers, stamp_tokenizers
+from ..errors import UserError
+from .tokenization import load_unchecked, require_control_tokens
+from .tokenizer_checks import STAMPS, ConfiguredModel, check_end, check_stamp, missing_padding_error
 
 
 # Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
 TARGET_TOKENIZER = "target_tokenizer"
+# Embeddings may have more rows than the tokenizer has symbols: they are rounded up for speed, or have a few extra rows.
+MULTIPLES = (8, 16, 32, 64, 128, 256)
+EXTRA_ROWS = 8
 
 
 class TokenizerPair:
@@ -60,10 +64,9 @@ class TokenizerPair:
             ValueError: A tokenizer is missing, or cannot be loaded.
         """
         place = str(Path(path) / source_subfolder) if source_subfolder else str(path)
-        with explained_loading(place, "tokenizer of"):
-            source = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **kwargs)
+        source = load_unchecked(place, "tokenizer of", trust_remote_code=trust_remote_code, **kwargs)
         target = load_target_tokenizer(str(path), trust_remote_code=trust_remote_code, **kwargs)
-        return cls(remove_loading_settings(source), target)
+        return cls(source, target)
 
     def save(self, folder: str | Path, *, source_subfolder: str = "") -> None:
         """
@@ -83,26 +86,54 @@ class TokenizerPair:
 
     def check(self, model: ConfiguredModel, strict: bool = True) -> None:
         """
-        Check that a model was trained with these tokenizers, as in
-        [`~recnmt_hf.data.tokenizer_checks.check_tokenizers`].
+        Check that a model was trained with these tokenizers.
+
+        They must have a padding token, no more symbols than the embeddings have rows, and on both sides the model's
+        padding id. If the model has stamps of its tokenizers ([`~recnmt_hf.data.tokenizer_checks.stamp_tokenizers`], as
+        training writes them), they must match. Otherwise the end-of-sentence ids must agree, and the embeddings may
+        have more rows than there are symbols only if they are rounded up to a multiple of 8 to 256, or have a few more.
+
+        Args:
+            model (`PreTrainedModel`): A model, or an object with its `config` and `generation_config`.
+            strict (`bool`, *optional*, defaults to `True`): `False` checks only the requirements of translation.
 
         Raises:
             ValueError: It was trained with others, or a tokenizer has no padding token.
         """
-        check_tokenizers(model, self.source, self.target, strict)
+        config = model.config
+        target_rows = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+        stamps = getattr(config, STAMPS, None)
+        for side, tokenizer, rows in zip(("source", "target"), self, (config.vocab_size, target_rows), strict=True):
+            name, size = f"{side} tokenizer", len(tokenizer)
+            if tokenizer.pad_token_id is None:
+                raise missing_padding_error(tokenizer, side)
+            if size > rows:
+                raise UserError("tokenizer.too_many_symbols", field=name, value=size, rows=rows)
+            if not strict:
+                continue
+            if isinstance(stamps, Mapping) and isinstance(stamps.get(side), Mapping):
+                check_stamp(tokenizer, stamps[side], side)
+            elif rows - size > EXTRA_ROWS and rows not in {-(-size // step) * step for step in MULTIPLES}:
+                raise UserError("tokenizer.other_size", field=name, value=size, rows=rows)
+        if strict:
+            self.check_padding(getattr(config, "pad_token_id", None))
+            check_end(model, self.target)
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
-        """Raise `ValueError` if both sides, and the model if its id is given, have different padding ids."""
-        check_padding(self.source, self.target, pad_token_id)
+        """
+        Raise `ValueError` if both sides, and the model if its id is given, have different padding ids. A model has one,
+        whose row is zero in both embeddings and is never trained.
+        """
+        source, target = (tokenizer.pad_token_id for tokenizer in self)
+        named = {"source tokenizer": source, "target tokenizer": target, "model": pad_token_id}
+        ids = {name: id for name, id in named.items() if id is not None}
+        if len(set(ids.values())) > 1:
+            raise UserError("tokenizer.padding_ids", ids=", ".join(f"{name} {id}" for name, id in ids.items()))
 
     def require_control_tokens(self, place: str | Path) -> None:
         """Raise `ValueError` if one has no padding or end-of-sentence token; `place` is where they are from."""
         for tokenizer in dict.fromkeys(self):
             require_control_tokens(tokenizer, place)
-
-    def stamp(self, config: PreTrainedConfig) -> None:
-        """Write stamps of the tokenizers into a model's configuration, so that others are rejected."""
-        stamp_tokenizers(config, self.source, self.target)
 
     def encode_source(self, sentence: str) -> list[int]:
         """Return the token ids of a source sentence, in which control tokens such as `</s>` are text."""
@@ -119,12 +150,8 @@ class TokenizerPair:
 
 def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:
     """
-    Load the target tokenizer of a model with two vocabularies. Return `None` if one tokenizer is used for both sides.
-
-    Args:
-        path: Folder or model id.
-        trust_remote_code: Whether code in its files may run.
-        **kwargs: Those of `from_pretrained`.
+    Load the target tokenizer of a model with two vocabularies, with the arguments of `from_pretrained`. Return `None`
+    if one tokenizer is used for both sides.
 
     Raises:
         ValueError: It exists and cannot be loaded.
@@ -140,4 +167,4 @@ def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: 
             return None
         # Without this configuration transformers would look for one in the subfolder, an error for files of the Hub.
         settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
-        return remove_loading_settings(AutoTokenizer.from_pretrained(path, subfolder=TARGET_TOKENIZER, **settings))
+        return load_unchecked(path, "target tokenizer of", subfolder=TARGET_TOKENIZER, **settings)

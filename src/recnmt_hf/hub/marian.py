@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from .._extras import packages_of_extra
 from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
-from ..data.tokenization import remove_loading_settings
+from ..data.tokenization import load_unchecked
+from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..errors import UserError
 from ..inference.loading import missing_model_error, quiet_loading, silence_loading_report
@@ -109,7 +110,7 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
     tokenizer = marian_tokenizer(source, **kwargs)
     with open_output_folder(output, must_be_new=True) as working:
         tokenizers = save_tokenizers(tokenizer, working)
-        tokenizers.stamp(model.config)
+        stamp_tokenizers(model.config, *tokenizers)
         tokenizers.check(model)
         model.save_pretrained(working)
         languages = [getattr(tokenizer, name, None) for name in ("source_lang", "target_lang")]
@@ -126,10 +127,7 @@ def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBa
     with packages_of_extra("marian", "MarianMT's tokenizer"):
         import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
         import sentencepiece  # noqa: F401
-    with explained_loading(source, "tokenizer of"):
-        return remove_loading_settings(
-            AutoTokenizer.from_pretrained(str(source), **{"trust_remote_code": False, **kwargs})
-        )
+    return load_unchecked(source, "tokenizer of", **kwargs)
 
 
 def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenizerPair:

@@ -54,7 +54,7 @@ class Translator:
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target.
         check (`bool`, *optional*, defaults to `True`): Whether to reject weights that are not finite and tokenizers of
-            other models ([`~recnmt_hf.data.tokenizer_checks.check_tokenizers`]).
+            other models ([`~recnmt_hf.data.TokenizerPair.check`]).
 
     Attributes:
         backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Runs the model.

@@ -18,7 +18,7 @@ from transformers import (
 
 from .._loading_errors import looks_local
 from .._values import Range, check_content, check_fields, check_value, documented, given_fields, option
-from ..data.tokenizer_checks import check_padding, stamp_tokenizers
+from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..families import MODEL_TYPES
@@ -131,7 +131,7 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
     `UserError` if the tokenizers do not match each other or `model.fields`.
     """
     source, target = tokenizers
-    check_padding(source, target)
+    tokenizers.check_padding()
     start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
     vocabulary = {
         "vocab_size": len(source),

@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..data.corpora import Corpus, pairs_of, prepare_dataset
+from ..data.corpora import Corpus, load_pairs, prepare_dataset
 from ..data.tokenization import load_tokenizer, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from .processes import logger
@@ -101,7 +101,7 @@ def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerP
     """Train tokenizers on the training corpora."""
 
     def train(sides: tuple[str, ...], kind: str, vocab_size: int) -> PreTrainedTokenizerBase:
-        pairs = pairs_of(data.train, data.source_lang, data.target_lang, data.on_empty)
+        pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
         return train_tokenizer(
             (getattr(pair, side) for pair in islice(pairs, section.max_sentences) for side in sides),
             kind,
