@@ -56,6 +56,7 @@ ATTRIBUTES = {
     "_SIGNATURE_TYPE": "what sacrebleu asks metrics for, so that its significance tests apply",
     "_aggregate_and_compute": "what sacrebleu asks metrics for, so that its significance tests apply",
     "_cache_references": "what sacrebleu asks metrics for, so that its significance tests apply",
+    "_extract_corpus_statistics": "the sign test swaps single sentences of a corpus",
     "_compute_score_from_stats": "what sacrebleu asks metrics for, so that its significance tests apply",
     "_compute_segment_statistics": "what sacrebleu asks metrics for, so that its significance tests apply",
     "_extract_reference_info": "what sacrebleu asks metrics for, so that its significance tests apply",

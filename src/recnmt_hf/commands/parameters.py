@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from .arguments import whole
 from .named_models import MODEL_HELP, build_model, parse_model
 
 
-if TYPE_CHECKING:
-    from torch import nn
-
-
-def count_parameters(model: nn.Module) -> tuple[int, Counter[str]]:
+def count_parameters(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> tuple[int, Counter[str]]:
     """
     Return the number of parameters of embeddings and output matrix, shared ones counted once, and those of the parts of
-    the body. A part is named by the path of its module without layer numbers, e.g. `encoder.layers.self_attn`.
+    the body, for the model that [`build_model`] would build. A part is named by the path of its module without layer
+    numbers, e.g. `encoder.layers.self_attn`.
     """
+    import torch
+
+    with torch.device("meta"):
+        model = build_model(name, size, vocab_size, overrides)
     body: Counter[str] = Counter()
     embeddings = 0
-    for name, parameter in model.named_parameters():
-        words = [word for word in name.split(".")[:-1] if not word.isdigit()]
-        if "embed_tokens" in words or "shared" in words or "lm_head" in words or "embed_positions" in words:
+    for path, parameter in model.named_parameters():
+        words = [word for word in path.split(".")[:-1] if not word.isdigit()]
+        if not {"embed_tokens", "shared", "lm_head", "embed_positions"}.isdisjoint(words):
             embeddings += parameter.numel()
         else:
             words = [word for word in words if word != "model"]
@@ -46,14 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     if args.rows is not None and len(args.models) > 1:
         raise UserError("usage.excludes", field="--rows", other=args.models[1])
-
-
-def count_named(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> tuple[int, Counter[str]]:
-    """As [`count_parameters`], for the model that [`build_model`] would build."""
-    import torch
-
-    with torch.device("meta"):
-        return count_parameters(build_model(name, size, vocab_size, overrides))
 
 
 def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[str]]:
@@ -82,7 +74,7 @@ def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[s
                 overrides |= value
             elif place.startswith("model.fields."):
                 overrides[place.removeprefix("model.fields.")] = value
-        embeddings, body = count_named(name, preset, vocab_size, overrides)
+        embeddings, body = count_parameters(name, preset, vocab_size, overrides)
         total = sum(body.values())
         first = total if first is None else first
         counts = (total / 1e6, (total + embeddings) / 1e6)
@@ -110,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
         counted = []
         for text in args.models:
             name, overrides = parse_model(text)
-            embeddings, body = count_named(name, size, args.vocab_size, overrides)
+            embeddings, body = count_parameters(name, size, args.vocab_size, overrides)
             counted.append(body)
             total = sum(body.values())
             print(

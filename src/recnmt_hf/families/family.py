@@ -23,44 +23,25 @@ PROBING_TASKS = ("SeLen", "WC", "TrDep", "ToCo", "BShif", "Tense", "SubN", "ObjN
 
 @dataclass(frozen=True)
 class PaperRow:
-    """
-    A row of a paper's table.
+    """A row of a paper's table."""
 
-    Attributes:
-        system (`str`): Name of the model, the same as in the row file.
-        scores (`tuple[float, ...]`): One for each test set of the table.
-        p (`str`): Significance mark, as a bound of p against the first row.
-        parameters (`float`, *optional*): Parameters in millions, as printed.
-        added (`float`, *optional*): Parameters in millions beyond the first row, where the paper prints the increase.
-        speed (`float`, *optional*): Speed in the unit of the table.
-    """
-
-    system: str
-    scores: tuple[float, ...]
-    p: str = ""
-    parameters: float | None = None
-    added: float | None = None
-    speed: float | None = None
+    system: str  # name of the model, the same as in the row file
+    scores: tuple[float, ...]  # one for each test set of the table
+    p: str = ""  # significance mark, as a bound of p against the first row
+    parameters: float | None = None  # in millions, as printed
+    added: float | None = None  # parameters in millions beyond the first row, where the paper prints the increase
+    speed: float | None = None  # in the unit of the table
 
 
 @dataclass(frozen=True)
 class PaperTask:
-    """
-    The data of a table.
+    """The data of a table."""
 
-    Attributes:
-        name (`str`): Corpus.
-        languages (`tuple[str, str]`): Source and target.
-        metric (`str`): Metric of the scores.
-        tests (`tuple[str, ...]`): Test sets.
-        development (`str`): Development set, if the paper names it.
-    """
-
-    name: str
-    languages: tuple[str, str]
-    metric: str
-    tests: tuple[str, ...]
-    development: str = ""
+    name: str  # of the corpus
+    languages: tuple[str, str]  # source and target
+    metric: str  # of the scores
+    tests: tuple[str, ...]  # test sets
+    development: str = ""  # development set, if the paper names it
 
 
 @dataclass(frozen=True)
@@ -68,26 +49,18 @@ class PaperTable:
     """
     A table (or figure) of a paper, for one corpus and size.
 
-    Attributes:
-        name (`str`): E.g. `"table 1"`.
-        task ([`PaperTask`]): Its data.
-        size (`str`): The preset that it corresponds to.
-        rows (`tuple[PaperRow, ...]`): The first row is the baseline.
-        speed (`str`): Unit of the speeds.
-        proposed (`str`): Name of the paper's own model; empty for the last row.
-        kind (`str`): `"main"`: compares the paper's model with others. `"ablation"`: compares its variants.
-            `"analysis"`: measures something else than translation.
-        note (`str`): An error or contradiction of the paper.
+    A table of the kind `"main"` compares the paper's model with others, `"ablation"` compares its variants, and
+    `"analysis"` measures something else than translation.
     """
 
-    name: str
+    name: str  # e.g. "table 1"
     task: PaperTask
-    size: str
-    rows: tuple[PaperRow, ...]
-    speed: str = ""
-    proposed: str = ""
+    size: str  # the preset that it corresponds to
+    rows: tuple[PaperRow, ...]  # the first row is the baseline
+    speed: str = ""  # unit of the speeds
+    proposed: str = ""  # name of the paper's own model; empty for the last row
     kind: Literal["main", "ablation", "analysis"] = "main"
-    note: str = ""
+    note: str = ""  # an error or contradiction of the paper
 
     def __post_init__(self) -> None:
         assert all(len(row.scores) == len(self.task.tests) for row in self.rows), self.name
@@ -129,21 +102,14 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Subject:
-    """
-    A view of a family's models for `recnmt inspect`.
+    """A view of a family's models for `recnmt inspect`."""
 
-    Attributes:
-        name (`str`): Value of `--subject`.
-        summary (`str`): One line for `--help`.
-        function (`str`): `module.function` of the package `analysis`. It takes a [`Translator`], a sentence, an output
-            file (or `None`) and the options, and returns the text to print.
-        options (`tuple[str, ...]`): Names of the options that the function takes.
-    """
-
-    name: str
-    summary: str
+    name: str  # value of --subject
+    summary: str  # one line for --help
+    # `module.function` of the package `analysis`. It takes a [`Translator`], a sentence, an output file (or `None`) and
+    # the options, and returns the text to print.
     function: str
-    options: tuple[str, ...]
+    options: tuple[str, ...]  # names of the options that the function takes
 
 
 @dataclass(frozen=True)

@@ -70,14 +70,10 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     model = NMTTransformerForConditionalGeneration(config)
     model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
-    own = model.state_dict()
-    unknown, missing = sorted(set(source) - set(own)), sorted(set(own) - set(source))
+    missing, unknown = model.load_state_dict(source, strict=False)
     if unknown or missing:
-        names = {"unknown": ", ".join(unknown) or "none", "missing": ", ".join(missing) or "none"}
+        names = {"unknown": ", ".join(sorted(unknown)) or "none", "missing": ", ".join(sorted(missing)) or "none"}
         raise UserError("marian.parameters", **names)
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(source[name])
     model.generation_config = marian.generation_config
     model.to(marian.device)  # type: ignore[arg-type]  # as above
     return model.eval()
@@ -172,11 +168,9 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
     if config.position_embedding_type == "sinusoidal":
         order = torch.cat([order[0::2], order[1::2]])
     source = {name: reordered(name, tensor, order) for name, tensor in model.state_dict().items()}
-    own = marian.state_dict()
-    source.setdefault("final_logits_bias", torch.zeros_like(own["final_logits_bias"]))
-    missing = set(own) - set(source) - COMPUTED
-    assert not missing and set(source) <= set(own), f"parameters differ: {sorted(missing)}, {sorted(source)}"
-    marian.load_state_dict(source, strict=False)
+    source.setdefault("final_logits_bias", torch.zeros(1, config.decoder_vocab_size))
+    missing, unknown = marian.load_state_dict(source, strict=False)
+    assert set(missing) <= COMPUTED and not unknown, f"parameters differ: {missing}, {unknown}"
     marian.generation_config = model.generation_config
     marian.to(model.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     return marian.to(model.device).eval()  # type: ignore[arg-type]  # as above
@@ -223,8 +217,8 @@ def export_marian(source: str | Path, output: str | Path) -> Path:
         FileExistsError: The output exists and is not empty.
     """
     model, tokenizers = load_checked(source)
-    check_expressible(model.config)
+    marian = to_marian(model)
     with open_output_folder(output, must_be_new=True) as working:
-        to_marian(model).save_pretrained(working)
+        marian.save_pretrained(working)
         tokenizers.save(working)
     return Path(output)

@@ -19,7 +19,6 @@ from transformers import EncoderDecoderCache
 from .._extras import packages_of_extra
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
-from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.backends.onnx_model import (
     DECODER,
@@ -31,9 +30,8 @@ from ..inference.backends.onnx_model import (
     OnnxModel,
     load_onnx_runtime,
 )
-from ..inference.loading import load_model
-from ..inference.model_checks import check_weights
 from ..models.source_memory import self_attention_cache
+from .checked_copy import load_checked
 from .engines import write_settings
 
 
@@ -73,18 +71,12 @@ def export_onnx(source: str | Path, output: str | Path) -> Path:
         FileExistsError: The output exists and is not empty.
     """
     load_onnx_packages()
-    model: Any = load_model(source, "cpu")
-    check_weights(model)
+    model, tokenizers = load_checked(source)
     if not hasattr(model, "init_from_baseline"):
         raise UserError("export.foreign", field=str(source), family=model.config.model_type)
-    tokenizers = TokenizerPair.load(source)
-    tokenizers.check(model)
     model = model.float()
     with open_output_folder(output, must_be_new=True) as working:
-        with torch.no_grad():
-            programs = graphs_of(model)
-        save_graphs(programs, Path(working))
-        del programs
+        save_graphs(graphs_of(model), working)
         tokenizers.save(working)
         write_settings(model, source, working, format="onnx", quantization="float32")
         check_logits(model, OnnxModel(working, "cpu"))
@@ -121,62 +113,36 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """Computes logits and cache of several words."""
+    """
+    Computes logits and cache of several words from a source. With `cache_names`: the next logits and the changed parts
+    of the cache from one word and a cache.
+    """
 
-    def __init__(self, model: Any, encoder_names: Sequence[str]):
-        super().__init__()
-        self.model, self.encoder_names = model, list(encoder_names)
-        self.names: list[str] = []
-
-    def forward(
-        self, decoder_input_ids: torch.Tensor, attention_mask: torch.Tensor, *encoded: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        if any(tensor.shape[0] != decoder_input_ids.shape[0] for tensor in (attention_mask, *encoded)):
-            raise ValueError("Sources and words have different batch sizes.")  # the exporter uses this
-        outputs = self.model(
-            decoder_input_ids=decoder_input_ids,
-            attention_mask=attention_mask,
-            encoder_outputs=self.model.get_encoder().output_class(
-                **dict(zip(self.encoder_names, encoded, strict=True))
-            ),
-            use_cache=True,
-            return_dict=True,
-        )
-        tensors = flatten_cache(outputs.past_key_values)
-        self.names = ["logits", *(f"present.{name}" for name in tensors)]
-        return outputs.logits, *tensors.values()
-
-
-class StepGraph(nn.Module):
-    """Computes the next logits and the changed parts of the cache from one word and a cache."""
-
-    def __init__(self, model: Any, encoder_names: Sequence[str], cache_names: Sequence[str]):
+    def __init__(self, model: Any, encoder_names: Sequence[str], cache_names: Sequence[str] = ()):
         super().__init__()
         self.model, self.encoder_names, self.cache_names = model, list(encoder_names), list(cache_names)
         self.names: list[str] = []
 
     def forward(self, decoder_input_ids: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        encoded, cached = tensors[: len(self.encoder_names)], tensors[len(self.encoder_names) :]
-        rows = decoder_input_ids.shape[0]
+        """Compute the outputs; `tensors` are those of the encoder, then the cache or the mask of the source."""
+        rows, count = decoder_input_ids.shape[0], len(self.encoder_names)
         if any(tensor.shape[0] != rows for tensor in tensors):  # the exporter uses this
-            raise ValueError("Cache and words have different batch sizes.")
-        cache = self.model.model.decoder.prepare_cache(None, True)
-        fill_cache(cache, dict(zip(self.cache_names, cached, strict=True)), rows)
-        # The cache contains everything that depends on the source: the encoder's output is required but not read.
-        outputs = self.model(
-            decoder_input_ids=decoder_input_ids,
-            encoder_outputs=self.model.get_encoder().output_class(
-                **dict(zip(self.encoder_names, encoded, strict=True))
-            ),
-            past_key_values=cache,
-            use_cache=True,
-            return_dict=True,
-        )
-        changed = {
-            name: tensor for name, tensor in flatten_cache(outputs.past_key_values).items() if name.startswith(OF_WORDS)
-        }
-        self.names = ["logits", *(f"present.{name}" for name in changed)]
-        return outputs.logits, *changed.values()
+            raise ValueError("Words, sources and cache have different batch sizes.")
+        # A cache contains everything that depends on the source: the encoder's output is required but not read.
+        encoded = self.model.get_encoder().output_class(**dict(zip(self.encoder_names, tensors[:count], strict=True)))
+        inputs: dict[str, Any] = {"decoder_input_ids": decoder_input_ids, "encoder_outputs": encoded}
+        if self.cache_names:
+            cache = self.model.model.decoder.prepare_cache(None, True)
+            fill_cache(cache, dict(zip(self.cache_names, tensors[count:], strict=True)), rows)
+            inputs["past_key_values"] = cache
+        else:
+            (inputs["attention_mask"],) = tensors[count:]
+        outputs = self.model(**inputs, use_cache=True, return_dict=True)
+        cached = flatten_cache(outputs.past_key_values)
+        if self.cache_names:
+            cached = {name: tensor for name, tensor in cached.items() if name.startswith(OF_WORDS)}
+        self.names = ["logits", *(f"present.{name}" for name in cached)]
+        return outputs.logits, *cached.values()
 
 
 def flatten_cache(cache: EncoderDecoderCache) -> dict[str, torch.Tensor]:
@@ -228,6 +194,7 @@ def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], row
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def graphs_of(model: Any) -> dict[str, Any]:
     """
     Export the graphs; return them by file name. The model is switched to eager attention, because exported attention
@@ -255,13 +222,13 @@ def graphs_of(model: Any) -> dict[str, Any]:
 
     decoder = DecoderGraph(model, encoder.names)
     shapes = tuple(free_axes(tensor, {length: source}, batch) for tensor in encoded)
-    names = ["decoder_input_ids", "attention_mask", *encoder.names]
-    inputs = (target, attention_mask, *encoded)
+    names = ["decoder_input_ids", *encoder.names, "attention_mask"]
+    inputs = (target, *encoded, attention_mask)
     _, *cached = decoder(*inputs)
-    programs[DECODER] = export(decoder, inputs, names, ({0: batch, 1: words}, of_source, shapes))
+    programs[DECODER] = export(decoder, inputs, names, ({0: batch, 1: words}, (*shapes, of_source)))
 
     cache_names = [name.removeprefix("present.") for name in decoder.names[1:]]
-    step = StepGraph(model, encoder.names, cache_names)
+    step = DecoderGraph(model, encoder.names, cache_names)
     axes = [
         free_axes(tensor, {words_length: read} if name.startswith(OF_WORDS) else {length: source}, batch)
         for name, tensor in zip(cache_names, cached, strict=True)
@@ -287,7 +254,7 @@ def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict
 
 
 def export(
-    graph: EncoderGraph | DecoderGraph | StepGraph, inputs: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
+    graph: EncoderGraph | DecoderGraph, inputs: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
 ) -> Any:
     """Export a graph, without inputs that it does not read."""
     try:
@@ -311,17 +278,14 @@ def export(
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
     """Silence warnings of the exporter about optional packages and renamed functions."""
-    loggers = [logging.getLogger(f"torch.onnx._internal.exporter.{name}") for name in ("_registration", "_schemas")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logger = logging.getLogger("torch.onnx._internal.exporter")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)
 
 
 def save_graphs(programs: dict[str, Any], folder: Path) -> None:

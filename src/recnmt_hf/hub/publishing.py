@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -73,6 +74,7 @@ CODES: dict[type[Exception], str] = {
     RepositoryNotFoundError: "hub.not_found",
     RevisionNotFoundError: "hub.not_found",
     GatedRepoError: "hub.not_found",
+    HfHubHTTPError: "hub.refused",  # the base class of the three above
 }
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 # Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
@@ -286,18 +288,14 @@ def explained_upload(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        details: dict[str, str] = {}
-        if code := next((code for kind, code in CODES.items() if isinstance(error, kind)), None):
-            pass
-        elif isinstance(error, HfHubHTTPError):
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            code, remedy = "hub.refused", "try again later; uploaded files are not sent again"
-            details = {"remedy": REMEDIES.get(status, remedy)}
-        elif isinstance(error, OSError) or type(error).__module__.split(".")[0] in HTTP_LIBRARIES:
-            code, details = "hub.connection", {"endpoint": os.environ.get("HF_ENDPOINT", "https://huggingface.co")}
-        else:
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), "hub.connection")
+        is_of_connection = isinstance(error, OSError) or type(error).__module__.split(".")[0] in HTTP_LIBRARIES
+        if code == "hub.connection" and not is_of_connection:
             raise
-        raise UserError(code, field=name, reason=shorten(str(error)), **details) from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        remedy = REMEDIES.get(status, "try again later; uploaded files are not sent again")
+        details = {"reason": shorten(str(error)), "remedy": remedy, "endpoint": ENDPOINT}
+        raise UserError(code, field=name, **details) from error
 
 
 def listing(files: Sequence[tuple[str, int]]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
+from unittest.mock import patch
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
@@ -102,7 +102,7 @@ def compare_systems(
     measure = bleu_metric(lowercase, tokenize, streams) if is_bleu else RougeF1(metric, units, streams)
     if method == SIGN:
         return sign_test(systems, measure)
-    with environment(SACREBLEU_SEED=str(seed)):
+    with patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
         test = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
             {metric: measure},
@@ -168,16 +168,3 @@ def sign_p_value(better: int, worse: int) -> float:
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
     return min(1.0, 2 * tail / 2**count)
-
-
-@contextlib.contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Set environment variables inside the context."""
-    saved = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update(saved)
