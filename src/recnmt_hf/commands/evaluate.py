@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from ..metrics import bleu as metrics
     from ..metrics.significance import METHODS, RESAMPLING, SIGN, compare_systems
 
-    metrics.check_tokenizer(args.tokenize)
+    metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with optional_output(args.json, inputs) as out:
         texts = {path: list(read_lines(path)) for path in inputs}

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, load_dataset, load_from_disk
@@ -353,21 +354,14 @@ def prepare_dataset(
             raise UserError("corpus.killed_process", field="num_proc", value=num_proc) from error
         warn_about_unknown_tokens(data, "source", "input_ids", source_tokenizer)
         warn_about_unknown_tokens(data, "target", "labels", target_tokenizer)
-        lengths = zip(data["source_length"][:], data["target_length"][:], strict=True)
-        indices = [
-            index
-            for index, (source, target) in enumerate(lengths)
-            if source <= max_source_length
-            and target <= max_target_length
-            and (max_length_ratio is None or max(source, target) <= max_length_ratio * min(source, target))
-        ]
+        source, target = (np.array(data[name][:]) for name in ("source_length", "target_length"))
+        fits = (source <= max_source_length) & (target <= max_target_length)
+        if max_length_ratio is not None:
+            fits &= np.maximum(source, target) <= float(max_length_ratio) * np.minimum(source, target)
+        indices = np.flatnonzero(fits).tolist()
         if not indices:
-            raise UserError(
-                "corpus.all_too_long",
-                pairs=total,
-                max_source_length=max_source_length,
-                max_target_length=max_target_length,
-            )
+            limits: dict[str, Any] = {"max_source_length": max_source_length, "max_target_length": max_target_length}
+            raise UserError("corpus.all_too_long", pairs=total, **limits)
         if len(indices) < total:
             data = data.select(indices)
         done = working / "done"

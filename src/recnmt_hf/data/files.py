@@ -72,12 +72,9 @@ def open_output(
                 stack.callback(remove_empty, make_folders(path.parent))
                 partial = stack.enter_context(partial_folder(path.parent)) / CONTENT
             place = partial or user_path
-            if binary:
-                file: IO[Any] = open(place, "wb")  # noqa: SIM115
-            elif path.suffix == ".gz" and not special:
-                file = gzip.open(place, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115
-            else:
-                file = open(place, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+            mode = {"mode": "wb"} if binary else {"mode": "wt", "encoding": "utf-8", "newline": "\n"}
+            opener: Any = gzip.open if path.suffix == ".gz" and not (special or binary) else open
+            file = opener(place, **mode)
         with explained_writing(user_path, partial):
             with file:
                 yield file
@@ -111,7 +108,7 @@ def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[
                 raise ExistingFileError("output.is_file", field=user_path)
             if must_be_new and not is_new and any(not entry.name.startswith(PREFIX) for entry in path.iterdir()):
                 raise ExistingFileError("output.not_empty", field=user_path)
-            reject_model_folder(path, user_path)
+            reject_model_folder(Path(user_path))
             # A new folder is renamed as a whole. An existing one may be on another disk than its parent.
             place = path.parent if is_new else path
             stack.callback(remove_empty, make_folders(place))
@@ -214,13 +211,12 @@ def locked_file(path: Path) -> Iterator[None]:
         yield
 
 
-def reject_model_folder(folder: Path, user_path: str | None = None) -> None:
+def reject_model_folder(folder: Path) -> None:
     """Raise [`ExistingFileError`] if a folder for output contains a model, a tokenizer or a training run."""
     for part in (folder, folder / "model", *folder.glob("checkpoint-*")):
         for file in (part / name for name in MODEL_FILES):
             if file.is_file():
-                place = user_path or str(folder)
-                raise ExistingFileError("output.has_model", field=place, file=file.relative_to(folder))
+                raise ExistingFileError("output.has_model", field=str(folder), file=file.relative_to(folder))
 
 
 def move_files(working: Path, path: Path, user_path: str) -> None:

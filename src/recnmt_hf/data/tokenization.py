@@ -81,15 +81,12 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
     tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
-    common: dict[str, Any] = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS, "show_progress": False}
-    common["vocab_size"] = vocab_size - (len(BYTES) if byte_fallback else 0)
-    if kind == "bpe":
-        if byte_fallback:
-            common.update(limit_alphabet=vocab_size - reserved, initial_alphabet=[GLUE])
-        trainer: trainers.Trainer = trainers.BpeTrainer(**common)
-    else:
-        trainer = trainers.WordLevelTrainer(**common)
-    tokenizer.train_from_iterator(check_texts(texts), trainer)
+    settings: dict[str, Any] = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS}
+    settings["vocab_size"] = vocab_size - reserved + len(SPECIAL_TOKENS)
+    if byte_fallback:
+        settings |= {"limit_alphabet": vocab_size - reserved, "initial_alphabet": [GLUE]}
+    trainer_class: Any = trainers.BpeTrainer if kind == "bpe" else trainers.WordLevelTrainer
+    tokenizer.train_from_iterator(check_texts(texts), trainer_class(**settings, show_progress=False))
     learned = set(tokenizer.get_vocab()) - {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}
     if not learned:
         raise UserError("tokenizer.no_text", field="texts")

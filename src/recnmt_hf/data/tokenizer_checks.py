@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -26,16 +26,6 @@ PROBES = (
 )
 # Number of symbols of the vocabulary that are also encoded, because it may have no symbol of the texts above.
 OWN_PROBES = 64
-
-
-class ConfiguredModel(Protocol):
-    """A model, or the description of an exported one."""
-
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def generation_config(self) -> Any: ...
 
 
 def stamp_tokenizers(
@@ -98,7 +88,7 @@ def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any],
         raise UserError("tokenizer.other_encoding", field=f"{side} tokenizer")
 
 
-def check_end(model: ConfiguredModel, target: PreTrainedTokenizerBase) -> None:
+def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
     """
     Raise `UserError` if the model ends sentences with another token than the tokenizer, or with none, or if its
     generation settings have other control tokens than its configuration.

@@ -12,8 +12,8 @@ from transformers.utils import has_file
 from .._loading_errors import explained_loading, looks_local
 from .._plain_text import control_ids, encode_plain
 from ..errors import UserError
-from .tokenization import load_unchecked, require_control_tokens
-from .tokenizer_checks import STAMPS, ConfiguredModel, check_end, check_stamp, missing_padding_error
+from .tokenization import load_unchecked
+from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error
 
 
 # Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
@@ -84,7 +84,7 @@ class TokenizerPair:
         if not self.is_joint:
             self.target.save_pretrained(str(Path(folder) / TARGET_TOKENIZER))
 
-    def check(self, model: ConfiguredModel, strict: bool = True) -> None:
+    def check(self, model: Any, strict: bool = True) -> None:
         """
         Check that a model was trained with these tokenizers.
 
@@ -129,11 +129,6 @@ class TokenizerPair:
         ids = {name: id for name, id in named.items() if id is not None}
         if len(set(ids.values())) > 1:
             raise UserError("tokenizer.padding_ids", ids=", ".join(f"{name} {id}" for name, id in ids.items()))
-
-    def require_control_tokens(self, place: str | Path) -> None:
-        """Raise `ValueError` if one has no padding or end-of-sentence token; `place` is where they are from."""
-        for tokenizer in dict.fromkeys(self):
-            require_control_tokens(tokenizer, place)
 
     def encode_source(self, sentence: str) -> list[int]:
         """Return the token ids of a source sentence, in which control tokens such as `</s>` are text."""

@@ -115,30 +115,21 @@ class Subject:
 @dataclass(frozen=True)
 class Family:
     """
-    A family of models.
-
-    Attributes:
-        model_type (`str`): As in `config.json`. The modules are `models/configuration_<model_type>.py` and
-            `models/modeling_<model_type>.py`.
-        prefix (`str`): First part of the names of its classes.
-        paper (`str`): Authors, year and title, in Markdown.
-        citation (`str`): BibTeX entry of the paper.
-        tables (`tuple[PaperTable, ...]`): The paper's results.
-        further_classes (`dict[str, str]`): Further classes: suffix of the name, and Auto class to register with.
-        subject ([`Subject`], *optional*): View of `recnmt inspect`.
-        combinations (`dict`): Other mechanisms that combine with the family's own: name, and configuration fields.
-        small (`dict`): Configuration fields of the small model for tests, in addition to the small sizes. They should
-            select the special features of the family: recurrent states, further memories, masks.
+    A family of models, in the modules `models/configuration_<model_type>.py` and `models/modeling_<model_type>.py`.
     """
 
-    model_type: str
-    prefix: str
-    paper: str
-    citation: str
-    tables: tuple[PaperTable, ...] = ()
+    model_type: str  # as in `config.json`
+    prefix: str  # first part of the names of its classes
+    paper: str  # authors, year and title, in Markdown
+    citation: str  # BibTeX entry of the paper
+    tables: tuple[PaperTable, ...] = ()  # the paper's results
+    # Further classes: suffix of the name, and Auto class to register with.
     further_classes: Mapping[str, str] = field(default_factory=dict)
-    subject: Subject | None = None
+    subject: Subject | None = None  # view of `recnmt inspect`
+    # Other mechanisms that combine with the family's own: name, and configuration fields.
     combinations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Configuration fields of the small model for tests, in addition to the small sizes. They should select the special
+    # features of the family: recurrent states, further memories, masks.
     small: Mapping[str, Any] = field(default_factory=dict)
 
     @property

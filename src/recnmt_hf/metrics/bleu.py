@@ -68,9 +68,16 @@ def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], refere
 def bleu_metric(
     lowercase: bool = False, tokenize: str | None = None, references: Sequence[Sequence[str]] | None = None
 ) -> sacrebleu.BLEU:
-    """Return sacrebleu's BLEU; with `tokenize="none"` it does not warn of tokenised text."""
-    check_tokenizer(tokenize)
-    return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
+    """
+    Return sacrebleu's BLEU; with `tokenize="none"` it does not warn of tokenised text. Raise `UserError` for a
+    tokenizer that sacrebleu does not have, or that needs a missing package or file.
+    """
+    check_value("tokenize", tokenize, Literal[(*sorted(sacrebleu.BLEU.TOKENIZERS), None)])
+    try:
+        return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
+    except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError("metric.unusable_tokenizer", field="tokenize", value=tokenize, reason=first) from error
 
 
 def sacrebleu_score(
@@ -90,16 +97,6 @@ def sacrebleu_score(
     """
     metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
-
-
-def check_tokenizer(tokenize: str | None) -> None:
-    """Raise `UserError` for a tokenizer that sacrebleu does not have, or that needs a missing package or file."""
-    check_value("tokenize", tokenize, Literal[(*sorted(sacrebleu.BLEU.TOKENIZERS), None)])
-    try:
-        sacrebleu.BLEU(tokenize=tokenize)
-    except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
-        first = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError("metric.unusable_tokenizer", field="tokenize", value=tokenize, reason=first) from error
 
 
 def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore:

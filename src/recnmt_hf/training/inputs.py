@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..data.corpora import Corpus, load_pairs, prepare_dataset
-from ..data.tokenization import load_tokenizer, train_tokenizer
+from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
@@ -121,5 +121,6 @@ def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerP
 def load_tokenizers(model: str | Path) -> TokenizerPair:
     """Load the tokenizers of a trained model or a checkpoint."""
     tokenizers = TokenizerPair.load(model)
-    tokenizers.require_control_tokens(model)
+    for tokenizer in dict.fromkeys(tokenizers):
+        require_control_tokens(tokenizer, model)
     return tokenizers
