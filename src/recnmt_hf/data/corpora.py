@@ -22,7 +22,7 @@ from .._plain_text import encode_plain, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import MissingFileError, UserError
 from .files import partial_folder
-from .generated import Pair, generate_corpus
+from .generated import generate_corpus
 from .text import (
     ON_EMPTY,
     SentencePair,
@@ -46,6 +46,8 @@ UNKNOWN_SHARE = 0.01
 MAX_SENTENCES = 10**7
 # Ways to handle pairs that are too long.
 ON_LONG = ("skip", "truncate")
+# Made once in its default sizes for the splits and passes of a run.
+whole_corpus = lru_cache(maxsize=1)(generate_corpus)
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -107,7 +109,7 @@ class Corpus:
         if self.generated:
             # Generated once in its default sizes, for all splits and passes of a run.
             sizes = {} if self.size is None else {self.generated: self.size}
-            splits = generate_corpus(seed=self.seed, **sizes) if sizes else whole_corpus(self.seed)
+            splits = generate_corpus(seed=self.seed, **sizes) if sizes else whole_corpus(seed=self.seed)
             return (
                 SentencePair(getattr(pair, source_lang), getattr(pair, target_lang)) for pair in splits[self.generated]
             )
@@ -192,12 +194,6 @@ class Corpus:
 
 # One corpus or several, as public functions take them.
 Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
-
-
-@lru_cache(maxsize=1)
-def whole_corpus(seed: int) -> dict[str, list[Pair]]:
-    """Return the generated corpus in its default sizes, made once for the splits and passes of a run."""
-    return generate_corpus(seed=seed)
 
 
 def digest_of_file(path: str | Path) -> str:

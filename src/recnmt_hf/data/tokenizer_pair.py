@@ -10,7 +10,6 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from .._loading_errors import explained_loading, looks_local
-from .._plain_text import control_ids, encode_plain
 from ..errors import UserError
 from .tokenization import load_unchecked
 from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error
@@ -129,18 +128,6 @@ class TokenizerPair:
         ids = {name: id for name, id in named.items() if id is not None}
         if len(set(ids.values())) > 1:
             raise UserError("tokenizer.padding_ids", ids=", ".join(f"{name} {id}" for name, id in ids.items()))
-
-    def encode_source(self, sentence: str) -> list[int]:
-        """Return the token ids of a source sentence, in which control tokens such as `</s>` are text."""
-        return encode_plain(self.source, sentence)["input_ids"]
-
-    def encode_target(self, sentence: str) -> list[int]:
-        """Return the token ids of a target sentence, in which control tokens such as `</s>` are text."""
-        return encode_plain(self.target, sentence, is_target=True)["input_ids"]
-
-    def control_ids(self) -> tuple[set[int], set[int]]:
-        """Return the ids of control tokens of source and target."""
-        return control_ids(self.source), control_ids(self.target)
 
 
 def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:

@@ -27,10 +27,14 @@ def model_folder(path: str | Path) -> Path:
     raise MissingFileError("model.no_config", field=str(path))
 
 
-def load_checked(source: str | Path) -> tuple[Any, TokenizerPair]:
-    """Load a model and its tokenizers with the checks of `recnmt translate`; no code of its folder is run."""
+def load_checked(source: str | Path, check: Callable[[Any], None] = lambda model: None) -> tuple[Any, TokenizerPair]:
+    """
+    Load a model and its tokenizers with the checks of `recnmt translate`, and with `check` before that of the
+    tokenizers; no code of its folder is run.
+    """
     model = load_model(source, "cpu")
     check_weights(model)
+    check(model)
     tokenizers = TokenizerPair.load(source)
     tokenizers.check(model)
     return model, tokenizers

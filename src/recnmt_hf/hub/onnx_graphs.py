@@ -71,9 +71,7 @@ def export_onnx(source: str | Path, output: str | Path) -> Path:
         FileExistsError: The output exists and is not empty.
     """
     load_onnx_packages()
-    model, tokenizers = load_checked(source)
-    if not hasattr(model, "init_from_baseline"):
-        raise UserError("export.foreign", field=str(source), family=model.config.model_type)
+    model, tokenizers = load_checked(source, check_family)
     model = model.float()
     with open_output_folder(output, must_be_new=True) as working:
         save_graphs(graphs_of(model), working)
@@ -91,6 +89,12 @@ def load_onnx_packages() -> None:
         import onnxscript  # noqa: F401
     if not hasattr(torch.compiler, "is_exporting"):
         raise UserError("export.torch", value=torch.__version__)
+
+
+def check_family(model: Any) -> None:
+    """Raise `UserError` for a model of transformers' own, whose cache has no graphs."""
+    if not hasattr(model, "init_from_baseline"):
+        raise UserError("export.foreign", field=model.name_or_path, family=model.config.model_type)
 
 
 # -- modules of the graphs ---------------------------------------------------------------------------------------------

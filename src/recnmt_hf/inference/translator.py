@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._plain_text import is_blank, truncated
+from .._plain_text import control_ids, encode_plain, is_blank, truncated
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
@@ -73,14 +73,14 @@ class Translator:
     ):
         self.backend: Backend = TorchBackend(model, TokenizerPair(tokenizer, target_tokenizer), check)
         self.task = ModelTask()
-        self.control_ids = self.tokenizers.control_ids()
+        self.control_ids = [control_ids(tokenizer) for tokenizer in self.tokenizers]
 
     @classmethod
     def from_backend(cls, backend: Backend, task: ModelTask | None = None) -> Translator:
         """Create a translator for a [`~recnmt_hf.inference.backends.protocol.Backend`] and a [`ModelTask`]."""
         translator = cls.__new__(cls)
         translator.backend, translator.task = backend, task or ModelTask()
-        translator.control_ids = translator.tokenizers.control_ids()
+        translator.control_ids = [control_ids(tokenizer) for tokenizer in translator.tokenizers]
         return translator
 
     @classmethod
@@ -444,11 +444,11 @@ class Translator:
 
     def encode_source(self, sentence: str) -> list[int]:
         """Return the token ids of a source sentence, in which `</s>` and the like are text."""
-        return self.tokenizers.encode_source(sentence)
+        return encode_plain(self.tokenizers.source, sentence)["input_ids"]
 
     def encode_target(self, sentence: str) -> list[int]:
         """Return the token ids of a target sentence, in which `</s>` and the like are text."""
-        return self.tokenizers.encode_target(sentence)
+        return encode_plain(self.tokenizers.target, sentence, is_target=True)["input_ids"]
 
     def target_ids(self, target: str | Sequence[int], place: str) -> list[int]:
         """Return the token ids of a translation, given as text or token ids; `ValueError` for ids that do not exist."""
