@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> None:
                 f"{size} {text}: {total / 1e6:.2f}M without embeddings, {(total + embeddings) / 1e6:.2f}M with the "
                 f"embeddings of {args.vocab_size} symbols"
             )
-        first = counted[0]
-        for text, other in zip(args.models[1:], counted[1:], strict=True):
+        first, *others = counted
+        for text, other in zip(args.models[1:], others, strict=True):
             difference = sum(first.values()) - sum(other.values())
             print(f"{size} {args.models[0]} against {text}: {difference / 1e6:+.2f}M")
             for part in sorted(set(first) | set(other)):

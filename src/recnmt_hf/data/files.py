@@ -87,14 +87,11 @@ def open_output(
 @contextmanager
 def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
-    Yield a temporary folder, whose files move to their final places when all of them are complete.
+    Yield an empty temporary folder, whose files move to their final places when all of them are complete.
 
     Args:
         path (`str` or `Path`): The folder. Its other files remain; files of the same names are replaced.
         must_be_new (`bool`, *optional*, defaults to `False`): Whether the folder must be empty.
-
-    Yields:
-        An empty folder, whose files move to `path` at the end.
 
     Raises:
         UserError: `path` is a file, contains a model, or cannot be written; with `must_be_new`, it is not empty.

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
@@ -134,19 +135,13 @@ def read_aligned(paths: Sequence[str | Path], on_empty: str = "error") -> Iterat
 
     def rows() -> Iterator[tuple[int, tuple[str, ...]]]:
         sides = [read_lines(path) for path in paths]
-        number = 0
-        while True:
-            lines = [next(side, None) for side in sides]
+        for number, lines in enumerate(zip_longest(*sides), start=1):
             if None in lines:
-                break
-            number += 1
-            yield number, tuple(cast(list[str], lines))
-        counts = [number + (line is not None) + sum(1 for _ in side) for line, side in zip(lines, sides, strict=True)]
-        for path, count in zip(paths, counts, strict=True):
-            if count != counts[0]:
-                raise UserError(
-                    "corpus.different_lengths", source=paths[0], target=path, sources=counts[0], targets=count
-                )
+                ends = zip(lines, sides, strict=True)
+                first, *counts = (number - (line is None) + sum(1 for _ in side) for line, side in ends)
+                path, count = next(pair for pair in zip(paths[1:], counts, strict=True) if pair[1] != first)
+                raise UserError("corpus.different_lengths", source=paths[0], target=path, sources=first, targets=count)
+            yield number, lines
 
     return skip_blank_pairs(rows(), [str(path) for path in paths], on_empty)
 

@@ -32,8 +32,6 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 # Rows in the table of a learning curve.
 MAX_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-# task -> name of one example in the template
-ITEMS = {"translation": "sentence", "summarization": "text"}
 # Runs before the code of a card, which must work without recnmt_hf.
 WITHOUT_PACKAGE = """
 import sys
@@ -190,7 +188,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
         "family": family.prefix if family else config.model_type,
         "languages": [LANGUAGES.get(main_code(code).lower(), "").title() or code for code in evidence.languages],
         "task": task,
-        "item": ITEMS[task],
+        "item": "text" if task == "summarization" else "sentence",
         "score_table": score_table(tests) if tests else "",
         "signatures": list(dict.fromkeys(test.signature for test in tests)),
         "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),

@@ -61,10 +61,7 @@ def export_onnx(source: str | Path, output: str | Path) -> Path:
 
     Args:
         source (`str` or `Path`): Folder or model id.
-        output (`str` or `Path`): A new folder.
-
-    Returns:
-        The folder.
+        output (`str` or `Path`): A new folder, which is returned.
 
     Raises:
         UserError: A package is missing, the exporter fails, or the files are damaged.

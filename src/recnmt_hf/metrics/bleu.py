@@ -134,11 +134,9 @@ def tokenized_bleu_score(
     if language is not None and not (isinstance(language, str) and re.fullmatch("[a-z]{2,3}", language)):
         raise UserError("metric.language", field="language", value=language)
     streams = reference_sets(hypotheses, references)
-    hypotheses = list(hypotheses)
     if language is not None:
-        tokenizer = moses_tokenizer(language)
-        hypotheses = [tokenizer.tokenize(line, return_str=True, escape=False) for line in hypotheses]
-        streams = [[tokenizer.tokenize(line, return_str=True, escape=False) for line in s] for s in streams]
+        tokenize = partial(moses_tokenizer(language).tokenize, return_str=True, escape=False)
+        hypotheses, *streams = (list(map(tokenize, lines)) for lines in (hypotheses, *streams))
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
     name = "tokenised BLEU" + (" (case-insensitive)" if lowercase else "")
     result = score_with(metric, name, hypotheses, streams)
@@ -206,13 +204,11 @@ class TextMetric(evaluate.Metric):
     score: Callable[..., MetricScore]
 
     def _info(self) -> evaluate.MetricInfo:
-        one = datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")})
-        many = datasets.Features(
-            {"predictions": datasets.Value("string"), "references": datasets.Sequence(datasets.Value("string"))}
-        )
-        return evaluate.MetricInfo(
-            description=(type(self).__doc__ or "").strip(), citation=self.citation, features=[many, one]
-        )
+        text = datasets.Value("string")
+        kinds = (datasets.Sequence(text), text)
+        features = [datasets.Features({"predictions": text, "references": kind}) for kind in kinds]
+        description = (type(self).__doc__ or "").strip()
+        return evaluate.MetricInfo(description=description, citation=self.citation, features=features)
 
     def _compute(self, predictions: list[str], references: list[Any], **options: Any) -> dict[str, object]:
         result = self.score(predictions, sets_of(references), **options)

@@ -92,8 +92,7 @@ def compare_systems(
     systems = dict(named)
     if len(systems) < len(named):
         names = [str(name) for name, _ in named]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        raise UserError("metric.repeated_systems", value=repeated)
+        raise UserError("metric.repeated_systems", value=sorted({name for name in names if names.count(name) > 1}))
     if len(systems) < 2:
         raise UserError("metric.too_few_systems")
     for hypotheses in systems.values():
