@@ -23,7 +23,7 @@ from recnmt_hf.experiments.bag_of_words import (
     words_of,
 )
 from recnmt_hf.experiments.probing_options import ProbeOptions
-from recnmt_hf.experiments.sentence_states import sentence_states, states_of
+from recnmt_hf.experiments.sentence_states import states_of, vectors_by_name
 from recnmt_hf.inference import Translator
 
 
@@ -63,10 +63,15 @@ def gret(corpus):
     return Translator(model, tokenizer, check=False), [SentencePair(each, each) for each in sentences]
 
 
+def read_states(output, input_ids, attention_mask):
+    return states_of(output, attention_mask)
+
+
 def test_vectors_of_sentences(gret):
     translator, pairs = gret
-    sources = [translator.encode_source(pair.source) for pair in pairs[:5]] + [translator.encode_source("The dog.")]
-    found = sentence_states(translator, sources, max_tokens=30)
+    sentences = [*(pair.source for pair in pairs[:5]), "The dog."]
+    sources = [translator.encode_source(sentence) for sentence in sentences]
+    found = vectors_by_name(translator, sentences, read_states, max_tokens=30)
     assert list(found) == ["last", "average", "global"]
     model = translator.model
     for row, ids in enumerate(sources):  # one at a time: no padding
@@ -85,7 +90,7 @@ def test_vectors_of_sentences(gret):
 def test_a_second_memory_has_vectors_too():
     tokenizer = train_tokenizer(["a b c"], "word", 20)
     model = build_model("biarn_transformer", "tiny", len(tokenizer), {"d_model": 32, "encoder_layers": 1}).eval()
-    found = sentence_states(Translator(model, tokenizer, check=False), [[4, 5, 2], [4, 2]])
+    found = vectors_by_name(Translator(model, tokenizer, check=False), ["a b", "a"], read_states)
     assert list(found) == ["last", "average", "recurrence last", "recurrence average"]
     assert all(each.shape == (2, 32) for each in found.values())
 

@@ -24,7 +24,7 @@ from recnmt_hf.data.text import SentencePair
 from recnmt_hf.experiments.bag_of_words import encoded, probe_words
 from recnmt_hf.experiments.probing import Task, cached_vectors, probe, sentence_vectors
 from recnmt_hf.experiments.probing_options import ClassifierOptions, ProbeOptions
-from recnmt_hf.experiments.sentence_states import sentence_states, vectors_by_name
+from recnmt_hf.experiments.sentence_states import vectors_by_name
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend
 from recnmt_hf.inference.backends.torch_model import TorchBackend
@@ -91,10 +91,9 @@ ENTRIES = {
         lambda t: recurrence_attention(t.model, t.tokenizer, SOURCES[0]),
     ),
     "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
-    "sentence_states.sentence_states": ("rnmt", lambda t: sentence_states(t, ids(t)[0])),
     "sentence_states.vectors_by_name": (
         "nmt_transformer",
-        lambda t: vectors_by_name(t, ids(t)[0], lambda output, *_: [("first", output[0][:, 0])], 99),
+        lambda t: vectors_by_name(t, SOURCES, lambda output, *_: [("first", output[0][:, 0])], max_tokens=99),
     ),
     "syntactic_distance.syntactic_distances": ("onlstm_transformer", lambda t: syntactic_distances(t, SOURCES[0])),
     "global_state.inspect_global_state": ("gret", lambda t: inspect_global_state(t, SOURCES[0], target=TARGETS[0])),

@@ -36,6 +36,11 @@ ON_EMPTY = ("error", "skip")
 MAX_LINE_BYTES = 2**24
 
 
+def tsv(rows: Iterable[Iterable[str]]) -> str:
+    """Return rows as lines of tab-separated cells."""
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
 @contextmanager
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """

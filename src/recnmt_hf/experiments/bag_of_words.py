@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from .._plain_text import control_ids
 from .._values import Range, check_value
-from ..data.text import SentencePair
+from ..data.text import SentencePair, tsv
 from ..errors import UserError
 from ..inference.translator import Translator
 from .probing_options import ProbeOptions
-from .sentence_states import sentence_states
+from .sentence_states import states_of, train_with_early_stopping, vectors_by_name
 
 
 # Vocabulary of the paper, of which it takes the best 200, 500 and 1,000 words.
@@ -23,6 +23,8 @@ PAPER_VOCABULARY = 32000
 # Name of the baseline that always predicts the most frequent words of the training translations.
 FREQUENCY = "frequency"
 SETS = ("training", "validation", "test")
+# Values of sentences, `(batch_size, ...)`, by logits and words.
+Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -134,7 +136,7 @@ def probe_words(
     tops = [check_value("top", top, int, Range(least=1, most=vocabulary)) for top in tops]
     sets = [encoded(translator, pairs, name) for name, pairs in zip(SETS, (train, validation, test), strict=True)]
     features, words = [vectors for vectors, _ in sets], [set_words for _, set_words in sets]
-    for name in states or []:
+    for name in states or ():
         if name not in features[0]:
             raise UserError("probe.no_vector", value=name, names=", ".join(features[0]))
     results = [most_frequent(words[0], words[2], vocabulary, tops)]
@@ -147,14 +149,13 @@ def encoded(
     translator: Translator, pairs: Sequence[SentencePair], name: str
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Return the vectors of a set's sources, and the words of its translations."""
-    sources = [translator.encode_source(pair.source) for pair in pairs]
     targets = words_of(translator, (translator.encode_target(pair.target) for pair in pairs))
-    for number, (source, words) in enumerate(zip(sources, targets, strict=True), start=1):
-        place = f"Pair {number} of the {name} set"
-        if translator.is_empty(source) or not len(words):
-            raise UserError("probe.no_words", field=place, side="source" if len(words) else "translation")
-        translator.check_lengths(len(source), 0, place)
-    return sentence_states(translator, sources), targets
+    for number, words in enumerate(targets, start=1):
+        if not len(words):
+            raise UserError("probe.no_words", field=f"Pair {number} of the {name} set", side="translation")
+    sources = [pair.source for pair in pairs]
+    place = f"Pair {{}} of the {name} set"
+    return vectors_by_name(translator, sources, lambda output, _, mask: states_of(output, mask), place), targets
 
 
 def target_embeddings(translator: Translator) -> torch.Tensor:
@@ -195,48 +196,32 @@ def train_probe(
     device = translator.model.device
     # The scale of the vectors has no effect: W and b can undo the standardization.
     mean, deviation = features[0].mean(dim=0), features[0].std(dim=0, unbiased=False).clamp(min=1e-6)
-    features = [(vectors - mean) / deviation for vectors in features]
+    features = [((vectors - mean) / deviation).to(device) for vectors in features]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         probe = WordProbe(target_embeddings(translator), features[0].shape[1])
     probe = probe.to(device)
-    optimizer = torch.optim.Adam(probe.parameters(), lr=options.learning_rate)
-    order = torch.Generator().manual_seed(options.seed)
 
-    def batches(part: int, indices: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        for batch in indices.split(options.batch_size):
-            batch_words = padded([words[part][i] for i in batch.tolist()])
-            yield probe(features[part][batch].to(device)), batch_words.to(device)
+    def of_batch(measure: Measure, part: int, batch: torch.Tensor) -> torch.Tensor:
+        return measure(probe(features[part][batch]), padded([words[part][i] for i in batch.tolist()]).to(device))
 
     @torch.no_grad()
-    def validation_loss() -> float:
-        indices = torch.arange(len(words[1]))
-        return torch.cat([word_loss(*batch) for batch in batches(1, indices)]).mean().item()
+    def mean_of(measure: Measure, part: int) -> torch.Tensor:
+        batches = torch.arange(len(words[part])).split(options.batch_size)
+        return torch.cat([of_batch(measure, part, batch) for batch in batches]).mean(dim=0)
 
-    best, weights, epoch, epochs_without_gain = float("inf"), copy.deepcopy(probe.state_dict()), 0, 0
-    while epoch < options.epochs and epochs_without_gain < options.patience:
-        for batch in batches(0, torch.randperm(len(words[0]), generator=order)):
-            optimizer.zero_grad()
-            word_loss(*batch).mean().backward()
-            optimizer.step()
-        epoch, epochs_without_gain = epoch + 1, epochs_without_gain + 1
-        if (loss := validation_loss()) < best:
-            best, weights, epochs_without_gain = loss, copy.deepcopy(probe.state_dict()), 0
-    probe.load_state_dict(weights)
-    losses, shares = [], []
-    with torch.no_grad():
-        for logits, batch_words in batches(2, torch.arange(len(words[2]))):
-            losses.append(word_loss(logits, batch_words))
-            shares.append(precision_at(logits, batch_words, tops))
-    precision = dict(zip(tops, torch.cat(shares).mean(dim=0).tolist(), strict=True))
-    return WordPrecision(state, features[0].shape[1], precision, torch.cat(losses).mean().item(), epoch)
+    def loss(batch: torch.Tensor) -> torch.Tensor:
+        return of_batch(word_loss, 0, batch).mean()
+
+    *_, epochs = train_with_early_stopping(probe, loss, lambda: -mean_of(word_loss, 1).item(), len(words[0]), options)
+    precision = dict(zip(tops, mean_of(partial(precision_at, tops=tops), 2).tolist(), strict=True))
+    return WordPrecision(state, features[0].shape[1], precision, mean_of(word_loss, 2).item(), epochs)
 
 
 def to_tsv(results: Sequence[WordPrecision]) -> str:
     """Return a table: a row for each vector, a column for each K, in percent."""
-    tops = list(results[0].precision)
-    rows = [["state", "dim", *(f"top-{top}" for top in tops), "loss", "epochs"]]
+    rows = [["state", "dim", *(f"top-{top}" for top in results[0].precision), "loss", "epochs"]]
     for result in results:
-        shares = [f"{100 * result.precision[top]:.2f}" for top in tops]
+        shares = [f"{100 * share:.2f}" for share in result.precision.values()]
         rows.append([result.state, str(result.dim), *shares, f"{result.loss:.4f}", str(result.epochs)])
-    return "".join("\t".join(row) + "\n" for row in rows)
+    return tsv(rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..inference.translator import Translator
 from ..models.recurrent_layers import masked_mean
 from ..training.processes import logger
 from .probing_options import TASKS, ClassifierOptions
-from .sentence_states import vectors_by_name
+from .sentence_states import train_with_early_stopping, vectors_by_name
 
 
 KINDS = ("surface", "syntactic", "semantic")
@@ -127,27 +127,17 @@ def vectors_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str,
             yield name, masked_mean(memory.states, attention_mask if is_of_words else memory.token_mask)
 
 
-def sentence_vectors(
-    translator: Translator, sentences: Sequence[str], max_tokens: int = 4096
-) -> dict[str, torch.Tensor]:
+def sentence_vectors(translator: Translator, sentences: Sequence[str]) -> dict[str, torch.Tensor]:
     """
-    Return all vectors of a model's encoder for sentences, `(len(sentences), dim)`, float32, on the CPU. Means do not
-    include padding and the end token.
-
-    Raises:
-        ValueError: A sentence has no known token, or more than the model has positions.
+    Return all vectors of a model's encoder for sentences, as [`vectors_by_name`] does. Means do not include padding and
+    the end token.
     """
     control = torch.tensor(sorted(control_ids(translator.tokenizer) | translator.end_ids()))
-    sources = [translator.encode_source(sentence) for sentence in sentences]
-    for number, source in enumerate(sources, start=1):
-        if translator.is_empty(source):
-            raise UserError("probe.no_words", field=f"Sentence {number}", side="sentence")
-        translator.check_lengths(len(source), 0, f"Sentence {number}")
 
     def read(output: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         return vectors_of(output, attention_mask.masked_fill(torch.isin(input_ids, control.to(input_ids.device)), 0))
 
-    return vectors_by_name(translator, sources, read, max_tokens)
+    return vectors_by_name(translator, sentences, read)
 
 
 def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
@@ -243,11 +233,12 @@ def train_classifier(
     mean, deviation = vectors["tr"].mean(dim=0), vectors["tr"].std(dim=0, unbiased=False).clamp(min=1e-6)
     inputs = {part: ((values - mean) / deviation).to(device) for part, values in vectors.items()}
     targets = {part: values.to(device) for part, values in labels.items()}
-    order = torch.Generator().manual_seed(options.seed)
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
         classifier = Classifier(setting, mean.shape[0] // (1 + gated), classes, gated).to(device)
-        optimizer = torch.optim.Adam(classifier.parameters(), lr=options.learning_rate, weight_decay=setting.l2)
+
+        def loss(batch: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(classifier(inputs["tr"][batch]), targets["tr"][batch])
 
         @torch.no_grad()
         def accuracy(part: str) -> float:
@@ -256,18 +247,9 @@ def train_classifier(
             classifier.train()
             return (predictions == targets[part]).float().mean().item()
 
-        best, tested, passes, epoch, epochs_without_gain = -1.0, 0.0, 0, 0, 0
-        while epoch < options.epochs and epochs_without_gain < options.patience:
-            for _ in range(min(options.every, options.epochs - epoch)):
-                for batch in torch.randperm(len(targets["tr"]), generator=order).split(options.batch_size):
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(classifier(inputs["tr"][batch]), targets["tr"][batch]).backward()
-                    optimizer.step()
-                epoch += 1
-            epochs_without_gain += 1
-            if (validation := accuracy("va")) > best:
-                best, tested, passes, epochs_without_gain = validation, accuracy("te"), epoch, 0
-    return best, tested, passes
+        sizes = len(targets["tr"]), options, options.every, setting.l2
+        best, passes, _ = train_with_early_stopping(classifier, loss, lambda: accuracy("va"), *sizes)
+        return best, accuracy("te"), passes
 
 
 def probe(
@@ -276,7 +258,6 @@ def probe(
     vectors: Sequence[str] | None = None,
     options: ClassifierOptions | None = None,
     cache: str | Path | None = None,
-    report: Callable[[str], None] = logger.info,
 ) -> list[ProbeResult]:
     """
     Train classifiers of sentence vectors, for each task and each vector of the model.
@@ -288,7 +269,6 @@ def probe(
             recurrence combined by a gate. `None`: all vectors of the model.
         options ([`ClassifierOptions`], *optional*): Training settings.
         cache (`str` or `Path`, *optional*): Folder in which the model's vectors are stored.
-        report (`Callable`, *optional*): Called with the name of each task when it starts.
 
     Returns:
         For each task the result of the most frequent label, then one for each vector.
@@ -301,7 +281,7 @@ def probe(
     options = options or ClassifierOptions()
     results = []
     for number, task in enumerate(tasks, start=1):
-        report(f"{task.name} ({number} of {len(tasks)})")
+        logger.info(f"{task.name} ({number} of {len(tasks)})")
         sentences = [sentence for part in PARTS for sentence in task.sentences[part]]
         try:
             by_name = cached_vectors(translator, sentences, cache)

@@ -1,15 +1,21 @@
-"""Vectors of whole sentences from a frozen encoder, for probing."""
+"""Vectors of whole sentences from a frozen encoder, and the training of probes on them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import UserError
 from ..inference.batching import batches_by_tokens
 from ..inference.translator import Translator
+from ..models.recurrent_layers import masked_mean
+from ..models.seq2seq_outputs import Memory
+from ..models.sequence_pairs import last_states
+from .probing_options import ClassifierOptions, ProbeOptions
 
 
 def states_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -19,47 +25,73 @@ def states_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, 
     `recurrence last` and `recurrence average`.
     """
     memories = output.memories() if hasattr(output, "memories") else {}
-    others = {name: (memory.states, memory.token_mask) for name, memory in memories.items() if name != "encoder"}
-    for name, (states, mask) in {"encoder": (output.last_hidden_state, attention_mask), **others}.items():
+    for name, (states, mask, _) in {**memories, "encoder": Memory(output.last_hidden_state, attention_mask)}.items():
+        prefix = "" if name == "encoder" else f"{name} "
         if states.dim() == 2:
             yield name, states
-            continue
-        real = states.new_ones(states.shape[:2]) if mask is None else mask.to(states.dtype)
-        positions = torch.arange(states.shape[1], device=states.device)
-        last = (positions * (real > 0)).argmax(dim=1)
-        prefix = "" if name == "encoder" else f"{name} "
-        yield f"{prefix}last", states[torch.arange(len(states), device=states.device), last]
-        yield f"{prefix}average", (states * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True)
-
-
-def sentence_states(
-    translator: Translator, sources: Sequence[Sequence[int]], max_tokens: int = 4096
-) -> dict[str, torch.Tensor]:
-    """
-    Return the vectors of [`states_of`] for sentences, each of shape `(len(sources), dim)`, float32, on the CPU.
-    Arguments and errors are those of [`vectors_by_name`].
-    """
-    return vectors_by_name(translator, sources, lambda output, _, mask: states_of(output, mask), max_tokens)
+        else:
+            yield f"{prefix}last", last_states(states, mask)
+            yield f"{prefix}average", masked_mean(states, mask)
 
 
 def vectors_by_name(
     translator: Translator,
-    sources: Sequence[Sequence[int]],
+    sentences: Sequence[str],
     read: Callable[[Any, torch.Tensor, torch.Tensor], Iterable[tuple[str, torch.Tensor]]],
-    max_tokens: int,
+    place: str = "Sentence {}",
+    max_tokens: int = 4096,
 ) -> dict[str, torch.Tensor]:
     """
-    Return vectors of a model's encoder for sentences (token ids), each of shape `(len(sources), dim)`, float32, on the
-    CPU. `read` yields names and vectors `(batch_size, dim)` from the encoder's output, token ids and mask. `max_tokens`
-    limits a batch, including padding.
+    Return vectors of a model's encoder for sentences, each of shape `(len(sentences), dim)`, float32, on the CPU.
+    `read` yields names and vectors `(batch_size, dim)` from the encoder's output, token ids and mask; `place` names a
+    sentence by its number in errors; `max_tokens` limits a batch, including padding.
+
+    Raises:
+        UserError: There are no sentences, or one has no known token, or more than the model has positions.
     """
-    if not sources:
+    if not sentences:
         raise UserError("probe.no_sentences")
+    sources = [translator.encode_source(sentence) for sentence in sentences]
+    for number, source in enumerate(sources, start=1):
+        if translator.is_empty(source):
+            raise UserError("probe.no_words", field=place.format(number), side="source")
+        translator.check_lengths(len(source), 0, place.format(number))
     by_name: dict[str, torch.Tensor] = {}
     for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
-        encoded = translator.backend.encode([sources[i] for i in batch])
-        for name, vectors in read(*encoded):
+        for name, vectors in read(*translator.backend.encode([sources[i] for i in batch])):
             if name not in by_name:
                 by_name[name] = torch.empty(len(sources), vectors.shape[-1])
             by_name[name][batch] = vectors.float().cpu()
     return by_name
+
+
+def train_with_early_stopping(
+    probe: nn.Module,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    score: Callable[[], float],
+    count: int,
+    options: ClassifierOptions | ProbeOptions,
+    every: int = 1,
+    weight_decay: float = 0.0,
+) -> tuple[float, int, int]:
+    """
+    Train a probe with Adam until its validation `score`, computed after `every` passes, no longer rises, and load its
+    best weights. `loss` is that of a batch of indices below `count`. Return the best score, the number of passes until
+    then, and that of all passes.
+    """
+    optimizer = torch.optim.Adam(probe.parameters(), lr=options.learning_rate, weight_decay=weight_decay)
+    order = torch.Generator().manual_seed(options.seed)
+    best, best_epoch, weights = float("-inf"), 0, copy.deepcopy(probe.state_dict())
+    epoch = epochs_without_gain = 0
+    while epoch < options.epochs and epochs_without_gain < options.patience:
+        for _ in range(min(every, options.epochs - epoch)):
+            for batch in torch.randperm(count, generator=order).split(options.batch_size):
+                optimizer.zero_grad()
+                loss(batch).backward()
+                optimizer.step()
+            epoch += 1
+        epochs_without_gain += 1
+        if (value := score()) > best:
+            best, best_epoch, weights, epochs_without_gain = value, epoch, copy.deepcopy(probe.state_dict()), 0
+    probe.load_state_dict(weights)
+    return best, best_epoch, epoch
