@@ -31,27 +31,27 @@ def test_weights_are_those_of_the_encoder(folder):
     translator = Translator.from_pretrained(folder, device="cpu")
     ids = translator.tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
     expected = translator.model.get_encoder()(ids, output_attentions=True).recurrence_attentions
-    found = recurrence_attention(translator.model, translator.tokenizer, SENTENCE)
+    found = recurrence_attention(translator, SENTENCE)
     assert found.directions == ("forward", "backward") and len(found.tokens) == ids.shape[1]
     assert "".join(found.tokens).startswith("Thedogsleeps.")
     np.testing.assert_allclose(found.weights, expected[0][0].detach().numpy(), atol=1e-6)
     np.testing.assert_allclose(found.of_head().sum(-1), 1.0, atol=1e-5)
     np.testing.assert_allclose(found.of_head(2), found.weights[:, 2])
-    above = recurrence_attention(translator.model, translator.tokenizer, SENTENCE, layer=1)
+    above = recurrence_attention(translator, SENTENCE, layer=1)
     assert above.tokens == [f"step {t}" for t in range(1, 6)] and above.weights.shape == (2, 4, 5, 5)
 
 
 def test_mistakes_are_named(folder, tiny_folder):
     translator = Translator.from_pretrained(folder, device="cpu")
     with rejects("inspect.no_index", field="layer", count=2):
-        recurrence_attention(translator.model, translator.tokenizer, SENTENCE, layer=2)
+        recurrence_attention(translator, SENTENCE, layer=2)
     with rejects("inspect.no_index", field="head", count=4):
-        recurrence_attention(translator.model, translator.tokenizer, SENTENCE).of_head(4)
+        recurrence_attention(translator, SENTENCE).of_head(4)
     with rejects("inspect.blank", field="sentence"):
-        recurrence_attention(translator.model, translator.tokenizer, " ")
+        recurrence_attention(translator, " ")
     plain = Translator.from_pretrained(tiny_folder, device="cpu")
     with rejects("inspect.no_attentive_recurrence"):
-        recurrence_attention(plain.model, plain.tokenizer, SENTENCE)
+        recurrence_attention(plain, SENTENCE)
     with rejects("plot.ending", field="picture.txt"):
         heat_maps([("", np.ones((1, 1)))], ["a"], ["1"], "step", "picture.txt")
 
@@ -85,7 +85,7 @@ def test_one_command_gives_a_picture(folder, tmp_path, capsys, ending):
 def test_a_blank_sentence(folder, nothing):
     translator = Translator.from_pretrained(folder, device="cpu")
     with rejects("inspect.blank", field="sentence"):
-        recurrence_attention(translator.model, translator.tokenizer, nothing)
+        recurrence_attention(translator, nothing)
 
 
 def test_control_tokens_in_a_sentence_are_text(folder):
@@ -93,7 +93,7 @@ def test_control_tokens_in_a_sentence_are_text(folder):
     taking = type(translator.tokenizer)(
         tokenizer_object=translator.tokenizer.backend_tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
     )
-    found = recurrence_attention(translator.model, taking, "dog </s> dog")
+    found = recurrence_attention(Translator(translator.model, taking), "dog </s> dog")
     assert found.tokens.count("</s>") == 1 and found.tokens[-1] == "</s>"
 
 
@@ -101,6 +101,6 @@ def test_control_tokens_in_a_sentence_are_text(folder):
 def test_layers_and_heads_are_whole_numbers(folder, wrong):
     translator = Translator.from_pretrained(folder, device="cpu")
     with rejects("option.value", field="layer"):
-        recurrence_attention(translator.model, translator.tokenizer, SENTENCE, layer=wrong)
+        recurrence_attention(translator, SENTENCE, layer=wrong)
     with rejects("option.value", field="head"):
-        recurrence_attention(translator.model, translator.tokenizer, SENTENCE).of_head(wrong)
+        recurrence_attention(translator, SENTENCE).of_head(wrong)

@@ -17,7 +17,7 @@ from recnmt_hf import EnsembleTranslator, Translator
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
 from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_positions
-from recnmt_hf.analysis.sentences import run_pair
+from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
 from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
@@ -82,14 +82,12 @@ ENTRIES = {
     ),
     "bag_of_words.encoded": ("nmt_transformer", lambda t: encoded(t, PAIRS, "test")[0]),
     "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
+    "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
     "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),
     "probing.sentence_vectors": ("biarn_transformer", lambda t: sentence_vectors(t, SOURCES)),
     "probing.cached_vectors": ("nmt_transformer", lambda t: cached_vectors(t, SOURCES)),
     "probing.probe": ("nmt_transformer", lambda t: probe(t, [task()], options=ClassifierOptions(epochs=1))),
-    "recurrence.recurrence_attention": (
-        "biarn_transformer",
-        lambda t: recurrence_attention(t.model, t.tokenizer, SOURCES[0]),
-    ),
+    "recurrence.recurrence_attention": ("biarn_transformer", lambda t: recurrence_attention(t, SOURCES[0])),
     "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
     "sentence_states.vectors_by_name": (
         "nmt_transformer",

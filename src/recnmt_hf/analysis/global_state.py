@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..data.text import tsv
 from ..errors import UserError
 from ..inference.translator import Translator
-from .sentences import check_index, check_not_blank, run_pair, token_names
+from .sentences import check_index, run_pair, token_names
 
 
 @dataclass
@@ -30,33 +31,25 @@ class GlobalState:
 
     def to_tsv(self, layer: int = -1) -> str:
         """Return a table of a layer's capsules (weight and share of each word) and one of the gates."""
-        lines, number = [], self.layer(layer)
+        rows, number = [], self.layer(layer)
         if self.routing is not None:
-            lines.append("\t".join(["capsule", "weight", *self.source]))
-            for capsule, row in enumerate(self.routing[number], start=1):
-                weight = "" if self.pooling is None else f"{self.pooling[number][capsule - 1]:.6f}"
-                lines.append("\t".join([str(capsule), weight, *(f"{share:.6f}" for share in row)]))
+            rows.append(["capsule", "weight", *self.source])
+            for capsule, shares in enumerate(self.routing[number]):
+                weight = "" if self.pooling is None else f"{self.pooling[number][capsule]:.6f}"
+                rows.append([str(capsule + 1), weight, *(f"{share:.6f}" for share in shares)])
         if self.gates is not None:
-            lines += ["\t".join(["target", "gate"])]
-            lines += [f"{token}\t{gate:.6f}" for token, gate in zip(self.target, self.gates, strict=True)]
-        return "\n".join(lines) + "\n"
+            gates = zip(self.target, self.gates, strict=True)
+            rows += [["target", "gate"], *([token, f"{gate:.6f}"] for token, gate in gates)]
+        return tsv(rows)
 
 
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
     """
-    Compute the global state of a sentence and its translation with a GRET.
-
-    Args:
-        translator ([`Translator`]): Holds a GRET.
-        sentence (`str`): Plain text.
-        translation (`str`, *optional*): By default the model's own.
+    Compute the global state of a sentence and its translation (by default the model's own) with a GRET.
 
     Raises:
         ValueError: The model has no global representation, or a text is empty.
     """
-    check_not_blank("sentence", sentence)
-    if translation is not None:
-        check_not_blank("translation", translation)
     config = translator.inspected_model().config
     if not getattr(config, "use_global_state", False) or not (config.global_capsule or config.global_gate):
         raise UserError("inspect.no_global_state", value=config.model_type)

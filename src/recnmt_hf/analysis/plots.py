@@ -99,11 +99,8 @@ def map_and_bars(
     bars: tuple[np.ndarray | None, Sequence[str], str],
 ) -> None:
     """
-    Plot a heat map above bars; a part without values is omitted.
-
-    Args:
-        matrix: Values `(len(rows), len(columns))` from 0, labels of columns and rows, label of the y axis.
-        bars: Values from 0 to 1, their labels, label of the y axis.
+    Plot a heat map (values `(len(rows), len(columns))` from 0, labels of columns and rows, label of the y axis) above
+    bars (values from 0 to 1, their labels, label of the y axis); a part without values is omitted.
     """
     (values, columns, rows, row_name), (heights, labels, height_name) = matrix, bars
     sizes = ([1.3 + 0.2 * len(rows)] if values is not None else []) + ([2.4] if heights is not None else [])
@@ -185,11 +182,9 @@ def similarities_by_distance(
     rows: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, np.ndarray]], Sequence[tuple[Any, ...]]]],
 ) -> None:
     """
-    Plot heat maps of the similarities between the tokens of each row, and curves by distance on the right.
-
-    Args:
-        rows: Name, tokens, headings with matrices `(len(tokens), len(tokens))` from -1 to 1, and for each distance: the
-            distance, a value (or `None`) of the first curve, then mean, least and largest value of the second one.
+    Plot heat maps of the similarities between the tokens of each row, and curves by distance on the right. A row has a
+    name, tokens, headings with matrices `(len(tokens), len(tokens))` from -1 to 1, and for each distance: the distance,
+    a value (or `None`) of the first curve, then mean, least and largest value of the second one.
     """
     columns = 1 + max(len(maps) for _, _, maps, _ in rows)
     side = 2.2 + 0.16 * max(len(tokens) for _, tokens, _, _ in rows)
@@ -240,7 +235,7 @@ def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignme
     """Plot the attention of a sentence pair as a heat map. Squares mark sure gold links, circles possible ones."""
     marks = []
     if gold is not None:
-        marks.append(("s", [(j, i) for i, j in sorted(gold.sure)]))
-        marks.append(("o", [(j, i) for i, j in sorted(gold.possible - gold.sure)]))
+        links = (("s", gold.sure), ("o", gold.possible - gold.sure))
+        marks = [(marker, [(j, i) for i, j in sorted(cells)]) for marker, cells in links]
     columns = [*alignment.source, "(end)"]
     heat_maps([("", alignment.weights)], columns, alignment.target, "translation", path, marks=marks)

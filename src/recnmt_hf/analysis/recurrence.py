@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._plain_text import encode_plain
+from ..data.text import tsv
 from ..errors import UserError
-from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
-from .sentences import check_index, check_not_blank, token_names
-
-
-DIRECTIONS = ("forward", "backward")
+from .sentences import DIRECTIONS, check_index, run_encoder
 
 
 @dataclass
@@ -43,41 +38,31 @@ class RecurrenceAttention:
 
     def to_tsv(self, head: int | None = None) -> str:
         """Return a table: direction, step and one column per token."""
-        lines = ["\t".join(["direction", "step", *self.tokens])]
+        rows = [["direction", "step", *self.tokens]]
         for direction, matrix in zip(self.directions, self.of_head(head), strict=True):
             for step, row in enumerate(matrix, start=1):
-                lines.append("\t".join([direction, str(step), *(f"{weight:.6f}" for weight in row)]))
-        return "\n".join(lines) + "\n"
+                rows.append([direction, str(step), *(f"{weight:.6f}" for weight in row)])
+        return tsv(rows)
 
 
-def recurrence_attention(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str, layer: int = 0
-) -> RecurrenceAttention:
+def recurrence_attention(translator: Translator, sentence: str, layer: int = 0) -> RecurrenceAttention:
     """
-    Encode a sentence with a BiARN model and return the attention of the steps.
-
-    Args:
-        model (`PreTrainedModel`): A `BiARNTransformer` with an attentive recurrence encoder.
-        tokenizer (`PreTrainedTokenizerBase`): Of the source.
-        sentence (`str`): Plain text.
-        layer (`int`, *optional*, defaults to 0): Layer of the recurrence encoder, from 0.
+    Encode a sentence with a BiARN model and return the attention of the steps in a layer of the recurrence encoder.
 
     Raises:
         ValueError: The model has no attentive recurrence encoder or no such layer, or the sentence is empty.
     """
-    check_not_blank("sentence", sentence)
-    ids = encode_plain(tokenizer, sentence, return_tensors="pt")["input_ids"].to(model.device)
-    with eval_mode(model):
-        encoded = model.get_encoder()(ids, output_attentions=True)
+    encoded, tokens = run_encoder(translator, sentence)
     attentions = getattr(encoded, "recurrence_attentions", None)
     if attentions is None:
-        kind = getattr(model.config, "recurrence_encoder_type", None)
-        raise UserError("inspect.no_attentive_recurrence", value=model.config.model_type, kind=kind)
+        config = translator.inspected_model().config
+        kind = getattr(config, "recurrence_encoder_type", None)
+        raise UserError("inspect.no_attentive_recurrence", value=config.model_type, kind=kind)
     check_index("layer", layer, len(attentions))
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:
-        return RecurrenceAttention([f"step {t}" for t in range(1, weights.shape[-1] + 1)], weights)
-    return RecurrenceAttention(token_names(tokenizer, ids[0].tolist()), weights)
+        tokens = [f"step {t}" for t in range(1, weights.shape[-1] + 1)]
+    return RecurrenceAttention(tokens, weights)
 
 
 def inspect_attention(
@@ -86,7 +71,7 @@ def inspect_attention(
     """Return the attention of a head (or the mean of all) as a table, or plot it and return a summary."""
     from .plots import heat_maps
 
-    attention = recurrence_attention(translator.inspected_model(), translator.tokenizer, sentence, layer)
+    attention = recurrence_attention(translator, sentence, layer)
     if output is None:
         return attention.to_tsv(head)
     steps, count = attention.weights.shape[2:]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..data.text import tsv
 from ..errors import UserError
 from ..inference.backends.torch_model import shift_right
 from ..inference.translator import Translator
-from .sentences import check_not_blank, run_pair, token_names
+from .sentences import run_pair, token_names
 
 
 @dataclass
@@ -39,12 +40,12 @@ class SidePositions:
 
 def positions_to_tsv(sides: list[SidePositions]) -> str:
     """Return a row per side and distance: cosine of position embeddings, and of recurrent ones with its range."""
-    lines = ["\t".join(["side", "distance", "pairs", "position", "recurrent", "least", "largest"])]
+    rows = [["side", "distance", "pairs", "position", "recurrent", "least", "largest"]]
     for side in sides:
         for distance, absolute, *recurrent in side.by_distance():
             cells = ["" if absolute is None else f"{absolute:.6f}", *(f"{value:.6f}" for value in recurrent)]
-            lines.append("\t".join([side.name, str(distance), str(len(side.tokens) - distance), *cells]))
-    return "\n".join(lines) + "\n"
+            rows.append([side.name, str(distance), str(len(side.tokens) - distance), *cells])
+    return tsv(rows)
 
 
 def cosines(vectors: torch.Tensor) -> np.ndarray:
@@ -56,35 +57,24 @@ def cosines(vectors: torch.Tensor) -> np.ndarray:
 @torch.no_grad()
 def recurrent_positions(translator: Translator, sentence: str, translation: str | None = None) -> list[SidePositions]:
     """
-    Compute the similarities for a sentence and its translation (Chen et al., 2019, Eq. 6).
-
-    Args:
-        translator ([`Translator`]): Holds an rpe_transformer.
-        sentence (`str`): Plain text.
-        translation (`str`, *optional*): By default the model's own.
-
-    Returns:
-        [`SidePositions`] of the sides that have a recurrence, source first.
+    Compute the similarities for a sentence and its translation (by default the model's own), for each side with a
+    recurrence, source first (Chen et al., 2019, Eq. 6).
 
     Raises:
         ValueError: The model has no such embeddings, or a text is empty.
     """
-    check_not_blank("sentence", sentence)
-    if translation is not None:
-        check_not_blank("translation", translation)
     model = translator.inspected_model()
     if "source_recurrent_positions" not in getattr(getattr(model, "model", None), "extra_outputs", ()):
         raise UserError("inspect.no_recurrent_positions", value=model.config.model_type)
     outputs, source, target = run_pair(translator, sentence, translation)
-    names = token_names(translator.tokenizer, source)
     shifted = shift_right(model, torch.tensor([target]))[0].tolist()
-    target_names = token_names(translator.target_tokenizer, shifted)
     sides = []
-    for side, tokens, vectors, stack in (
-        ("source", names, outputs.source_recurrent_positions, model.get_encoder()),
-        ("target", target_names, outputs.target_recurrent_positions, model.get_decoder()),
+    for side, tokenizer, ids, stack in (
+        ("source", translator.tokenizer, source, model.get_encoder()),
+        ("target", translator.target_tokenizer, shifted, model.get_decoder()),
     ):
-        if vectors:
+        if vectors := getattr(outputs, f"{side}_recurrent_positions"):
+            tokens = token_names(tokenizer, ids)
             table = stack.embed_input.embed_positions
             absolute = None if table is None else cosines(table(len(tokens)))
             sides.append(SidePositions(side, tokens, cosines(vectors[0][0]), absolute))

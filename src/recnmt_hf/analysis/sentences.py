@@ -1,4 +1,4 @@
-"""Helpers to inspect one sentence: checks, token names, and a run of the model."""
+"""Helpers to inspect one sentence: checks, token names, and runs of the model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from ..errors import UserError
 from ..inference.backends.torch_model import shift_right
 from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
+
+
+# Of a recurrence, in this order.
+DIRECTIONS = ("forward", "backward")
 
 
 def check_not_blank(name: str, text: str) -> None:
@@ -35,6 +39,15 @@ def token_names(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]
     return [text or str(name) for text, name in zip(texts, names, strict=True)]
 
 
+def run_encoder(translator: Translator, sentence: str) -> tuple[Any, list[str]]:
+    """Return the encoder's output for a sentence with `output_attentions=True`, and the names of the tokens."""
+    check_not_blank("sentence", sentence)
+    model, source = translator.inspected_model(), translator.encode_source(sentence)
+    with eval_mode(model):
+        encoded = model.get_encoder()(torch.tensor([source], device=model.device), output_attentions=True)
+    return encoded, token_names(translator.tokenizer, source)
+
+
 def run_pair(translator: Translator, sentence: str, translation: str | None) -> tuple[Any, list[int], list[int]]:
     """
     Run a model on a sentence and its translation (by default its own).
@@ -42,9 +55,12 @@ def run_pair(translator: Translator, sentence: str, translation: str | None) -> 
     Returns:
         The model's outputs with `output_attentions=True`, and the token ids of source and target.
     """
+    check_not_blank("sentence", sentence)
     model = translator.inspected_model()
     if translation is None:
         translation = translator([sentence], beams=1)[0].text
+    else:
+        check_not_blank("translation", translation)
     source, target = translator.encode_source(sentence), translator.target_ids(translation, "The translation")
     input_ids, labels = (torch.tensor([ids], device=model.device) for ids in (source, target))
     with eval_mode(model):

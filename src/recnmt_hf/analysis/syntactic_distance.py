@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..data.text import tsv
 from ..errors import UserError
-from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
-from .sentences import check_index, check_not_blank, token_names
+from .sentences import DIRECTIONS, check_index, run_encoder
 
 
 # A leaf is the index of a token; any other node is a pair of trees.
 Tree = int | tuple[Any, Any]
-DIRECTIONS = ("forward", "backward")
 
 
 @dataclass
@@ -67,42 +66,29 @@ def split(distances: Sequence[float], first: int) -> Tree:
     return split(distances[:place], first), split(distances[place:], first + place)
 
 
-def nodes(tree: Tree) -> Iterator[tuple[float, int, list[float]]]:
-    """Yield every inner node, bottom up: position over the tokens, height, and both of each child."""
-    inner_nodes: list[tuple[float, int, list[float]]] = []
-
-    def visit(node: Tree) -> tuple[float, int]:
-        if isinstance(node, int):
-            return float(node), 0
-        children = [visit(child) for child in node]
-        place, height = sum(child[0] for child in children) / 2, 1 + max(child[1] for child in children)
-        inner_nodes.append((place, height, [value for child in children for value in child]))
-        return place, height
-
-    visit(tree)
-    yield from inner_nodes
+def nodes(tree: Tree) -> list[tuple[float, int, list[float]]]:
+    """Return every inner node, bottom up: position over the tokens, height, and both of each child."""
+    if isinstance(tree, int):
+        return []
+    below = [nodes(child) for child in tree]
+    children = [part[-1][:2] if part else (float(child), 0) for child, part in zip(tree, below, strict=True)]
+    place, height = sum(child[0] for child in children) / 2, 1 + max(child[1] for child in children)
+    return [*below[0], *below[1], (place, height, [value for child in children for value in child])]
 
 
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
     """
-    Encode a sentence with a model that has ON-LSTM layers and return the distances.
-
-    Args:
-        translator ([`Translator`]): Holds an onlstm_transformer.
-        sentence (`str`): Plain text.
+    Encode a sentence with an onlstm_transformer and return the distances.
 
     Raises:
-        ValueError: The model has no such layers, or the sentence is empty.
+        ValueError: The model has no ON-LSTM layers, or the sentence is empty.
     """
-    check_not_blank("sentence", sentence)
-    model = translator.inspected_model()
-    if "onlstm" not in getattr(model.config, "encoder_layer_types", ()):
-        raise UserError("inspect.no_onlstm", value=model.config.model_type)
-    source = translator.encode_source(sentence)
-    with eval_mode(model):
-        encoded = model.get_encoder()(torch.tensor([source], device=model.device), output_attentions=True)
+    config = translator.inspected_model().config
+    if "onlstm" not in getattr(config, "encoder_layer_types", ()):
+        raise UserError("inspect.no_onlstm", value=config.model_type)
+    encoded, tokens = run_encoder(translator, sentence)
     layers = torch.stack([layer[0] for layer in encoded.master_gate_distances]).float().cpu().numpy()
-    return SyntacticDistances(token_names(translator.tokenizer, source), layers)
+    return SyntacticDistances(tokens, layers)
 
 
 def inspect_tree(
@@ -114,7 +100,7 @@ def inspect_tree(
     state = syntactic_distances(translator, sentence)
     distances = state.of(layer, direction)
     if output is not None:
-        tree_and_bars(output, list(nodes(state.tree(layer, direction))), state.tokens, distances, "distance")
+        tree_and_bars(output, nodes(state.tree(layer, direction)), state.tokens, distances, "distance")
         return f"{output}: a tree over {len(state.tokens)} tokens\n"
-    table = "".join(f"{token}\t{value:.6f}\n" for token, value in zip(state.tokens, distances, strict=True))
-    return f"{state.brackets(layer, direction)}\ntoken\tdistance\n{table}"
+    rows = [[token, f"{value:.6f}"] for token, value in zip(state.tokens, distances, strict=True)]
+    return f"{state.brackets(layer, direction)}\n" + tsv([["token", "distance"], *rows])

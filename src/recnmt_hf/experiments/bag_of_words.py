@@ -41,11 +41,8 @@ class WordPrecision:
 
 class WordProbe(nn.Module):
     """
-    `logits = E tanh(W s + b)`: one hidden layer before the target embeddings (as in Weng et al., 2017).
-
-    Args:
-        embeddings (`torch.Tensor` of shape `(vocab_size, embedding_dim)`): E of the trained model, frozen.
-        dim (`int`): Size of s.
+    `logits = E tanh(W s + b)`: one hidden layer before the target embeddings (as in Weng et al., 2017), which are those
+    of the trained model, `(vocab_size, embedding_dim)`, and frozen. `dim` is the size of s.
     """
 
     embeddings: torch.Tensor
@@ -62,11 +59,8 @@ class WordProbe(nn.Module):
 
 def word_loss(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     """
-    Return the mean negative log-softmax of each sentence's distinct words, `(batch_size,)`.
-
-    Args:
-        logits (`torch.Tensor` of shape `(batch_size, vocab_size)`): Logits of all words.
-        words (`torch.Tensor` of shape `(batch_size, longest)`): Ids of the sentence's words, padded with -1.
+    Return the mean negative log-softmax of each sentence's distinct words, `(batch_size,)`, by the logits of all words
+    `(batch_size, vocab_size)` and the ids of the sentence's words `(batch_size, longest)`, padded with -1.
     """
     is_word = words >= 0
     log_probabilities = logits.gather(1, words.clamp(min=0)) - logits.logsumexp(dim=1, keepdim=True)
@@ -75,11 +69,8 @@ def word_loss(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
 
 def precision_at(logits: torch.Tensor, words: torch.Tensor, tops: Sequence[int]) -> torch.Tensor:
     """
-    Return the share of each sentence's words among the K with the largest logits, `(batch_size, len(tops))`.
-
-    Args:
-        logits, words: As for [`word_loss`].
-        tops (sequence of `int`): All K.
+    Return the share of each sentence's words among the K with the largest logits, `(batch_size, len(tops))`, for each K
+    of `tops`; `logits` and `words` are those of [`word_loss`].
     """
     is_word = words >= 0
     # A word is among the K best if fewer than K have a larger logit.
@@ -118,12 +109,10 @@ def probe_words(
     table 5).
 
     Args:
-        translator ([`Translator`]): Holds any model; its weights do not change.
         train, validation, test (sequences of [`SentencePair`]): Sentences and their reference translations. Words are
             tokens of the target.
         tops (sequence of `int`, *optional*, defaults to `(200, 500, 1000)`): All K; see [`scaled_tops`].
         states (sequence of `str`, *optional*): Names of vectors, as in [`states_of`]; `None`: all.
-        options ([`ProbeOptions`], *optional*): Training settings.
 
     Returns:
         The result of the most frequent words, then one for each vector.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +102,7 @@ class LogicRecipe:
             ValueError: Its preset or a field does not exist, or a value is not allowed.
         """
         place, chosen = f"models.{name}", self.models[name]
-        known = [entry.name for entry in fields(ONLSTMTransformerConfig)]
+        known = (entry.name for entry in fields(ONLSTMTransformerConfig))
         model_fields = given_fields(chosen["fields"], known, f"{place}.fields")
         labels = dict(enumerate(RELATIONS))
         try:
@@ -123,5 +122,4 @@ class LogicRecipe:
 
     def alone(self, name: str) -> str:
         """Return the parts of the recipe that a resumed run must not change, as YAML: data, training and its model."""
-        content = dataclasses.asdict(self)
-        return dump_yaml({**content, "models": {name: self.models[name]}})
+        return dump_yaml({**asdict(self), "models": {name: self.models[name]}})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedTokenizerFast,
@@ -31,6 +31,7 @@ from transformers import (
 
 from ..data.files import open_output, reject_model_folder, remove
 from ..data.logic import MAX_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
+from ..data.text import write_results
 from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from ..errors import ExistingFileError, UserError
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
@@ -40,7 +41,7 @@ from ..training.processes import Processes, keep_freed_memory, logger, progress_
 from .logic_recipe import LogicRecipe
 
 
-RESULTS, TABLE = "logic.json", "logic.tsv"
+RESULTS = "logic.json"
 PARTIAL_MODEL = f"{FINAL}.partial"
 MAJORITY = "majority class"
 # Pairs per batch in tests.
@@ -101,20 +102,19 @@ def tokenized(pairs: Sequence[LogicPair], tokenizer: PreTrainedTokenizerFast) ->
     )
 
 
+@dataclass
 class PairCollator:
     """Batches of tokenized pairs, padded on the right, for [`ONLSTMTransformerForSequencePairClassification`]."""
 
-    def __init__(self, pad_token_id: int):
-        self.pad_token_id = pad_token_id
+    pad_token_id: int
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         batch = {"labels": torch.tensor([row["labels"] for row in rows])}
         for prefix in ("", "pair_"):
             ids = [torch.tensor(row[f"{prefix}input_ids"]) for row in rows]
-            padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id)
-            lengths = torch.tensor([len(row) for row in ids])
-            batch[f"{prefix}input_ids"] = padded
-            batch[f"{prefix}attention_mask"] = (torch.arange(padded.shape[1]) < lengths[:, None]).long()
+            masks = [torch.ones_like(row) for row in ids]
+            batch[f"{prefix}input_ids"] = pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id)
+            batch[f"{prefix}attention_mask"] = pad_sequence(masks, batch_first=True)
         return batch
 
 
@@ -126,11 +126,16 @@ class MarkComplete(TrainerCallback):
             mark_complete(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
 
 
-def logic_arguments(recipe: LogicRecipe, folder: Path) -> TrainingArguments:
-    """Return the Trainer's arguments."""
+def accuracy_of(prediction: Any) -> dict[str, float]:
+    """Return the accuracy, for the Trainer."""
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def build_trainer(recipe: LogicRecipe, name: str, folder: Path, train: Dataset, validation: Dataset) -> Trainer:
+    """Return the Trainer of a new model of the recipe."""
     settings = recipe.training
     by_plateau = settings.schedule == "plateau"
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.batch_size,
@@ -158,30 +163,18 @@ def logic_arguments(recipe: LogicRecipe, folder: Path) -> TrainingArguments:
         restore_callback_states_from_checkpoint=True,
         ddp_find_unused_parameters=False,
     )
-
-
-def accuracy_of(prediction: Any) -> dict[str, float]:
-    """Return the accuracy, for the Trainer."""
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
-
-
-def build_trainer(
-    recipe: LogicRecipe, name: str, folder: Path, train: Dataset | None, validation: Dataset | None
-) -> Trainer:
-    """Return the Trainer of a new model of the recipe."""
     tokenizer = logic_tokenizer()
-    set_seed(recipe.training.seed)
+    set_seed(settings.seed)
     model = ONLSTMTransformerForSequencePairClassification(recipe.config(name, len(tokenizer)))
-    patience = recipe.training.patience
     return Trainer(
         model=model,
-        args=logic_arguments(recipe, folder),
+        args=arguments,
         train_dataset=train,
         eval_dataset=validation,
         processing_class=tokenizer,
         data_collator=PairCollator(model.config.pad_token_id or 0),
         compute_metrics=accuracy_of,
-        callbacks=[MarkComplete(), *([EarlyStoppingCallback(patience)] if patience else [])],
+        callbacks=[MarkComplete(), *([EarlyStoppingCallback(settings.patience)] if settings.patience else [])],
     )
 
 
@@ -193,12 +186,9 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
 
     Args:
         recipe ([`LogicRecipe`]): Data, models and training.
-        output (`str` or `Path`): Folder for the results: for each model a folder with the best one in `model`, and
-            `logic.tsv` and `logic.json` with the results.
+        output (`str` or `Path`): Folder for `logic.tsv` and `logic.json` with the results, and for a folder of each
+            model with the best one in `model`.
         overwrite (`bool`, *optional*, defaults to `False`): Delete the results of an earlier run of a model.
-
-    Returns:
-        A [`LogicResult`] for each model.
 
     Raises:
         FileExistsError: A folder contains the run of another recipe, and `overwrite` is not set.
@@ -224,7 +214,7 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
             if result is None:
                 result = train_model(recipe, name, output / name, data["train"], data["valid"], tests, processes)
             results.append(result)
-            processes.on_main(lambda: write_results(results, output))
+            processes.on_main(lambda: write_results(results, table_of(results), output / RESULTS))
     return results
 
 
@@ -327,14 +317,6 @@ def table_of(results: Sequence[LogicResult]) -> list[list[str]]:
     rows.append([MAJORITY, "", "", "", *cells(results[0].majority)])
     rows.append(["pairs", "", "", "", *(str(results[0].pairs.get(number, "")) for number in numbers)])
     return rows
-
-
-def write_results(results: Sequence[LogicResult], output: Path) -> None:
-    """Write the results as JSON and as a table."""
-    with open_output(output / RESULTS) as file:
-        json.dump([asdict(result) for result in results], file, indent=1)
-    with open_output(output / TABLE) as file:
-        file.writelines("\t".join(row) + "\n" for row in table_of(results))
 
 
 def plot_logic(results: Sequence[LogicResult], path: str | Path, most_trained: int) -> None:

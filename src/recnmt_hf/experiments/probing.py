@@ -69,11 +69,8 @@ class Task:
 
 def read_task(folder: str | Path, name: str) -> Task:
     """
-    Read a task in SentEval's format: lines of split (tr, va, te), label and sentence, separated by tabs.
-
-    Args:
-        folder (`str` or `Path`): Contains `<name>.txt` or `<name>.txt.gz`.
-        name (`str`): One of `TASKS`.
+    Read a task in SentEval's format from `<name>.txt` or `<name>.txt.gz`: lines of split (tr, va, te), label and
+    sentence, separated by tabs.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -175,15 +172,9 @@ def cached_vectors(
 
 class Classifier(nn.Module):
     """
-    A classifier of vectors: `W2 sigmoid(Drop(W1 x + b1)) + b2`, or `W2 x + b2` without hidden layer.
-
-    Args:
-        setting ([`Setting`]): Its hidden layer.
-        dim (`int`): Size of the vectors.
-        classes (`int`): Number of labels.
-        gated (`bool`, *optional*, defaults to `False`): Whether inputs are pairs `[a; b]` of vectors, which a gate
-            combines first: `g = sigmoid(W [a; b] + c)`, `x = g a + (1 - g) b` (Hao et al., 2019, "Modeling Recurrence
-            for Transformer").
+    A classifier of vectors of size `dim`: `W2 sigmoid(Drop(W1 x + b1)) + b2`, or `W2 x + b2` without hidden layer. With
+    `gated` its inputs are pairs `[a; b]` of vectors, which a gate combines first: `g = sigmoid(W [a; b] + c)`,
+    `x = g a + (1 - g) b` (Hao et al., 2019, "Modeling Recurrence for Transformer").
     """
 
     def __init__(self, setting: Setting, dim: int, classes: int, gated: bool = False):
@@ -221,13 +212,9 @@ def train_classifier(
     device: torch.device | str = "cpu",
 ) -> tuple[float, float, int]:
     """
-    Train a classifier until its validation accuracy no longer rises.
-
-    Args:
-        vectors, labels (`dict`): By split; the vectors `(sentences, dim)`, pairs `(sentences, 2 * dim)` if `gated`.
-
-    Returns:
-        Its best validation accuracy, the test accuracy of the same weights, and the number of passes until then.
+    Train a classifier until its validation accuracy no longer rises. Vectors `(sentences, dim)` (pairs `(sentences,
+    2 * dim)` if `gated`) and labels are given by split. Return its best validation accuracy, the test accuracy of the
+    same weights, and the number of passes until then.
     """
     # Standardized, so that the scale of vectors has no effect.
     mean, deviation = vectors["tr"].mean(dim=0), vectors["tr"].std(dim=0, unbiased=False).clamp(min=1e-6)
@@ -263,11 +250,9 @@ def probe(
     Train classifiers of sentence vectors, for each task and each vector of the model.
 
     Args:
-        translator ([`Translator`]): Holds any model; its weights do not change.
         tasks (sequence of [`Task`]): See [`read_task`].
         vectors (sequence of `str`, *optional*): Names of vectors, as in [`vectors_of`], or `gated`: final and
             recurrence combined by a gate. `None`: all vectors of the model.
-        options ([`ClassifierOptions`], *optional*): Training settings.
         cache (`str` or `Path`, *optional*): Folder in which the model's vectors are stored.
 
     Returns:

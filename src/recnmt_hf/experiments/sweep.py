@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from transformers import AutoConfig
 
 from ..analysis.plots import grid_of_scores, points_of_scores
 from ..data.corpora import load_test_set
-from ..data.files import open_output, reject_model_folder
-from ..data.text import read_lines
+from ..data.files import reject_model_folder
+from ..data.text import read_lines, write_results
 from ..errors import MissingFileError, UserError
 from ..families import paper_table_of
 from ..training.checkpoints import newest_intact_checkpoint, state_of
@@ -168,20 +168,16 @@ def sweep(
     score: str | None = None,
 ) -> list[CellResult]:
     """
-    Train each cell sequentially in its own folder, and collect the results in `sweep.json` and
-    `sweep.tsv`. Finished runs are skipped, a killed run resumes, and after a failed run the others are still trained.
-    Only one sweep at a time can write into the folder.
+    Train each cell sequentially in its own folder, and collect the results in `sweep.json` and `sweep.tsv`. Finished
+    runs are skipped, a killed run resumes, and after a failed run the others are still trained. Only one sweep at a
+    time can write into the folder.
 
     Args:
-        recipe (`str` or `Path`): The common recipe.
-        cells (sequence of [`Cell`]): The runs; all are compared with the first one.
+        cells (sequence of [`Cell`]): The runs of `recipe`; all are compared with the first one.
         output (`str` or `Path`): Folder for the results, with a subfolder for each cell.
         overrides (sequence of `str`, *optional*): Changes of the recipe for all runs; `{seed}` in a value is the seed
             of the run.
         score (`str`, *optional*): A column that the table must have.
-
-    Returns:
-        A [`CellResult`] for each cell.
 
     Raises:
         ValueError, FileNotFoundError: Before training, a recipe is not allowed, its runs have no such score, or another
@@ -223,19 +219,18 @@ def sweep(
             first = next(other.name for other in cells if other.seed == cell.seed)
             baseline = next((result for result in results if result.name == first), None)
             compare(results[-1], baseline, cell_recipe, output)
-            write_results(results, output)
+            write_results(results, table_of(results), output / "sweep.json")
     if failures:
         details = {"failures": "; ".join(failures), "count": len(failures), "runs": len(cells)}
-        raise UserError("sweep.failed_runs", field=str(output), value=None, **details)
+        raise UserError("sweep.failed_runs", field=str(output), **details)
     return results
 
 
 def scores_of(recipe: Recipe) -> list[str]:
     """Return the names of the table's columns with scores."""
     kinds = recipe.training.scorer.names
-    return [f"{name} {kind}" for name in recipe.test for kind in kinds] + [
-        f"validation {kind}" for kind in ("loss", "perplexity", *kinds)
-    ]
+    columns = [f"{name} {kind}" for name in recipe.test for kind in kinds]
+    return columns + [f"validation {kind}" for kind in ("loss", "perplexity", *kinds)]
 
 
 def check_score(score: str, columns: Sequence[str]) -> None:
@@ -288,14 +283,6 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
         p_value = recipe.training.scorer.compare(baseline, texts, references).p_value
         if p_value is not None:
             last.p_values[name] = p_value
-
-
-def write_results(results: Sequence[CellResult], output: Path) -> None:
-    """Write the results as JSON and as a table."""
-    with open_output(output / "sweep.json") as file:
-        json.dump([asdict(result) for result in results], file, indent=1, ensure_ascii=False)
-    with open_output(output / "sweep.tsv") as file:
-        file.writelines("\t".join(row) + "\n" for row in table_of(results))
 
 
 def table_of(results: Sequence[CellResult]) -> list[list[str]]:
