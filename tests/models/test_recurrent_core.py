@@ -190,10 +190,10 @@ def test_matrices_and_tables_start_from_the_models_distribution():
     for tensor, std in (
         (drawn("matrix_", given), 0.5),
         (drawn("table_", given, 3.0), 0.5),
-        (drawn("embedding_", given), 0.5),
+        (drawn("table_", given), 0.5),
         (drawn("matrix_", xavier), (2 / 400) ** 0.5),
         (drawn("table_", xavier, 3.0), 3.0),
-        (drawn("embedding_", xavier), 0.2),
+        (drawn("table_", xavier), 0.2),
         (drawn("matrix_", uniform), 0.1 / 3**0.5),
         (drawn("table_", uniform, 3.0), 0.1 / 3**0.5),
     ):

@@ -41,13 +41,13 @@ class TestRPETransformer(ModelContract):
     def test_one_step_of_the_recurrence_for_each_new_word(self, variant, monkeypatch):
         """With beams and any length: cached words are not run again."""
         model, lengths = self.model(variant), []
-        run = CachedRecurrence.run
+        run = CachedRecurrence.forward
 
         def watch(self, inputs, *args, **kwargs):
             lengths.append(tuple(inputs.shape[:2]))
             return run(self, inputs, *args, **kwargs)
 
-        monkeypatch.setattr(CachedRecurrence, "run", watch)
+        monkeypatch.setattr(CachedRecurrence, "forward", watch)
         prompt = torch.randint(4, 30, (2, 4))
         settings = {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5, "decoder_input_ids": prompt}
         model.generate(torch.randint(4, 30, (2, 6)), **settings)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .recurrent_positions import SidePositions
+
 
 ENDINGS = (".png", ".svg", ".pdf")
 ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
@@ -177,29 +179,24 @@ def line_panels(
                 axis.legend(fontsize=7)
 
 
-def similarities_by_distance(
-    path: str | Path,
-    rows: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, np.ndarray]], Sequence[tuple[Any, ...]]]],
-) -> None:
-    """
-    Plot heat maps of the similarities between the tokens of each row, and curves by distance on the right. A row has a
-    name, tokens, headings with matrices `(len(tokens), len(tokens))` from -1 to 1, and for each distance: the distance,
-    a value (or `None`) of the first curve, then mean, least and largest value of the second one.
-    """
-    columns = 1 + max(len(maps) for _, _, maps, _ in rows)
-    side = 2.2 + 0.16 * max(len(tokens) for _, tokens, _, _ in rows)
-    with canvas(path, 1.2 * side * columns, side * len(rows)) as figure:
-        axes = figure.subplots(len(rows), columns, squeeze=False)
-        for row_axes, (name, tokens, maps, distances) in zip(axes, rows, strict=True):
+def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -> None:
+    """Plot heat maps of the similarities between the tokens of each side, and curves by distance on the right."""
+    columns = 2 if all(side.absolute is None for side in sides) else 3
+    size = 2.2 + 0.16 * max(len(side.tokens) for side in sides)
+    with canvas(path, 1.2 * size * columns, size * len(sides)) as figure:
+        axes = figure.subplots(len(sides), columns, squeeze=False)
+        for row_axes, side in zip(axes, sides, strict=True):
+            maps = [("position embeddings", side.absolute), ("recurrent embeddings", side.recurrent)]
+            maps = [(heading, matrix) for heading, matrix in maps if matrix is not None]
             for axis in row_axes[len(maps) : -1]:
                 axis.set_axis_off()
             for axis, (heading, matrix) in zip(row_axes, maps, strict=False):
                 image = axis.imshow(matrix, cmap="RdBu_r", vmin=-1.0, vmax=1.0)
-                axis.set_title(f"{name}: {heading}", fontsize=9, loc="left")
-                label_cells(axis, tokens, tokens)
-            axis = row_axes[-1]
+                axis.set_title(f"{side.name}: {heading}", fontsize=9, loc="left")
+                label_cells(axis, side.tokens, side.tokens)
+            axis, distances = row_axes[-1], side.by_distance()
             places, absolute, means, least, largest = zip(*distances, strict=True) if distances else [()] * 5
-            if distances and absolute[0] is not None:
+            if distances and side.absolute is not None:
                 axis.plot(places, absolute, color="gray", label="position embeddings")
             axis.plot(places, means, color="steelblue", label="recurrent embeddings")
             axis.fill_between(places, least, largest, color="steelblue", alpha=0.2)
@@ -211,14 +208,10 @@ def similarities_by_distance(
 
 
 def tree_and_bars(
-    path: str | Path,
-    nodes: Sequence[tuple[float, int, Sequence[float]]],
-    labels: Sequence[str],
-    heights: np.ndarray,
-    height_name: str,
+    path: str | Path, nodes: Sequence[tuple[float, int, Sequence[float]]], labels: Sequence[str], distances: np.ndarray
 ) -> None:
     """
-    Plot a binary tree over labels, and bars with heights from 0 to 1 below it. A node has x position and height, and
+    Plot a binary tree over labels, and distances from 0 to 1 as bars below it. A node has x position and height, and
     those of its two children.
     """
     top = max((height for _, height, _ in nodes), default=1)
@@ -228,7 +221,7 @@ def tree_and_bars(
             for child, own in zip(children[::2], children[1::2], strict=True):
                 above.plot([place, child], [height, own], color="steelblue")
         above.set_axis_off()
-        add_bars(below, heights, labels, height_name)
+        add_bars(below, distances, labels, "distance")
 
 
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:

@@ -95,9 +95,5 @@ def inspect_positions(
     sides = recurrent_positions(translator, sentence, target)
     if output is None:
         return positions_to_tsv(sides)
-    panels = []
-    for side in sides:
-        maps = [] if side.absolute is None else [("position embeddings", side.absolute)]
-        panels.append((side.name, side.tokens, [*maps, ("recurrent embeddings", side.recurrent)], side.by_distance()))
-    similarities_by_distance(output, panels)
+    similarities_by_distance(output, sides)
     return f"{output}: {', '.join(f'{len(side.tokens)} {side.name} tokens' for side in sides)}\n"

@@ -20,6 +20,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ..analysis.plots import check_picture
+    from ..data.text import tsv
     from ..experiments.logic_recipe import LogicRecipe
     from ..experiments.logical_inference import plot_logic, table_of, train_logic
 
@@ -28,8 +29,7 @@ def run(args: argparse.Namespace) -> None:
     recipe = LogicRecipe.from_file(args.recipe, args.overrides)
     output = Path(args.output or Path("outputs") / Path(args.recipe).stem)
     results = train_logic(recipe, output, args.overwrite)
-    for row in table_of(results):
-        print("\t".join(row))
+    print(tsv(table_of(results)), end="")
     if args.plot is not None:
         plot_logic(results, args.plot, recipe.data.most_operators)
         print(f"{args.plot}: accuracy of {len(results)} models")

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ..analysis.plots import check_picture
+    from ..data.text import tsv
     from ..experiments.sweep import (
         cells_of,
         grouped,
@@ -59,8 +60,7 @@ def run(args: argparse.Namespace) -> None:
         return
     output = Path(args.output or Path("outputs") / f"{Path(args.recipe).stem}_sweep")
     results = sweep(args.recipe, cells, output, args.overrides, args.score)
-    for line in table_of(results):
-        print("\t".join(line))
+    print(tsv(table_of(results)), end="")
     score = args.score or main_score(results)
     groups = grouped(results, score)
     if args.seeds:

@@ -105,14 +105,9 @@ def probe_words(
     options: ProbeOptions | None = None,
 ) -> list[WordPrecision]:
     """
-    Train a probe on each of a model's sentence vectors to predict the words of the translation (Weng et al., 2020,
-    table 5).
-
-    Args:
-        train, validation, test (sequences of [`SentencePair`]): Sentences and their reference translations. Words are
-            tokens of the target.
-        tops (sequence of `int`, *optional*, defaults to `(200, 500, 1000)`): All K; see [`scaled_tops`].
-        states (sequence of `str`, *optional*): Names of vectors, as in [`states_of`]; `None`: all.
+    Train a probe on each of a model's sentence vectors to predict the words of the translation, which are tokens of the
+    target (Weng et al., 2020, table 5). `tops` are all K (see [`scaled_tops`]), and `states` the names of the vectors,
+    as in [`states_of`]; by default all.
 
     Returns:
         The result of the most frequent words, then one for each vector.

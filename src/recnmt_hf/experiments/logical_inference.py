@@ -182,13 +182,8 @@ def build_trainer(recipe: LogicRecipe, name: str, folder: Path, train: Dataset, 
 def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False) -> list[LogicResult]:
     """
     Train each model of a recipe, and test it by number of operators. Finished models are skipped, and a killed one
-    resumes from its newest intact checkpoint.
-
-    Args:
-        recipe ([`LogicRecipe`]): Data, models and training.
-        output (`str` or `Path`): Folder for `logic.tsv` and `logic.json` with the results, and for a folder of each
-            model with the best one in `model`.
-        overwrite (`bool`, *optional*, defaults to `False`): Delete the results of an earlier run of a model.
+    resumes from its newest intact checkpoint. The folder `output` gets `logic.tsv` and `logic.json` with the results,
+    and for each model a folder with the best one in `model`; `overwrite` deletes the results of an earlier run.
 
     Raises:
         FileExistsError: A folder contains the run of another recipe, and `overwrite` is not set.

@@ -247,13 +247,9 @@ def probe(
     cache: str | Path | None = None,
 ) -> list[ProbeResult]:
     """
-    Train classifiers of sentence vectors, for each task and each vector of the model.
-
-    Args:
-        tasks (sequence of [`Task`]): See [`read_task`].
-        vectors (sequence of `str`, *optional*): Names of vectors, as in [`vectors_of`], or `gated`: final and
-            recurrence combined by a gate. `None`: all vectors of the model.
-        cache (`str` or `Path`, *optional*): Folder in which the model's vectors are stored.
+    Train classifiers of the sentence vectors of any model, for each task and each vector. `vectors` are their names, as
+    in [`vectors_of`], or `gated`, final and recurrence combined by a gate; by default all of the model. They are stored
+    in the folder `cache`.
 
     Returns:
         For each task the result of the most frequent label, then one for each vector.

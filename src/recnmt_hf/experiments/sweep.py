@@ -136,9 +136,7 @@ def cells_of(
     all_seeds: list[int | None] = [*seeds] or [None]
     cells = []
     for (row, changes), values, seed in itertools.product(
-        rows.items() if rows else [("", ())],
-        itertools.product(*(values for _, values in axes)),
-        all_seeds,
+        rows.items() if rows else [("", ())], itertools.product(*(values for _, values in axes)), all_seeds
     ):
         parts = [row] if row else []
         parts += [f"{name}={plain(value)}" for name, value in zip(short, values, strict=True)]
@@ -168,16 +166,10 @@ def sweep(
     score: str | None = None,
 ) -> list[CellResult]:
     """
-    Train each cell sequentially in its own folder, and collect the results in `sweep.json` and `sweep.tsv`. Finished
-    runs are skipped, a killed run resumes, and after a failed run the others are still trained. Only one sweep at a
-    time can write into the folder.
-
-    Args:
-        cells (sequence of [`Cell`]): The runs of `recipe`; all are compared with the first one.
-        output (`str` or `Path`): Folder for the results, with a subfolder for each cell.
-        overrides (sequence of `str`, *optional*): Changes of the recipe for all runs; `{seed}` in a value is the seed
-            of the run.
-        score (`str`, *optional*): A column that the table must have.
+    Train each cell of a recipe sequentially in its own subfolder of `output`, and collect the results in `sweep.json`
+    and `sweep.tsv`. All are compared with the first one. Finished runs are skipped, a killed run resumes, and after a
+    failed run the others are still trained. Only one sweep at a time can write into the folder. `overrides` change the
+    recipe for all runs, `{seed}` in a value is the seed of the run; `score` is a column that the table must have.
 
     Raises:
         ValueError, FileNotFoundError: Before training, a recipe is not allowed, its runs have no such score, or another
@@ -318,11 +310,10 @@ def table_of(results: Sequence[CellResult]) -> list[list[str]]:
 def difference_text(result: CellResult, results: Sequence[CellResult]) -> str:
     """Return the main score of a result on the first test set minus that of the first result of the same seed."""
     first = next(other for other in results if other.seed == result.seed)
-    for name in result.scores:
-        kind = next(iter(result.scores[name]), "")
-        base = first.scores.get(name, {}).get(kind)
-        return "" if base is None or first is result else f"{result.scores[name][kind] - base:+.2f}"
-    return ""
+    name, kinds = next(iter(result.scores.items()), ("", {}))
+    kind = next(iter(kinds), "")
+    base = first.scores.get(name, {}).get(kind)
+    return "" if base is None or first is result else f"{kinds[kind] - base:+.2f}"
 
 
 def grouped(results: Sequence[CellResult], score: str) -> dict[tuple[str, ...], list[float]]:

@@ -132,7 +132,8 @@ class MultiHeadAttention(nn.Module):
         """
         batch_size, query_length = hidden_states.shape[:2]
         if self.memory is None:
-            query, key, value = self.project_all(hidden_states)
+            projections = (self.q_proj, self.k_proj, self.v_proj)
+            query, key, value = (self.split_heads(project(linear, hidden_states)) for linear in projections)
             if past_key_values is not None:
                 cache = self_attention_cache(past_key_values)
                 key, value = cache.update(key, value, self.layer_idx)  # type: ignore[arg-type]  # not None with a cache
@@ -179,11 +180,6 @@ class MultiHeadAttention(nn.Module):
         settings = {name: setting for name, setting in kwargs.items() if name not in own}
         settings |= {"dropout": dropout, "scaling": self.scaling, "is_causal": self.is_causal}
         return interface(self, query, key, value, attention_mask, **settings)
-
-    def project_all(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values of self-attention, each `(batch_size, num_heads, length, head_dim)`."""
-        query, key, value = (project(linear, hidden_states) for linear in (self.q_proj, self.k_proj, self.v_proj))
-        return self.split_heads(query), self.split_heads(key), self.split_heads(value)
 
     def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""

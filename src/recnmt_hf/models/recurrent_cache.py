@@ -76,10 +76,6 @@ class RecurrentStates:
         self.start_states()
         self.recording = recording
 
-    def map_states(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.states = {name: change(state) for name, state in self.states.items()}
-        self.history = {name: change(past) for name, past in self.history.items()}
-
 
 class RecurrentStateLayer(RecurrentStates, DynamicLayer):
     """A growing cache layer with recurrent states, and with keys if it attends."""
@@ -108,19 +104,20 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         self.is_initialized = False
         self.restart()
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def map_states(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Change all states, keys and values."""
+        self.states = {name: change(state) for name, state in self.states.items()}
+        self.history = {name: change(past) for name, past in self.history.items()}
         if self.has_keys:
-            super().reorder_cache(beam_idx)  # type: ignore[arg-type]  # indices of any class
+            self.keys, self.values = change(self.keys), change(self.values)  # type: ignore[arg-type]  # not None here
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.map_states(lambda state: state.index_select(0, beam_idx.to(state.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.has_keys:
-            super().batch_repeat_interleave(repeats)
         self.map_states(lambda state: state.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if self.has_keys:
-            super().batch_select_indices(indices)
         self.map_states(lambda state: state[indices.to(state.device)])
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -132,11 +129,9 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         self.roll_back(remove)
 
     def offload(self) -> None:
-        super().offload()
         self.map_states(lambda state: state.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
-        super().prefetch()
         if self.is_initialized:
             self.map_states(lambda state: state.to(self.device, non_blocking=True))
 
@@ -247,26 +242,16 @@ class CachedRecurrence(nn.Module):
             initial = [initial_state()]
         if attention_mask is not None:
             attention_mask = attention_mask[:, -inputs.shape[1] :]
-        states = self.run(inputs, attention_mask, initial, with_all=layer is not None)
-        if layer is not None:
-            layer.update_states(**dict(zip(self.names, states, strict=True)))
-        return states[0]
-
-    def run(
-        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, initial: list[torch.Tensor], with_all: bool
-    ) -> list[torch.Tensor]:
-        """Return the state after each word (`with_all`: all carried states); words with mask 0 do not change it."""
-        if attention_mask is not None:
             inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), left_aligned(attention_mask))
-        if with_all and len(self.names) > 1:
+        if layer is not None and len(self.names) > 1:
             states = self.rnn(inputs, *initial, with_all=True)
         else:
             states = [self.rnn(inputs, *initial)]
-        if attention_mask is None:
-            return states
-        count = (attention_mask != 0).cumsum(dim=1)
-        carried = []
-        for index, following in enumerate(states):
-            first = initial[index] if index < len(initial) else torch.zeros_like(following[:, 0])
-            carried.append(take(torch.cat([first[:, None].to(following.dtype), following], dim=1), count))
-        return carried
+        if attention_mask is not None:
+            count, following, states = (attention_mask != 0).cumsum(dim=1), states, []
+            for index, steps in enumerate(following):
+                first = initial[index] if index < len(initial) else torch.zeros_like(steps[:, 0])
+                states.append(take(torch.cat([first[:, None].to(steps.dtype), steps], dim=1), count))
+        if layer is not None:
+            layer.update_states(**dict(zip(self.names, states, strict=True)))
+        return states[0]

@@ -48,14 +48,11 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
+        self._tied_weights_keys = {}
         if config.share_encoder_decoder_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
-            self._tied_weights_keys = {
-                "encoder.embed_tokens.weight": "shared.weight",
-                "decoder.embed_tokens.weight": "shared.weight",
-            }
-        else:
-            self._tied_weights_keys = {}
+            names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+            self._tied_weights_keys = dict.fromkeys(names, "shared.weight")
         self.encoder = self.encoder_class(config)
         self.decoder = self.decoder_class(config)
         self.post_init()
@@ -276,20 +273,14 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         """Return a term that a model adds to its loss, a sum divided by [`~.seq2seq_loss.divisor`], or `None`."""
         return None
 
-    def loss_without_logits(
-        self,
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        smoothing: float,
-        num_items_in_batch: torch.Tensor | int | None,
-    ) -> torch.Tensor:
+    def loss_without_logits(self, features: torch.Tensor, labels: torch.Tensor, *settings: Any) -> torch.Tensor:
         """Compute the loss of `features` `(batch_size, target_length, d_model)`, one chunk of tokens at a time."""
         head, bias = self.lm_head, self.final_logits_bias[0] if self.final_logits_bias is not None else None
         if hasattr(head, "unshard") and nn.Linear in type(head).__bases__:
             head.unshard()  # FSDP gathers a layer's weight when it is called; here it is read
         elif not is_plain(head, nn.Linear):
-            return chunked_cross_entropy_of_layer(head, features, labels, bias, smoothing, num_items_in_batch)
-        return chunked_cross_entropy(features, head.weight, labels, bias, smoothing, num_items_in_batch)
+            return chunked_cross_entropy_of_layer(head, features, labels, bias, *settings)
+        return chunked_cross_entropy(features, head.weight, labels, bias, *settings)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift labels `(batch_size, target_length)` right behind the start token; -100 becomes padding."""

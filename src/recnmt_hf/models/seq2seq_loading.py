@@ -16,6 +16,9 @@ from .configuration_seq2seq import Seq2SeqConfig, registered_class, reset_regist
 from .user_errors import UserError
 
 
+logger = utils.logging.get_logger(__name__)
+
+
 def is_loaded(parameter: torch.Tensor) -> bool:
     """Return whether a parameter was loaded from a checkpoint, by the mark of `transformers.initialization`."""
     return getattr(parameter, "_is_hf_initialized", False)
@@ -34,26 +37,18 @@ class Initialization:
 
     def matrix_(self, matrix: torch.Tensor) -> None:
         """Initialise the matrix of a linear map or a convolution."""
-        if self.uniform is not None:
-            init.uniform_(matrix, -self.uniform, self.uniform)
-        elif self.std is not None:
-            init.normal_(matrix, mean=0.0, std=self.std)
-        else:
+        if self.uniform is None and self.std is None:
             init.xavier_uniform_(matrix)
+        else:
+            self.table_(matrix)
 
-    def table_(self, table: torch.Tensor, std: float) -> None:
-        """Initialise a lookup table; `std` is used where the model sets no deviation."""
+    def table_(self, table: torch.Tensor, std: float | None = None) -> None:
+        """Initialise a lookup table; `std`, by default that of embeddings, applies if the model sets none."""
         if self.uniform is not None:
             init.uniform_(table, -self.uniform, self.uniform)
         else:
-            init.normal_(table, mean=0.0, std=self.std if self.std is not None else std)
-
-    def embedding_(self, table: torch.Tensor) -> None:
-        """Initialise an embedding, which the model scales by `sqrt(d_model)`."""
-        self.table_(table, self.d_model**-0.5)
-
-
-logger = utils.logging.get_logger(__name__)
+            std = self.d_model**-0.5 if std is None else std  # the model scales embeddings by `sqrt(d_model)`
+            init.normal_(table, mean=0.0, std=std if self.std is None else self.std)
 
 
 @dataclass
@@ -94,7 +89,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         if hasattr(module, "initialize"):
             module.initialize(start)  # type: ignore[operator]
         elif isinstance(module, nn.Embedding):
-            start.embedding_(module.weight)
+            start.table_(module.weight)
             if module.padding_idx is not None and not is_loaded(module.weight):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, (nn.Linear, nn.Conv1d)):

@@ -26,9 +26,8 @@ IGNORE_INDEX = -100
 
 def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
     """Raise a `UserError` for labels that are neither ids nor -100, on the CPU where no transform hides the values."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or type(labels) is not torch.Tensor:
-        return
-    if is_transformed():
+    is_hidden = torch.compiler.is_compiling() or type(labels) is not torch.Tensor or is_transformed()
+    if is_hidden or labels.device.type != "cpu":
         return
     wrong = labels[((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)]
     if wrong.numel():
@@ -91,8 +90,7 @@ class ChunkedCrossEntropy(CustomGradient):
     ) -> tuple[torch.Tensor | None, ...]:
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
         sum_dtype = torch.promote_types(compute_dtype, torch.float32)
-        one = torch.ones((), dtype=sum_dtype, device=states.device)
-        factor = one / divisor if wants_grad else None
+        factor = torch.ones((), dtype=sum_dtype, device=states.device) / divisor if wants_grad else None
         settings = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
         total, *gradients = chunked_losses(states, matrix, bias, labels, factor, **settings)
         return total / divisor, *(gradients or (None, None))
@@ -132,17 +130,10 @@ class ChunkedCrossEntropy(CustomGradient):
         return grad_states.to(dtypes[0]), grad_matrix.to(dtypes[1])
 
 
-def loss_shapes(
-    states: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    factor: torch.Tensor | None,
-    **settings: Any,
-) -> Any:
+def loss_shapes(states: torch.Tensor, matrix: torch.Tensor, *others: torch.Tensor | None, **settings: Any) -> Any:
     """Return shapes and types of the results of [`chunked_losses`]."""
     wide = torch.promote_types(states.dtype, torch.float32)
-    return [((), wide)] + ([] if factor is None else [(states.shape, states.dtype), (matrix.shape, wide)])
+    return [((), wide)] + ([] if others[-1] is None else [(states.shape, states.dtype), (matrix.shape, wide)])
 
 
 @graph_operator(loss_shapes)

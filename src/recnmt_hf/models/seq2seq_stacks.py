@@ -84,7 +84,7 @@ class LearnedPositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_positions, dim))
 
     def initialize(self, start: Initialization) -> None:
-        start.embedding_(self.weight)
+        start.table_(self.weight)
 
     def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None) -> Any:
         return look_up(self.weight, length, offset, position_ids)

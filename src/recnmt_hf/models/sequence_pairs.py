@@ -8,6 +8,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
+from .attention import masked_softmax
 from .recurrent_layers import left_aligned, masked_mean, take
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import smoothed_cross_entropy
@@ -33,12 +34,11 @@ class QueryPooling(nn.Module):
         """Return vectors `(batch_size, d_model)` of states `(batch_size, length, d_model)`; zeros for padding alone."""
         keys, values = (project(states).unflatten(-1, (self.num_heads, -1)) for project in (self.k_proj, self.v_proj))
         scores = torch.einsum("blhd,hd->bhl", keys, self.query) * self.query.shape[1] ** -0.5
+        visible = None
         if attention_mask is not None:
-            is_padding = (attention_mask == 0)[:, None]
-            scores = scores.masked_fill(is_padding, torch.finfo(scores.dtype).min)
-            values = values.masked_fill(is_padding.transpose(1, 2)[..., None], 0.0)
-        wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores, dim=-1, dtype=wide).to(values.dtype)
+            visible = (attention_mask != 0)[:, None]
+            values = values.masked_fill(~visible.transpose(1, 2)[..., None], 0.0)
+        weights = masked_softmax(scores, visible, values.dtype)
         pooled = self.out_proj(torch.einsum("bhl,blhd->bhd", weights, values).flatten(1))
         if attention_mask is not None:
             pooled = pooled.masked_fill((attention_mask == 0).all(dim=1)[:, None], 0.0)
@@ -89,9 +89,8 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         self.encoder = self.encoder_class(config)
         is_learned = config.pair_pooling == "attention"
         self.pooling = QueryPooling(config.d_model, config.pair_pooling_heads) if is_learned else None
-        self.classifier = PairClassifier(
-            config.d_model, config.pair_features, config.num_labels, config.classifier_dropout
-        )
+        sizes = config.d_model, config.pair_features, config.num_labels
+        self.classifier = PairClassifier(*sizes, config.classifier_dropout)
         self.post_init()
 
     @classmethod
@@ -134,30 +133,22 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         if input_ids is None or pair_input_ids is None or len(input_ids) != len(pair_input_ids):
             rows = [None if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
             raise UserError("model.pair_counts", field="pair_input_ids", value=rows[1], rows=rows[0])
-        both, mask = self.stack(input_ids, attention_mask, pair_input_ids, pair_attention_mask)
+        both, mask = self.stack((input_ids, attention_mask), (pair_input_ids, pair_attention_mask))
         encoded = self.encoder(input_ids=both, attention_mask=mask, **{**kwargs, "return_dict": True})
         first, second = self.pool(encoded.last_hidden_state, mask).chunk(2)
         logits = self.classifier(first, second)
         loss = None
         if labels is not None:
             loss = smoothed_cross_entropy(logits, labels, num_items_in_batch=num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
+        return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
-    def stack(
-        self,
-        first: torch.Tensor,
-        first_mask: torch.Tensor | None,
-        second: torch.Tensor,
-        second_mask: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Concatenate both sides along the batch, padded on the right to one length, and their masks."""
-        if first_mask is None and second_mask is None and first.shape == second.shape:
-            return torch.cat([first, second]), None
-        length, padding = max(first.shape[1], second.shape[1]), self.config.pad_token_id or 0
+    def stack(self, *sides: tuple[torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Concatenate token ids of both sides along the batch, padded on the right to one length, and their masks."""
+        if all(mask is None for _, mask in sides) and len({ids.shape[1] for ids, _ in sides}) == 1:
+            return torch.cat([ids for ids, _ in sides]), None
+        length, padding = max(ids.shape[1] for ids, _ in sides), self.config.pad_token_id or 0
         all_ids, masks = [], []
-        for ids, mask in ((first, first_mask), (second, second_mask)):
+        for ids, mask in sides:
             mask = torch.ones_like(ids) if mask is None else mask.to(ids.dtype)
             all_ids.append(nn.functional.pad(ids, (0, length - ids.shape[1]), value=padding))
             masks.append(nn.functional.pad(mask, (0, length - ids.shape[1])))
