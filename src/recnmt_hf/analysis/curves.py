@@ -40,9 +40,7 @@ def plot_curves(runs: Mapping[str, Curve], output: str | Path) -> None:
     """Plot a panel for each logged quantity (training loss, validation loss, BLEU, ...), with a line for each run."""
     names = dict.fromkeys(name for curve in runs.values() for row in curve for name in row)
     panels = {}
-    for name in names:
-        if name in ("step", "learning_rate", "eval_perplexity"):
-            continue
+    for name in (name for name in names if name not in ("step", "learning_rate", "eval_perplexity")):
         lines = {run: [(row["step"], row[name]) for row in curve if name in row] for run, curve in runs.items()}
         title = f"validation {name.removeprefix('eval_')}" if name.startswith("eval_") else f"training {name}"
         panels[title] = {run: points for run, points in lines.items() if points}

@@ -72,17 +72,11 @@ def inspect_global_state(
     translator: Translator, sentence: str, output: str | None = None, target: str | None = None, layer: int = -1
 ) -> str:
     """Return capsules and gates as tables, or plot a layer's capsules and the gates and return a summary."""
-    from .plots import map_and_bars
+    from .plots import capsules_and_gates
 
     state = global_state(translator, sentence, target)
     if output is None:
         return state.to_tsv(layer)
-    number = state.layer(layer)
-    weights = None if state.routing is None else state.routing[number]
-    capsules = 0 if weights is None else len(weights)
-    rows, row_name = [str(capsule) for capsule in range(1, capsules + 1)], "capsule"
-    if state.pooling is not None:
-        rows = [f"{name} ({weight:.2f})" for name, weight in zip(rows, state.pooling[number], strict=True)]
-        row_name = "capsule (weight)"
-    map_and_bars(output, (weights, state.source, rows, row_name), (state.gates, state.target, "gate"))
+    capsules_and_gates(output, state, state.layer(layer))
+    capsules = 0 if state.routing is None else state.routing.shape[1]
     return f"{output}: {capsules} capsules over {len(state.source)} tokens, {len(state.target)} target tokens\n"

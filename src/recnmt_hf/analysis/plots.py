@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .global_state import GlobalState
     from .recurrent_positions import SidePositions
 
 
@@ -95,27 +96,23 @@ def heat_maps(
         figure.colorbar(image, ax=list(axes), shrink=0.8, label="attention weight")
 
 
-def map_and_bars(
-    path: str | Path,
-    matrix: tuple[np.ndarray | None, Sequence[str], Sequence[str], str],
-    bars: tuple[np.ndarray | None, Sequence[str], str],
-) -> None:
-    """
-    Plot a heat map (values `(len(rows), len(columns))` from 0, labels of columns and rows, label of the y axis) above
-    bars (values from 0 to 1, their labels, label of the y axis); a part without values is omitted.
-    """
-    (values, columns, rows, row_name), (heights, labels, height_name) = matrix, bars
-    sizes = ([1.3 + 0.2 * len(rows)] if values is not None else []) + ([2.4] if heights is not None else [])
-    width = 2.2 + 0.42 * max(len(columns), len(labels))
-    with canvas(path, width, sum(sizes)) as figure:
+def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None:
+    """Plot the capsules of a layer as a heat map above the gates as bars; a part that the model lacks is omitted."""
+    shares = None if state.routing is None else state.routing[layer]
+    sizes = ([1.3 + 0.2 * len(shares)] if shares is not None else []) + ([2.4] if state.gates is not None else [])
+    with canvas(path, 2.2 + 0.42 * max(len(state.source), len(state.target)), sum(sizes)) as figure:
         grids = figure.add_gridspec(len(sizes), 1, height_ratios=sizes)
-        if values is not None:
+        if shares is not None:
+            rows, row_name = [str(capsule) for capsule in range(1, len(shares) + 1)], "capsule"
+            if state.pooling is not None:
+                rows = [f"{name} ({weight:.2f})" for name, weight in zip(rows, state.pooling[layer], strict=True)]
+                row_name = "capsule (weight)"
             axis = figure.add_subplot(grids[0])
-            image = axis.imshow(values, cmap="Blues", vmin=0.0, aspect="auto")
-            label_cells(axis, columns, rows, row_name)
+            image = axis.imshow(shares, cmap="Blues", vmin=0.0, aspect="auto")
+            label_cells(axis, state.source, rows, row_name)
             figure.colorbar(image, ax=axis, shrink=0.8, label="share of the word")
-        if heights is not None:
-            add_bars(figure.add_subplot(grids[len(sizes) - 1]), heights, labels, height_name)
+        if state.gates is not None:
+            add_bars(figure.add_subplot(grids[len(sizes) - 1]), state.gates, state.target, "gate")
 
 
 def grid_of_scores(

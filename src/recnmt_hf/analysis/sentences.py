@@ -50,10 +50,8 @@ def run_encoder(translator: Translator, sentence: str) -> tuple[Any, list[str]]:
 
 def run_pair(translator: Translator, sentence: str, translation: str | None) -> tuple[Any, list[int], list[int]]:
     """
-    Run a model on a sentence and its translation (by default its own).
-
-    Returns:
-        The model's outputs with `output_attentions=True`, and the token ids of source and target.
+    Run a model on a sentence and its translation (by default its own). Return the outputs with
+    `output_attentions=True`, and the token ids of source and target.
     """
     check_not_blank("sentence", sentence)
     model = translator.inspected_model()

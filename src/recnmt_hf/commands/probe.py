@@ -34,6 +34,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..data.text import tsv
     from ..experiments.probing import probe, read_task, table_of
 
     options = arguments.read_options(ClassifierOptions, args, OPTIONS)
@@ -41,8 +42,7 @@ def run(args: argparse.Namespace) -> None:
     with arguments.optional_output(args.output) as table, arguments.optional_output(args.json) as figures:
         results = probe(arguments.load_translator(args), tasks, args.vectors, options, args.cache)
         rows = table_of(results)
-        for row in rows:
-            print("\t".join(row))
+        print(tsv(rows), end="")
         if table is not None:
             is_csv = str(args.output).lower().endswith((".csv", ".csv.gz"))
             csv.writer(table, delimiter="," if is_csv else "\t", lineterminator="\n").writerows(rows)

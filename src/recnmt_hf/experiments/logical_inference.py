@@ -256,7 +256,9 @@ def train_model(
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     accuracy = trainer.evaluate(metric_key_prefix="final")["final_accuracy"]
-    result = LogicResult(name, model.num_parameters(), best_epoch(trainer), accuracy)
+    evaluated = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
+    best = max(evaluated, key=lambda entry: entry["eval_accuracy"], default={"epoch": 0.0})
+    result = LogicResult(name, model.num_parameters(), best["epoch"], accuracy)
     tokenizer = logic_tokenizer()
     for operators, pairs in enumerate(tests):
         if not pairs:
@@ -277,12 +279,6 @@ def train_model(
 
     processes.on_main(save)
     return result
-
-
-def best_epoch(trainer: Trainer) -> float:
-    """Return the epoch with the best accuracy."""
-    evaluated = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
-    return max(evaluated, key=lambda entry: entry["eval_accuracy"])["epoch"] if evaluated else 0.0
 
 
 def read_result(folder: Path) -> LogicResult | None:

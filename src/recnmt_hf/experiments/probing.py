@@ -99,13 +99,10 @@ def read_task(folder: str | Path, name: str) -> Task:
 
 def vectors_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """
-    Yield names and sentence vectors `(batch_size, dim)` of an encoder's output, all but the last means over tokens:
-    `final`, of the states that the decoder reads; `recurrent` and `attention`, of the top recurrent and the top
-    attention layer of a hybrid (HO and HS of Hao et al., 2019); `recurrence`, of a recurrence encoder (H_r; `final` is
-    H_e); and `global`, of a model with one vector per sentence.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch_size, source_length)`): 1 for tokens to include.
+    Yield names and sentence vectors `(batch_size, dim)` of an encoder's output, all but the last means over the tokens
+    with mask 1: `final`, of the states that the decoder reads; `recurrent` and `attention`, of the top recurrent and
+    the top attention layer of a hybrid (HO and HS of Hao et al., 2019); `recurrence`, of a recurrence encoder (H_r;
+    `final` is H_e); and `global`, of a model with one vector per sentence.
     """
     yield FINAL, masked_mean(output.last_hidden_state, attention_mask)
     for name in (RECURRENT, ATTENTION):
@@ -113,15 +110,13 @@ def vectors_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str,
         if states is not None:
             yield name, masked_mean(states, attention_mask)
     memories = output.memories() if hasattr(output, "memories") else {}
-    for name, memory in memories.items():
-        if name == "encoder":
-            continue
-        if memory.states.dim() == 2:
-            yield name, memory.states
-        else:
+    for name, (states, mask, _) in memories.items():
+        if states.dim() == 2:
+            yield name, states
+        elif name != "encoder":
             # The states of an RNN have the mask of the words; steps of another number have their own or none.
-            is_of_words = memory.states.shape[1] == attention_mask.shape[1] and memory.token_mask is not None
-            yield name, masked_mean(memory.states, attention_mask if is_of_words else memory.token_mask)
+            is_of_words = mask is not None and states.shape[1] == attention_mask.shape[1]
+            yield name, masked_mean(states, attention_mask if is_of_words else mask)
 
 
 def sentence_vectors(translator: Translator, sentences: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -38,8 +38,7 @@ class ClassifierOptions:
         default_factory=lambda: [50, 100, 200], metadata={"help": "sizes of the hidden layer to try"}
     )
     dropout: Annotated[list[float], Range(least=0, below=1)] = field(
-        default_factory=lambda: [0.0, 0.1, 0.2],
-        metadata={"help": "dropout rates to try, before the sigmoid"},
+        default_factory=lambda: [0.0, 0.1, 0.2], metadata={"help": "dropout rates to try, before the sigmoid"}
     )
     l2: Annotated[list[float], Range(least=0)] = field(
         default_factory=lambda: [1e-5, 1e-4, 1e-3, 1e-2],

@@ -87,15 +87,12 @@ def with_size(rows: Mapping[str, Sequence[str]], size: str | None, recipe: str |
     Return rows of a size: `{size}` in them is replaced, and a row without a preset gets the one of that name. Without a
     size they have that of the recipe's preset, e.g. `small` of `small_hybrid`.
     """
-    sized = {name: list(row) for name, row in rows.items()}
-    if size is None:
-        if any(SIZE_MARK in text for row in sized.values() for text in row):
-            size = Recipe.from_file(recipe).model.preset.partition("_")[0]
-    else:
-        for row in sized.values():
-            if not any(text.startswith(f"{PRESET}=") for text in row):
-                row.insert(0, f"{PRESET}={size}")
-    return {name: [text.replace(SIZE_MARK, str(size)) for text in row] for name, row in sized.items()}
+    if size is not None:
+        own = {name for name, row in rows.items() if any(text.startswith(f"{PRESET}=") for text in row)}
+        rows = {name: [*([] if name in own else [f"{PRESET}={size}"]), *row] for name, row in rows.items()}
+    elif any(SIZE_MARK in text for row in rows.values() for text in row):
+        size = Recipe.from_file(recipe).model.preset.partition("_")[0]
+    return {name: [text.replace(SIZE_MARK, str(size)) for text in row] for name, row in rows.items()}
 
 
 def read_axis(text: str) -> tuple[str, list[Any]]:
@@ -250,15 +247,10 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
         for name, entry in tests.items()
         if isinstance(entry, dict) and "signature" in entry
     }
-    return CellResult(
-        cell.name,
-        dict(cell.values),
-        cell.seed,
-        build_on_meta(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False)).num_parameters(),
-        int(state.get("global_step", 0)),
-        {name: value for name, value in last.items() if name in kinds},
-        scores,
-    )
+    validation = {name: value for name, value in last.items() if name in kinds}
+    parameters = build_on_meta(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False)).num_parameters()
+    steps = int(state.get("global_step", 0))
+    return CellResult(cell.name, dict(cell.values), cell.seed, parameters, steps, validation, scores)
 
 
 def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: Path) -> None:

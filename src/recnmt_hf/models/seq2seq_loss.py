@@ -116,13 +116,10 @@ class ChunkedCrossEntropy(CustomGradient):
 
     @staticmethod
     def scaled_gradients(
-        dtypes: tuple[torch.dtype, torch.dtype],
-        grad_output: torch.Tensor,
-        grad_states: torch.Tensor,
-        grad_matrix: torch.Tensor,
-        *inputs: torch.Tensor,
+        dtypes: tuple[torch.dtype, torch.dtype], grad_output: torch.Tensor, *saved: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale the gradients of the forward pass."""
+        """Scale the gradients of the forward pass, the first of the `saved` tensors."""
+        grad_states, grad_matrix = saved[:2]
         # Usually it is 1. On CPU reading it avoids scaling a tensor of the matrix's size; elsewhere it would wait.
         if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
             grad_states = grad_states * grad_output.to(grad_states.dtype)
