@@ -65,6 +65,8 @@ def test_size_of_rows(tmp_path, recipes):
     }
     assert with_size(rows, None, recipe)["a"] == ['model.preset="small_lstm"']
     assert with_size(rows, None, recipe)["b"] == ["model.fields.dropout=0"]
+    assert with_size(rows, None, recipe, ["model.preset=big_hybrid"])["a"] == ['model.preset="big_lstm"']
+    assert paper_table_of([]) is None
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,16 @@ def test_the_command_prints_rows(capsys, recipes):
     assert lines[-1].endswith("\t\t")  # the paper has no such size
     assert main(["parameters", "gret", "marian", "--rows", path]) == 2
     assert "[usage.excludes]" in capsys.readouterr().err
+
+
+def test_rows_may_reset_fields_and_name_only_mappings(tmp_path):
+    path = tmp_path / "rows.yaml"
+    path.write_text("a: {model.fields: null, model.type: null}\nb: {model: {preset: null, fields: {d_model: 32}}}\n")
+    _, first, second = count_rows(str(path), "nmt_transformer:encoder_layers=1", "tiny", 100)
+    assert first[3] == "+0.00M" and float(second[3].removesuffix("M")) < 0
+    path.write_text("a: {model.fields: 3}\n")
+    with rejects("option.mapping", field="model.fields"):
+        count_rows(str(path), "nmt_transformer", "tiny", 100)
 
 
 def test_a_sweep_has_the_papers_differences():

@@ -62,6 +62,12 @@ def test_several_references(tmp_path):
         load_test_set(corpus, "en", "de")
     with rejects("corpus.one_side", field="target"):
         Corpus(source=source, target=[])
+    for fields in ({"source": source, "target": [1]}, {"tsv": [source]}):
+        with rejects("option.value", field=[*fields][-1]):
+            Corpus(**fields)
+    blank = write(tmp_path / "blank", "\n\n\n")
+    with rejects("corpus.all_blank", field="on_empty"):
+        load_test_set({"source": blank, "target": first}, "en", "de", "skip")
     assert Corpus(**corpus).local_files() == [source, first, second]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
+from .._values import DEFAULT, mapping
 from ..errors import UserError
 from .arguments import whole
 from .named_models import MODEL_HELP, build_model, parse_model
@@ -55,26 +56,19 @@ def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[s
     """
     from ..experiments.sweep import read_rows, with_size
     from ..families import paper_table_of
-    from ..training.recipe_yaml import load_yaml
+    from ..training.recipe_yaml import apply_overrides
 
     rows = with_size(read_rows(path), size, path)
     paper = paper_table_of(list(rows), size)
     table = [["row", "without embeddings", "parameters", "difference", "paper: parameters", "paper: difference"]]
     first = None
     for row, changes in rows.items():
-        name, overrides = parse_model(model)
-        preset = size
-        for place, text in (change.split("=", 1) for change in changes):
-            value = load_yaml(text, place)
-            if place == "model.type":
-                name = str(value)
-            elif place == "model.preset":
-                preset = str(value)
-            elif place == "model.fields":
-                overrides |= value
-            elif place.startswith("model.fields."):
-                overrides[place.removeprefix("model.fields.")] = value
-        embeddings, body = count_parameters(name, preset, vocab_size, overrides)
+        name, fields = parse_model(model)
+        changed = mapping(apply_overrides({}, changes).get("model"), "model")
+        own = {place: value for place, value in changed.items() if value not in (None, DEFAULT)}
+        fields |= mapping(own.get("fields"), "model.fields")
+        name, preset = str(own.get("type", name)), str(own.get("preset", size))
+        embeddings, body = count_parameters(name, preset, vocab_size, fields)
         total = sum(body.values())
         first = total if first is None else first
         counts = (total / 1e6, (total + embeddings) / 1e6)

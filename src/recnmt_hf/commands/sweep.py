@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.plot is not None:
         check_picture(args.plot)
-    rows = {} if args.rows is None else with_size(read_rows(args.rows), args.size, args.recipe)
+    rows = {} if args.rows is None else with_size(read_rows(args.rows), args.size, args.recipe, args.overrides)
     cells = cells_of(rows, [read_axis(text) for text in args.vary], args.seeds)
     if args.list:
         for cell in cells:

@@ -92,7 +92,8 @@ class Corpus:
             if isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
             elif isinstance(value, (list, tuple)):
-                object.__setattr__(self, name, [os.fspath(path) for path in value])
+                paths = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in value]
+                object.__setattr__(self, name, paths)
         check_options(self)
         kinds = [name for name in ("source", "tsv", "jsonl", "lcsts", "dataset", "generated") if getattr(self, name)]
         if len(kinds) != 1:
@@ -240,6 +241,8 @@ def load_test_set(
         ValueError, FileNotFoundError: As [`load_pairs`], or corpora have different numbers of references.
     """
     rows = [row for corpus in parse_corpora(corpora) for row in corpus.test_rows(source_lang, target_lang, on_empty)]
+    if not rows:
+        raise UserError("corpus.all_blank", field="on_empty", value=on_empty)
     counts = sorted({len(row) - 1 for row in rows})
     if len(counts) > 1:
         raise UserError("corpus.references", field="target", counts=", ".join(map(str, counts)))

@@ -82,16 +82,18 @@ def read_rows(path: str | Path) -> dict[str, list[str]]:
     }
 
 
-def with_size(rows: Mapping[str, Sequence[str]], size: str | None, recipe: str | Path) -> dict[str, list[str]]:
+def with_size(
+    rows: Mapping[str, Sequence[str]], size: str | None, recipe: str | Path, overrides: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """
     Return rows of a size: `{size}` in them is replaced, and a row without a preset gets the one of that name. Without a
-    size they have that of the recipe's preset, e.g. `small` of `small_hybrid`.
+    size they have that of the preset of the recipe with its overrides, e.g. `small` of `small_hybrid`.
     """
     if size is not None:
         own = {name for name, row in rows.items() if any(text.startswith(f"{PRESET}=") for text in row)}
         rows = {name: [*([] if name in own else [f"{PRESET}={size}"]), *row] for name, row in rows.items()}
     elif any(SIZE_MARK in text for row in rows.values() for text in row):
-        size = Recipe.from_file(recipe).model.preset.partition("_")[0]
+        size = Recipe.from_file(recipe, overrides).model.preset.partition("_")[0]
     return {name: [text.replace(SIZE_MARK, str(size)) for text in row] for name, row in rows.items()}
 
 

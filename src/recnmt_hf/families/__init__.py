@@ -35,7 +35,7 @@ def paper_table_of(systems: Sequence[str], size: str | None = None) -> PaperTabl
         (sum(table.row(name) is not None for name in systems), table)
         for family in FAMILIES.values()
         for table in family.tables
-        if table.baseline.system == systems[0] and size in (None, table.size)
+        if [table.baseline.system] == list(systems[:1]) and size in (None, table.size)
     ]
     count, table = max(counts, key=lambda entry: entry[0], default=(0, None))
     return table if count >= 2 and (size is not None or 3 * count > len(systems)) else None

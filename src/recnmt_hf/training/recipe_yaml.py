@@ -121,7 +121,11 @@ def dump_yaml(content: Any) -> str:
 
 def content_of(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Read a recipe's file and apply overrides; see [`~recnmt_hf.training.recipe.Recipe.from_file`]."""
-    content = read_recipe(path)
+    return apply_overrides(read_recipe(path), overrides)
+
+
+def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Set the fields `section.field=value` of a recipe's content, which is changed and returned."""
     for override in overrides:
         name, equals, value = override.partition("=")
         parts = name.split(".")
