@@ -133,7 +133,7 @@ def marian():
 
 @functools.cache
 def graphs_of_marian(what, *args, **settings):
-    """What a function of this file counts for MarianMT."""
+    """Return the count of a function of this file for MarianMT."""
     model = marian()
     graphs, breaks = what(model.train() if what is count_training else model.eval(), *args, **settings)
     assert breaks == 0

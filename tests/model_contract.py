@@ -924,7 +924,7 @@ class ModelContract:
                 called(torch.tensor([[5, 2]]))
 
     def test_dummy_inputs(self, variant):
-        """What transformers' tools call a model with that they know nothing of."""
+        """Check the inputs with which transformers' tools call an unknown model."""
         model = self.model(variant)
         assert model(**model.dummy_inputs).logits.shape[0] == model.dummy_inputs["input_ids"].shape[0]
         assert model.model(**model.model.dummy_inputs).last_hidden_state.isfinite().all()

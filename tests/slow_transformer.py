@@ -99,11 +99,11 @@ class SlowTransformer:
         return self.sublayer(f"{name}.final_layer_norm", x, lambda y: self.feed_forward(name, y, factor))
 
     def fuse(self, layer, own, attended):
-        """What a variant does between attention to the encoder and the feed-forward block."""
+        """Compute what a variant does between attention to the encoder and the feed-forward block."""
         return attended
 
     def finish(self, states):
-        """What a variant does with the decoder's last states `(length, d_model)`."""
+        """Compute what a variant does with the decoder's last states `(length, d_model)`."""
         return states
 
     def input(self, side, ids):

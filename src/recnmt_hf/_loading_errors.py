@@ -18,7 +18,7 @@ ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "Stric
 
 
 def looks_local(path: str) -> bool:
-    """Whether the name of a model is a path: an existing one, or one that cannot be a model id."""
+    """Return whether the name of a model is a path: an existing one, or one that cannot be a model id."""
     return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
 
 
@@ -55,7 +55,7 @@ def check_json_object(file: Path) -> None:
 
 
 def is_about_files(error: Exception) -> bool:
-    """Whether an error that loading raised is about the files and not a bug."""
+    """Return whether an error that loading raised is about the files and not a bug."""
     models = Path(__file__).parent / "models"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     # The caller that asks for a missing attribute is to blame, not the method that looks it up.

@@ -21,7 +21,7 @@ INVISIBLE_CHARACTERS = frozenset(map(chr, chain(FILLERS, *SELECTORS)))
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text is empty or contains only spaces, controls and zero-width characters."""
+    """Return whether a text is empty or contains only spaces, controls and zero-width characters."""
     return all(
         character in INVISIBLE_CHARACTERS or unicodedata.category(character) in INVISIBLE_CATEGORIES
         for character in text

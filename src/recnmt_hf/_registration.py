@@ -33,8 +33,8 @@ def register() -> None:
 
 def is_command() -> bool:
     """
-    Whether this interpreter was started as the console command, which registers the models after parsing: help and
-    usage errors do not need them. Processes spawned by the command do not count.
+    Return whether this interpreter was started as the console command, which registers the models after parsing: help
+    and usage errors do not need them. Processes spawned by the command do not count.
     """
     script = (sys.argv or [""])[0]
     if script not in sys.orig_argv:  # a spawned process has its parent's arguments

@@ -45,7 +45,7 @@ class Range:
     share: bool = False  # numbers below 1 are a share of all steps, others integers
 
     def allows(self, number: float) -> bool:
-        """Whether a number is in the range."""
+        """Return whether a number is in the range."""
         return (
             (self.least is None or number >= self.least)
             and (self.most is None or number <= self.most)
@@ -288,7 +288,7 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def is_enum(kind: Any) -> bool:
-    """Whether a type is an Enum."""
+    """Return whether a type is an Enum."""
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
@@ -300,7 +300,7 @@ def choices_of(kind: Any) -> list[Any]:
 
 
 def is_allowed(value: Any, kind: Any, allowed: Range | None) -> bool:
-    """Whether a value has a type, and its numbers are in range."""
+    """Return whether a value has a type, and its numbers are in range."""
     origin = get_origin(kind) or kind
     if kind is Any:
         return True
@@ -326,7 +326,7 @@ def is_allowed(value: Any, kind: Any, allowed: Range | None) -> bool:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can be written to a file and be the name of a file."""
+    """Return whether a text can be written to a file and be the name of a file."""
     try:
         return "\0" not in text and bool(text.encode("utf-8") or True)
     except UnicodeEncodeError:
@@ -368,7 +368,7 @@ def remedy_for(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
 
 
 def is_quoted(text: str, kinds: tuple[Any, ...]) -> bool:
-    """Whether a text is a number or a truth value in quotes, where one of these is expected."""
+    """Return whether a text is a number or a truth value in quotes, where one of these is expected."""
     if bool in kinds and text.lower() in ("true", "false"):
         return True
     with suppress(ValueError):

@@ -256,7 +256,7 @@ def test_an_imported_model_is_published(imported, corpus, tmp_path):
 
 @pytest.mark.parametrize("model_type", ["biarn_transformer", "gret", "onlstm_transformer", "rpe_transformer"])
 def test_variants_start_from_an_imported_model(imported, model_type, tmp_path):
-    """What both have is copied bit for bit, and fine-tuning runs to a folder that translates."""
+    """Parameters of both are copied bit for bit, and fine-tuning runs to a folder that translates."""
     _, _, folder = imported
     fields = {name: BASE[name] for name in BASE if name.endswith(("layers", "heads", "ffn_dim")) or name == "d_model"}
     fields |= {"activation_function": "gelu", "max_position_embeddings": 64, "position_embedding_type": "marian"}

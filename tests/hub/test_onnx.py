@@ -129,7 +129,7 @@ def test_what_the_graphs_cannot_do(exported, tokenizer, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_wrong_graphs_are_not_written(tokenizer, tmp_path, capsys, monkeypatch):
-    """What the exporter makes is compared with the model before anything is written."""
+    """The graphs are compared with the model before anything is written."""
     import onnx_ir
 
     from recnmt_hf.hub import onnx_graphs

@@ -237,7 +237,7 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
     ):
 
         def send(licence=None, **to):
-            """What the upload says, and which files it sends."""
+            """Return the address of the upload, and the files that it sends."""
             if licence is not None:
                 card = ModelCard.load(folder / "README.md")
                 card.data.license = licence

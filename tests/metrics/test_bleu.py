@@ -120,7 +120,7 @@ def test_significance(method):
 
 
 def test_tokenizer_of_bins_and_significance():
-    """What is asked for the score holds for the bins and the tests: characters of a language without spaces."""
+    """The tokenizer of the score is also that of bins and tests: characters of a language without spaces."""
     references = ["我们 看见 一只 猫 。", "他 来 了 。", "你 好 吗 ？", "是 的 。"]
     hypotheses = ["我们 看见 两只 猫 。", "他 来 了 。", "你 好 ？", "是 的 。"]
     score = sacrebleu_score(hypotheses, references, tokenize="zh").score

@@ -704,7 +704,7 @@ def body(model):
 
 @pytest.mark.parametrize("preset, growth", [("base", 9.46e6), ("big", 69.26e6)])
 def test_parameter_growth(preset, growth):
-    """What the default BiARN adds to the Transformer (paper: 9.4M and 69.4M)."""
+    """The default BiARN adds 9.46M and 69.26M parameters (paper: 9.4M and 69.4M)."""
     with torch.device("meta"):
         baseline = NMTTransformerModel(NMTTransformerConfig.from_preset(preset, vocab_size=100))
         model = BiARNTransformerModel(BiARNTransformerConfig.from_preset(preset, vocab_size=100))

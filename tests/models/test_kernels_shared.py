@@ -316,7 +316,7 @@ def test_projection_calls_what_is_not_a_plain_linear():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [None, "bool", "additive"])
 def test_attention_by_plain_matmuls(causal, masked):
-    """What training on the CPU may take instead of sdpa: the same contexts and gradients."""
+    """Attention that training on the CPU may use instead of sdpa gives the same contexts and gradients."""
     module = nn.Module()
     module.is_causal = causal
     query, key, value = (torch.randn(2, 3, 6, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))

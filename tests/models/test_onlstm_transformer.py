@@ -293,7 +293,7 @@ def test_fast_layer_equals_the_reference(monkeypatch):
 
 @pytest.mark.parametrize("directions", [1, 2])
 def test_gradients_are_taken_again_where_the_graph_is_kept(directions, monkeypatch):
-    """What was saved is overwritten by the last way back alone."""
+    """Only the last backward pass overwrites the saved tensors."""
     monkeypatch.setattr(kernels_onlstm_transformer, "ROWS", 4)
     counts = [3, 3, 2, 1]
     tensors = inputs_and_weights(counts, 6, 2, directions)

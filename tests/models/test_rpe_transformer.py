@@ -93,7 +93,7 @@ class TestRPETransformer(ModelContract):
     ids=lambda fields: "-".join(map(str, fields.values())),
 )
 def test_other_recurrences_go_through_the_cache(fields):
-    """What the variants above do not have: steps, beams, padded prompts, roll-backs and exchanged rows."""
+    """Cases that the variants above lack: steps, beams, padded prompts, roll-backs and exchanged rows."""
     contract = TestRPETransformer()
     contract.test_steps_equal_teacher_forcing(fields)
     contract.test_every_cache_gives_the_same_logits(fields, "beam", 4)

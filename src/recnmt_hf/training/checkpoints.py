@@ -106,7 +106,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
 
 
 def is_complete(folder: str | Path) -> bool:
-    """Whether a checkpoint has a manifest, and its files have the sizes in it."""
+    """Return whether a checkpoint has a manifest, and its files have the sizes in it."""
     return not faults_of(folder, contents=False)
 
 

@@ -83,7 +83,7 @@ def all_checkpoints_in(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def is_of_run(path: Path) -> bool:
-    """Whether a path has a name that runs give; a baseline's folder must not contain anything else."""
+    """Return whether a path has a name that runs give; a baseline's folder must not contain anything else."""
     if path.name == BASELINE:
         return path.is_dir() and all(_OF_BASELINES.fullmatch(inner.name) for inner in path.iterdir())
     return _OF_RUNS.fullmatch(path.name) is not None
@@ -91,8 +91,8 @@ def is_of_run(path: Path) -> bool:
 
 def contains_run(output_dir: Path) -> bool:
     """
-    Whether a folder contains a run: a recipe with all sections, a record, or a checkpoint with a manifest. Names prove
-    nothing: other programs also use `model`, `runs` or `checkpoint-500`.
+    Return whether a folder contains a run: a recipe with all sections, a record, or a checkpoint with a manifest. Names
+    prove nothing: other programs also use `model`, `runs` or `checkpoint-500`.
     """
     return (
         set(SECTIONS) <= mapping_in(output_dir / RECIPE).keys()

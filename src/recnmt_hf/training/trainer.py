@@ -419,7 +419,7 @@ def check_prepared(dataset: Any, name: str = "dataset") -> None:
 
 
 def smooths_itself(model: torch.nn.Module | None) -> bool:
-    """Whether a model shifts and smooths labels in its own loss."""
+    """Return whether a model shifts and smooths labels in its own loss."""
     return bool(getattr(model, "computes_smoothed_loss", False))
 
 
