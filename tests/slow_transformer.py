@@ -98,6 +98,10 @@ class SlowTransformer:
         factor = self.factor("activation_dropout")
         return self.sublayer(f"{name}.final_layer_norm", x, lambda y: self.feed_forward(name, y, factor))
 
+    def decoder_self(self, name, x, causal, heads, relative):
+        """Compute the first sub-layer of the decoder."""
+        return self.attention(name, x, x, causal, heads, relative)
+
     def fuse(self, layer, own, attended):
         """Compute what a variant does between attention to the encoder and the feed-forward block."""
         return attended
@@ -113,9 +117,11 @@ class SlowTransformer:
         kind = config.position_embedding_type if getattr(config, f"{side}_position_embeddings") else "none"
         for position in range(len(ids)):
             for i in range(config.d_model // 2):
-                angle = position / 10000 ** (2 * i / config.d_model)
+                last = config.d_model - 2 if kind == "tensor2tensor" else config.d_model
+                angle = position / 10000 ** (2 * i / last)
                 sine, cosine = math.sin(angle), math.cos(angle)
-                places = {"sinusoidal": (2 * i, 2 * i + 1), "marian": (i, config.d_model // 2 + i)}.get(kind)
+                halves = (i, config.d_model // 2 + i)
+                places = {"sinusoidal": (2 * i, 2 * i + 1), "marian": halves, "tensor2tensor": halves}.get(kind)
                 if places:
                     x[position, places[0]] += sine
                     x[position, places[1]] += cosine
@@ -167,7 +173,7 @@ class SlowTransformer:
             y = self.sublayer(
                 f"{name}.self_attn_layer_norm",
                 y,
-                lambda z, n=name, h=heads: self.attention(f"{n}.self_attn", z, z, causal, h, relative),
+                lambda z, n=name, h=heads: self.decoder_self(f"{n}.self_attn", z, causal, h, relative),
             )
             own = y
             y = self.sublayer(

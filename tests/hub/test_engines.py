@@ -128,6 +128,7 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
         (
             ("GRET", {}, "export.family", "gret"),
             ("NMTTransformer", {"self_attention_type": "directional"}, "export.config", "self_attention_type"),
+            ("NMTTransformer", {"decoder_autoregression": "ssru"}, "export.config", "decoder_autoregression"),
             ("NMTTransformer", {"self_attention_type": "relative"}, "export.config", "relative_per_head"),
             ("NMTTransformer", {"activation_function": "mish"}, "export.config", "activation_function"),
         )

@@ -320,6 +320,7 @@ def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
         (
             ("NMTTransformer", {"normalize_before": True}, "export.config"),
             ("NMTTransformer", {"self_attention_type": "relative"}, "export.config"),
+            ("NMTTransformer", {"decoder_autoregression": "ssru"}, "export.config"),
             ("NMTTransformer", {"position_embedding_type": "learned"}, "export.config"),
             ("GRET", {}, "export.family"),
         )

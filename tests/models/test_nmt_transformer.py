@@ -48,6 +48,7 @@ def name_fields(fields):
         {},
         {"normalize_before": True},
         {"position_embedding_type": "marian", "scale_embedding": True},
+        {"position_embedding_type": "tensor2tensor"},
         {"encoder_position_embeddings": False, "decoder_position_embeddings": False},
         {"self_attention_type": "relative", "max_relative_positions": 2},
         {"self_attention_type": "relative", "max_relative_positions": 2, "relative_per_head": False},
@@ -148,7 +149,7 @@ def test_relative_positions_replace_absolute_ones_by_default():
     assert NMTTransformerConfig().position_embedding_type == "sinusoidal"
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "marian", "learned"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "marian", "tensor2tensor", "learned"])
 def test_positions_from_an_offset_by_number_or_by_ids(kind):
     module = build_position_embedding(kind, 6, 4)
     if kind == "learned":
@@ -156,16 +157,18 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
         torch.nn.init.normal_(module.weight)
         rows = module.weight
     else:
-        rows = sinusoid_table(6, 4, kind == "sinusoidal")
-        angles = torch.tensor([3.0, 0.03])  # of position 3: 10000^(2i / 4) is 1 and 100
+        rows = sinusoid_table(6, 4, kind)
+        # Of position 3: 10000^(2i / 4) is 1 and 100, and 10000^(2i / 2) is 1 and 10000.
+        angles = torch.tensor([3.0, 0.0003 if kind == "tensor2tensor" else 0.03])
         order = [0, 2, 1, 3] if kind == "sinusoidal" else [0, 1, 2, 3]
         torch.testing.assert_close(rows[3], torch.cat([angles.sin(), angles.cos()])[order])
         assert torch.equal(build_position_embedding(kind, 6, 4)(6), rows)
-        angle = torch.tensor(1000 / 10000**0.5, dtype=torch.float64)  # in float64, and rounded once
-        wide = sinusoid_table(1001, 4, kind == "sinusoidal", torch.float64)
+        slowest = 10000 if kind == "tensor2tensor" else 100
+        angle = torch.tensor(1000 / slowest, dtype=torch.float64)  # in float64, and rounded once
+        wide = sinusoid_table(1001, 4, kind, torch.float64)
         torch.testing.assert_close(wide[1000, order][1::2], torch.stack([angle.sin(), angle.cos()]), atol=1e-13, rtol=0)
         assert not module.state_dict(), "sinusoids are computed, not saved"
-        assert torch.equal(module.double()(6), sinusoid_table(6, 4, kind == "sinusoidal", torch.float64))
+        assert torch.equal(module.double()(6), sinusoid_table(6, 4, kind, torch.float64))
         module.float()
     assert torch.equal(module(6), rows) and torch.equal(module(2), rows[:2])
     for offset in (3, torch.tensor(3)):
@@ -176,9 +179,17 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
         module(3, 4)
     assert (caught.value.value, caught.value.details) == (6, {"length": 7})
     assert module.to("meta")(2, torch.tensor(3, device="meta")).shape == (2, 4)
-    assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, True)), "the paper's by default"
+    assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, "sinusoidal"))
     assert build_position_embedding("none", 6, 4) is None
     assert positions_from_mask(torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
+
+
+def test_sinusoids_of_marian_itself_differ_from_those_of_transformers():
+    """By up to 0.003 at position 1 and 0.28 below 100, with 256 channels."""
+    ours, marian = (sinusoid_table(100, 256, kind, torch.float64) for kind in ("marian", "tensor2tensor"))
+    largest = (ours - marian).abs().amax(dim=1)
+    assert largest[0] == 0 and largest[1] == pytest.approx(0.003, abs=5e-4)
+    assert largest.max() == pytest.approx(0.283, abs=5e-3)
 
 
 def test_learned_positions_start_as_other_embeddings():

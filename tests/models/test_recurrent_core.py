@@ -11,14 +11,19 @@ from user_errors import rejects
 
 from recnmt_hf.models.kernels_biarn_transformer import stores_source_memories
 from recnmt_hf.models.recurrent_cache import (
-    CachedRecurrence,
     RecurrentAttentionLayer,
     RecurrentStateLayer,
     StaticRecurrentAttentionLayer,
     StaticRecurrentStateLayer,
     recurrent_layer,
 )
-from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer, initialize_recurrent, masked_mean
+from recnmt_hf.models.recurrent_layers import (
+    CachedRecurrence,
+    MaskedRNN,
+    RecurrentLayer,
+    initialize_recurrent,
+    masked_mean,
+)
 from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_outputs import (
     Memory,

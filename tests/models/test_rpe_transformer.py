@@ -16,7 +16,7 @@ from recnmt_hf import (
     RPETransformerForConditionalGeneration,
 )
 from recnmt_hf.models.modeling_rpe_transformer import SlicedProjection
-from recnmt_hf.models.recurrent_cache import CachedRecurrence
+from recnmt_hf.models.recurrent_layers import CachedRecurrence
 
 
 TYPED = {"rpe_type": "rpehead", "rpe_head_partition": "typed"}

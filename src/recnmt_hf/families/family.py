@@ -16,6 +16,8 @@ COMBINATIONS: Mapping[str, Mapping[str, Any]] = {
     "relative positions": {"self_attention_type": "relative"},
     "directional masks": {"self_attention_type": "directional"},
     "pre-norm layers": {"normalize_before": True},
+    "SSRU decoder": {"decoder_autoregression": "ssru"},
+    "average-attention decoder": {"decoder_autoregression": "average_attention"},
 }
 # The probing tasks of Conneau et al. (2018), by the names in the papers' tables.
 PROBING_TASKS = ("SeLen", "WC", "TrDep", "ToCo", "BShif", "Tense", "SubN", "ObjN", "SoMo", "CoIn")

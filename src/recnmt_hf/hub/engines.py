@@ -73,6 +73,7 @@ def check_expressible(config: Any) -> None:
     is_relative = config.self_attention_type == "relative"
     unsupported = {
         "self_attention_type": config.self_attention_type == "directional",
+        "decoder_autoregression": config.decoder_autoregression != "self_attention",
         "relative_per_head": is_relative and config.relative_per_head,
         "position_embedding_type": is_relative and config.position_embedding_type != "none",
         "activation_function": config.activation_function not in ACTIVATIONS,

@@ -183,6 +183,7 @@ def check_expressible(config: Any) -> None:
     needed: dict[str, tuple[Any, ...]] = {
         "normalize_before": (False,),
         "self_attention_type": ("absolute",),
+        "decoder_autoregression": ("self_attention",),
         "position_embedding_type": ("sinusoidal", "marian"),
         "encoder_position_embeddings": (True,),
         "decoder_position_embeddings": (True,),

@@ -86,8 +86,8 @@ class RPETransformerConfig(NMTTransformerConfig):
         return super().sides_with_positions if self.recurrent_channels < self.d_model else ()
 
     def cache_layer_types(self) -> list[str] | None:
-        if not self.has_recurrence("decoder"):
-            return None
+        if not self.has_recurrence("decoder") or self.decoder_autoregression != "self_attention":
+            return super().cache_layer_types()
         return ["recnmt_recurrent_attention"] + ["full_attention"] * (self.decoder_layers - 1)
 
     def baseline(self) -> NMTTransformerConfig | None:
@@ -106,6 +106,10 @@ class RPETransformerConfig(NMTTransformerConfig):
         )
         kind = {"none": self.rpe_type, "typed": "rpehead", "slice": "mprhead"}[self.rpe_head_partition]
         self.require(kind == self.rpe_type, "rpe_head_partition", "'none'", "rpe_type")
+        has_heads = self.rpe_head_partition == "none" or self.decoder_autoregression == "self_attention"
+        self.require(
+            has_heads or not self.splits_input("decoder"), "rpe_head_partition", "'none'", "decoder_autoregression"
+        )
         # The state of an SRU passes through no matrix that could read r.
         has_matrix = self.rpe_cell != "sru" or self.rpe_recurrence == "hidden"
         self.require(has_matrix, "rpe_recurrence", "'hidden'", "rpe_cell")

@@ -32,7 +32,9 @@ class TransformerConfig(Seq2SeqConfig):
             the last layer. `True`: pre-norm, `x + sub(LN(x))`, with one norm after the last layer.
         layer_norm_eps (`float`, *optional*, defaults to 1e-5): Epsilon of the layer norms.
         position_embedding_type (`str`, *optional*): `"sinusoidal"` (the paper's interleaved sine and cosine),
-            `"marian"` (sines first, then cosines), `"learned"` or `"none"`. `None` means `"sinusoidal"` in most models.
+            `"marian"` (transformers' MarianMT: sines first, then cosines), `"tensor2tensor"` (the same order with the
+            frequencies of tensor2tensor, THUMT and Marian itself), `"learned"` or `"none"`. `None` means
+            `"sinusoidal"` in most models.
         encoder_position_embeddings, decoder_position_embeddings (`bool`, *optional*, default to `True`): `False`
             removes positions from the input.
     """
@@ -55,7 +57,7 @@ class TransformerConfig(Seq2SeqConfig):
     activation_dropout: float | int = probability(0.1)
     normalize_before: bool = False
     layer_norm_eps: float = positive(1e-5)
-    position_embedding_type: Filled[Literal["sinusoidal", "marian", "learned", "none"]] = DERIVED
+    position_embedding_type: Filled[Literal["sinusoidal", "marian", "tensor2tensor", "learned", "none"]] = DERIVED
     encoder_position_embeddings: bool = True
     decoder_position_embeddings: bool = True
 

@@ -21,12 +21,12 @@ from .kernels_shared import (
     graph_operator,
     is_exporting,
     is_transformed,
+    scan_steps,
     wide_linear,
     wide_product,
     wide_type,
     with_autocast,
 )
-from .recurrent_layers import scan_steps
 
 
 SLOPE = 0.1  # of the leaky ReLU

@@ -257,6 +257,31 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
     return getattr(operators, name).default
 
 
+# -- steps of a recurrence ---------------------------------------------------------------------------------------------
+
+Step = Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]
+
+
+def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> list[torch.Tensor]:
+    """
+    Run a recurrence as a loop, or in an exported graph as one operator. `step` maps a carry and a row of `inputs`
+    `(steps, ..)` to the next carry and its outputs. Return the outputs of all steps.
+    """
+    if is_exporting():
+        from torch._higher_order_ops.scan import scan
+
+        def traced_step(carry: list[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            next_carry, outputs = step(carry, row)
+            return list(next_carry), [output.clone() for output in outputs]  # no tensor may be both
+
+        return scan(traced_step, list(carry), inputs)[1]
+    all_outputs: list[Sequence[torch.Tensor]] = []
+    for row in inputs.unbind(0):
+        carry, outputs = step(carry, row)
+        all_outputs.append(outputs)
+    return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
+
+
 # -- matmuls in float32 ------------------------------------------------------------------------------------------------
 
 # Smallest number of rows of the left side, and of elements of the right side, for which oneDNN is used.

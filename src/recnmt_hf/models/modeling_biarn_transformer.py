@@ -19,15 +19,16 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention import MultiHeadAttention, eager_attention_forward
 from .configuration_biarn_transformer import BiARNTransformerConfig
 from .kernels_biarn_transformer import AbsorbingAttention, attentive_steps
-from .kernels_shared import allowed, dropout, is_exporting, is_plain, project
+from .kernels_shared import allowed, dropout, is_exporting, is_plain, project, scan_steps
 from .modeling_nmt_transformer import (
     NMTTransformerDecoder,
     NMTTransformerEncoder,
     NMTTransformerPreTrainedModel,
     build_decoder_attention,
+    build_decoder_mask,
 )
 from .multi_column import MultiColumn
-from .recurrent_layers import MaskedRNN, initialize_recurrent, masked_mean, reversed_order, scan_steps, take
+from .recurrent_layers import MaskedRNN, initialize_recurrent, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
 from .transformer_layers import TransformerDecoderLayer, TransformerDecoderStack, TransformerSublayers
@@ -471,6 +472,9 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
         if fuses and (config.fusion_layers == "all" or index == config.decoder_layers - 1):
             return RecurrenceFusionDecoderLayer(config, self_attn, encoder_attn, index)
         return TransformerDecoderLayer(config, self_attn, encoder_attn)
+
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
+        return build_decoder_mask(self.config, states, token_mask, past_key_values)
 
     def run(
         self,

@@ -1,15 +1,20 @@
-"""The Transformer (Vaswani et al., 2017) with relative positions (Shaw et al., 2018) and directional masks (DiSAN)."""
+"""
+The Transformer (Vaswani et al., 2017) with relative positions (Shaw et al., 2018), directional masks (DiSAN), and
+recurrences in place of the decoder's self-attention ([`~.light_decoders`]).
+"""
 
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import GenerationMixin
+from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import MultiHeadAttention, key_positions, masked_softmax, visible_positions
+from .attention import MultiHeadAttention, causal_mask, key_positions, masked_softmax, visible_positions
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .kernels_shared import dropout
+from .light_decoders import LIGHT_DECODERS
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .transformer_layers import (
@@ -75,13 +80,27 @@ def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs:
     return RelativeMultiHeadAttention(config, **kwargs)
 
 
-def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[MultiHeadAttention, MultiHeadAttention]:
-    """Build the causal self-attention of decoder layer `index`, and its attention to the memory `"encoder"`."""
+def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[nn.Module, MultiHeadAttention]:
+    """
+    Build the causal self-attention of decoder layer `index`, or what replaces it, and its attention to the memory
+    `"encoder"`.
+    """
     heads = config.decoder_attention_heads
-    return (
-        build_self_attention(config, heads, is_causal=True, layer_idx=index),
-        MultiHeadAttention(config, config.d_model, heads, config.attention_dropout, layer_idx=index, memory="encoder"),
-    )
+    if config.decoder_autoregression == "self_attention":
+        self_attn: nn.Module = build_self_attention(config, heads, is_causal=True, layer_idx=index)
+    else:
+        self_attn = LIGHT_DECODERS[config.decoder_autoregression](config, index)
+    sizes = (config.d_model, heads, config.attention_dropout)
+    return self_attn, MultiHeadAttention(config, *sizes, layer_idx=index, memory="encoder")
+
+
+def build_decoder_mask(
+    config: NMTTransformerConfig, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None
+) -> Any:
+    """Return the mask of the decoder's self-attention, or for what replaces it the token mask of the new words."""
+    if config.decoder_autoregression == "self_attention":
+        return causal_mask(config, states, token_mask, past_key_values)
+    return None if token_mask is None or token_mask.dim() != 2 else token_mask[:, -states.shape[1] :]
 
 
 def directional_mask(
@@ -142,6 +161,9 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
 
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
+
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
+        return build_decoder_mask(self.config, states, token_mask, past_key_values)
 
 
 class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):

@@ -19,9 +19,9 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
 from .kernels_onlstm_transformer import ONLSTMSteps, spread
-from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, wide_linear, wide_type
+from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, scan_steps, wide_linear, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, scan_steps, take
+from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, is_loaded
 from .seq2seq_outputs import Seq2SeqEncoderOutput

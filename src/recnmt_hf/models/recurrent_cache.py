@@ -1,13 +1,11 @@
-"""Recurrences in the decoder, and the layers of an `EncoderDecoderCache` that store their states."""
+"""Layers of an `EncoderDecoderCache` that store the states of recurrences in the decoder."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from .recurrent_layers import build_recurrent_layer, left_aligned, take
 from .source_memory import self_attention_cache
 from .user_errors import UserError
 
@@ -44,7 +42,9 @@ class RecurrentStates:
             if self.recording:
                 past = self.history.get(name)
                 self.history[name] = steps if past is None else torch.cat([past, steps], dim=1)
-        self.steps_seen += next(iter(new_states.values())).shape[1]
+        first = next(iter(self.states))  # another recurrence of the same layer counts the same steps
+        if first in new_states:
+            self.steps_seen += new_states[first].shape[1]
 
     def store_state(self, name: str, state: torch.Tensor) -> None:
         # A view would store the states of all steps, and compiled graphs would differ by its offset.
@@ -201,57 +201,3 @@ def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> Recurr
     if not hasattr(layer, "update_states"):  # remote code has its own copies of these classes
         raise UserError("cache.no_recurrent_state", field="past_key_values", kind=type(past_key_values).__name__)
     return layer  # type: ignore[return-value]
-
-
-class CachedRecurrence(nn.Module):
-    """
-    A recurrence over a decoder's words that continues where an earlier call stopped: cache layer `layer_idx` stores its
-    states, with the prefix `name`. Padding, on either side, does not change the state. `cell` is as in
-    [`build_recurrent_layer`].
-    """
-
-    def __init__(
-        self,
-        cell: str | Callable[[int, int], Any],
-        input_size: int,
-        hidden_size: int,
-        name: str = "",
-        layer_idx: int = 0,
-    ):
-        super().__init__()
-        self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
-        self.layer_idx = layer_idx
-        self.names = [f"{name}_{state}" if name else state for state in self.rnn.state_names]
-
-    def forward(
-        self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        initial_state: Callable[[], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """
-        Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
-        mask `(batch_size, seen + length)`. `initial_state` makes the one before the first word, by default zeros.
-        """
-        layer = recurrent_layer(past_key_values, self.layer_idx)
-        initial: list[torch.Tensor] = []
-        if layer is not None and layer.get_state(self.names[0]) is not None:
-            initial = [layer.states[name] for name in self.names]
-        elif initial_state is not None:
-            initial = [initial_state()]
-        if attention_mask is not None:
-            attention_mask = attention_mask[:, -inputs.shape[1] :]
-            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), left_aligned(attention_mask))
-        if layer is not None and len(self.names) > 1:
-            states = self.rnn(inputs, *initial, with_all=True)
-        else:
-            states = [self.rnn(inputs, *initial)]
-        if attention_mask is not None:
-            count, following, states = (attention_mask != 0).cumsum(dim=1), states, []
-            for index, steps in enumerate(following):
-                first = initial[index] if index < len(initial) else torch.zeros_like(steps[:, 0])
-                states.append(take(torch.cat([first[:, None].to(steps.dtype), steps], dim=1), count))
-        if layer is not None:
-            layer.update_states(**dict(zip(self.names, states, strict=True)))
-        return states[0]

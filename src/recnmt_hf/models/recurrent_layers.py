@@ -8,38 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import initialization as init
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .kernels_shared import dropout, graph_operator, is_exporting, project, wide_type, with_autocast
+from .kernels_shared import dropout, graph_operator, is_exporting, project, scan_steps, wide_type, with_autocast
+from .recurrent_cache import recurrent_layer
 from .seq2seq_loading import Initialization, is_loaded
 from .user_errors import UserError
 
 
 # Gates of each cell, in torch's order.
 CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
-
-
-Step = Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]
-
-
-def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> list[torch.Tensor]:
-    """
-    Run a recurrence as a loop, or in an exported graph as one operator. `step` maps a carry and a row of `inputs`
-    `(steps, ..)` to the next carry and its outputs. Return the outputs of all steps.
-    """
-    if is_exporting():
-        from torch._higher_order_ops.scan import scan
-
-        def traced_step(carry: list[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            next_carry, outputs = step(carry, row)
-            return list(next_carry), [output.clone() for output in outputs]  # no tensor may be both
-
-        return scan(traced_step, list(carry), inputs)[1]
-    all_outputs: list[Sequence[torch.Tensor]] = []
-    for row in inputs.unbind(0):
-        carry, outputs = step(carry, row)
-        all_outputs.append(outputs)
-    return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
 
 
 def initialize_recurrent(start: Initialization, module: Any) -> None:
@@ -273,6 +252,60 @@ class MaskedRNN(nn.Module):
         if self.backward_rnn is not None:
             ends = torch.cat([ends[:, : self.hidden_size], states[:, 0, self.hidden_size :]], dim=-1)
         return take(states, inverse(order)), ends
+
+
+class CachedRecurrence(nn.Module):
+    """
+    A recurrence over a decoder's words that continues where an earlier call stopped: cache layer `layer_idx` stores its
+    states, with the prefix `name`. Padding, on either side, does not change the state. `cell` is as in
+    [`build_recurrent_layer`].
+    """
+
+    def __init__(
+        self,
+        cell: str | Callable[[int, int], Any],
+        input_size: int,
+        hidden_size: int,
+        name: str = "",
+        layer_idx: int = 0,
+    ):
+        super().__init__()
+        self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
+        self.layer_idx = layer_idx
+        self.names = [f"{name}_{state}" if name else state for state in self.rnn.state_names]
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        initial_state: Callable[[], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """
+        Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
+        mask `(batch_size, seen + length)`. `initial_state` makes the one before the first word, by default zeros.
+        """
+        layer = recurrent_layer(past_key_values, self.layer_idx)
+        initial: list[torch.Tensor] = []
+        if layer is not None and layer.get_state(self.names[0]) is not None:
+            initial = [layer.states[name] for name in self.names]
+        elif initial_state is not None:
+            initial = [initial_state()]
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, -inputs.shape[1] :]
+            inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), left_aligned(attention_mask))
+        if layer is not None and len(self.names) > 1:
+            states = self.rnn(inputs, *initial, with_all=True)
+        else:
+            states = [self.rnn(inputs, *initial)]
+        if attention_mask is not None:
+            count, following, states = (attention_mask != 0).cumsum(dim=1), states, []
+            for index, steps in enumerate(following):
+                first = initial[index] if index < len(initial) else torch.zeros_like(steps[:, 0])
+                states.append(take(torch.cat([first[:, None].to(steps.dtype), steps], dim=1), count))
+        if layer is not None:
+            layer.update_states(**dict(zip(self.names, states, strict=True)))
+        return states[0]
 
 
 class RecurrentEncoderLayer(GradientCheckpointingLayer):

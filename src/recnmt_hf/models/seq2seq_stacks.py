@@ -27,16 +27,18 @@ from .source_memory import cached_value, fill_cache, one_row_per_source, use_sou
 from .user_errors import UserError
 
 
-def sinusoid_table(num_positions: int, dim: int, interleaved: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """
-    Return sinusoids `(num_positions, dim)` (Vaswani et al., 2017, section 3.5), `interleaved` as in the paper, or all
-    sines before all cosines (MarianMT).
+    Return sinusoids `(num_positions, dim)` (Vaswani et al., 2017, section 3.5): `"sinusoidal"` interleaves sine and
+    cosine as the paper does, the other kinds have all sines before all cosines. With k from 0 to `dim / 2 - 1` the
+    frequencies are `10000^(-k / (dim / 2))`, or `10000^(-k / (dim / 2 - 1))` for `"tensor2tensor"`.
     """
     position = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None]
     frequency = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
-    angle = position * torch.exp(frequency * (-math.log(10000.0) / dim))
-    sine, cosine = angle.sin(), angle.cos()
-    table = torch.stack([sine, cosine], dim=-1).flatten(1) if interleaved else torch.cat([sine, cosine], dim=-1)
+    last = max(dim - 2, 1) if kind == "tensor2tensor" else dim
+    angle = position * torch.exp(frequency * (-math.log(10000.0) / last))
+    parts = [angle.sin(), angle.cos()]
+    table = torch.stack(parts, dim=-1).flatten(1) if kind == "sinusoidal" else torch.cat(parts, dim=-1)
     return table.to(dtype)
 
 
@@ -50,18 +52,18 @@ class SinusoidalPositionEmbedding(nn.Module):
 
     table: torch.Tensor
 
-    def __init__(self, num_positions: int, dim: int, interleaved: bool = True):
+    def __init__(self, num_positions: int, dim: int, kind: str = "sinusoidal"):
         super().__init__()
-        self.interleaved = interleaved
+        self.kind = kind
         # The default type and device are those of the weights, also while `from_pretrained(dtype=...)` builds a model.
-        table = sinusoid_table(num_positions, dim, interleaved, torch.get_default_dtype())
+        table = sinusoid_table(num_positions, dim, kind, torch.get_default_dtype())
         self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
 
     def initialize(self, start: Initialization) -> None:
         init.copy_(self.table, self.compute_table())
 
     def compute_table(self) -> torch.Tensor:
-        return sinusoid_table(self.table.shape[0], self.table.shape[1], self.interleaved, self.table.dtype)
+        return sinusoid_table(self.table.shape[0], self.table.shape[1], self.kind, self.table.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # A table widened from another type would lack half of its digits.
@@ -113,7 +115,7 @@ def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Modu
         return None
     if kind == "learned":
         return LearnedPositionEmbedding(num_positions, dim)
-    return SinusoidalPositionEmbedding(num_positions, dim, interleaved=kind == "sinusoidal")
+    return SinusoidalPositionEmbedding(num_positions, dim, kind)
 
 
 class TokenAndPositionInput(nn.Module):

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .kernels_shared import graph_operator
-from .recurrent_layers import scan_steps
+from .kernels_shared import graph_operator, scan_steps
 from .seq2seq_loading import Initialization
 
 

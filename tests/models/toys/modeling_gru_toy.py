@@ -9,8 +9,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiHeadAttention
 from .configuration_gru_toy import GRUToyConfig
-from .recurrent_cache import CachedRecurrence
-from .recurrent_layers import RecurrentEncoderLayer, masked_mean
+from .recurrent_layers import CachedRecurrence, RecurrentEncoderLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Seq2SeqEncoderOutput, memory_states

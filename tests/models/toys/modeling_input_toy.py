@@ -5,7 +5,7 @@ from transformers import GenerationMixin
 
 from .configuration_input_toy import InputToyConfig
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .recurrent_cache import CachedRecurrence
+from .recurrent_layers import CachedRecurrence
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 
 

@@ -1,0 +1,243 @@
+"""
+Recurrences in place of the decoder's self-attention, which need constant memory and time per word: the simpler simple
+recurrent unit (SSRU; Kim et al., 2019, "From Research to Production and Back: Ludicrously Fast Neural Machine
+Translation", WNGT) and average attention (Zhang, Xiong and Su, 2018, "Accelerating Neural Transformer via an Average
+Attention Network", ACL).
+
+Both are called like [`~.attention.MultiHeadAttention`], but read the token mask of the new words. Their states are
+stored in at least float32.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+
+from .configuration_nmt_transformer import NMTTransformerConfig
+from .kernels_shared import (
+    CustomGradient,
+    allowed,
+    dropout,
+    graph_operator,
+    is_exporting,
+    project,
+    scan_steps,
+    wide_type,
+)
+from .recurrent_cache import recurrent_layer
+from .seq2seq_loading import Initialization, is_loaded
+
+
+# -- linear recurrence -------------------------------------------------------------------------------------------------
+
+
+def linear_scan_reference(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    """
+    Compute `c_t = decay_t * c_{t-1} + values_t` step by step from `initial` `(batch_size, d)`; all others are
+    `(batch_size, length, d)`.
+    """
+    width = decay.shape[-1]
+
+    def step(carry: Any, row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        state = row[:, :width] * carry[0] + row[:, width:]
+        return [state], [state]
+
+    return scan_steps(step, [initial], torch.cat([decay, values], dim=-1).transpose(0, 1))[0].transpose(0, 1)
+
+
+def sequential_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    """Compute [`linear_scan_reference`] step by step into one tensor; no gradient is recorded."""
+    states, state = torch.empty_like(values), initial
+    for t in range(values.shape[1]):
+        state = torch.addcmul(values[:, t], decay[:, t], state, out=states[:, t])
+    return states
+
+
+def parallel_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    """
+    Compute [`linear_scan_reference`] in log2(length) passes over all steps (Hillis and Steele, 1986): after a pass of
+    distance k each step holds the recurrence over its last 2 k steps. Nothing is divided, so small decays are exact.
+    """
+    values = torch.cat([torch.addcmul(values[:, :1], decay[:, :1], initial[:, None]), values[:, 1:]], dim=1)
+    distance = 1
+    while distance < values.shape[1]:
+        late = torch.addcmul(values[:, distance:], decay[:, distance:], values[:, :-distance])
+        values = torch.cat([values[:, :distance], late], dim=1)
+        decay = torch.cat([decay[:, :distance], decay[:, distance:] * decay[:, :-distance]], dim=1)
+        distance *= 2
+    return values
+
+
+class LinearScan(CustomGradient):
+    """[`linear_scan_reference`] with a backward pass that is a linear recurrence from right to left."""
+
+    @staticmethod
+    def forward(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+        # One kernel for each step costs less than several passes over all steps, except where kernels are launched.
+        scan = sequential_scan if values.device.type in ("cpu", "meta") else parallel_scan
+        return scan(decay, values, initial)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        decay, _, initial = inputs
+        ctx.save_for_backward(decay, initial, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        decay, initial, states = ctx.saved_tensors
+        # The gradient of c_t is its own one plus decay_{t+1} times that of c_{t+1}.
+        following = torch.cat([decay[:, 1:], torch.zeros_like(decay[:, :1])], dim=1)
+        total = LinearScan.apply(following.flip(1), grad_output.flip(1), torch.zeros_like(initial)).flip(1)
+        previous = torch.cat([initial[:, None], states[:, :-1]], dim=1)
+        return total * previous, total, total[:, 0] * decay[:, 0]
+
+
+def scan_shapes(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> Any:
+    return [(values.shape, values.dtype)]
+
+
+@graph_operator(scan_shapes)
+def linear_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> list[torch.Tensor]:
+    """Compute [`linear_scan_reference`] by [`LinearScan`], or step by step with `RECNMT_FAST_PATHS=0`."""
+    if is_exporting() or not allowed():
+        return [linear_scan_reference(decay, values, initial)]
+    return [LinearScan.apply(decay, values, initial)]
+
+
+# -- SSRU (Kim et al., 2019) -------------------------------------------------------------------------------------------
+
+
+class SimplerSimpleRecurrentUnit(nn.Module):
+    """
+    SSRU, in the form of Marian (`transformer-decoder-autoreg: rnn`, `dec-cell: ssru`):
+
+        f_t = sigmoid(W_f x_t + b_f),   c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t),   o_t = relu(c_t)
+
+    The state is c, from zeros. With `decoder_recurrence_projection` the output is `W_o o_t + b_o`;
+    `decoder_recurrence_dropout` drops the same channels of x in all steps.
+    """
+
+    def __init__(self, config: NMTTransformerConfig, layer_idx: int):
+        super().__init__()
+        width = config.d_model
+        self.layer_idx = layer_idx
+        self.dropout = config.decoder_recurrence_dropout
+        self.in_proj = nn.Linear(width, 2 * width, bias=False)  # W, W_f
+        self.forget_bias = nn.Parameter(torch.zeros(width))
+        self.out_proj = nn.Linear(width, width) if config.decoder_recurrence_projection else None
+
+    def initialize(self, start: Initialization) -> None:
+        init.zeros_(self.forget_bias)
+        if not is_loaded(self.in_proj.weight):  # its views do not have this mark
+            for matrix in self.in_proj.weight.chunk(2):
+                start.matrix_(matrix)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, keeps the state."""
+        inputs, dtype = hidden_states, hidden_states.dtype
+        if self.training and self.dropout:
+            inputs = inputs * dropout(torch.ones_like(inputs[:, :1]), self.dropout, self.training)
+        mapped = project(self.in_proj, inputs)
+        wide = wide_type(mapped.dtype)
+        value, forget = mapped.to(wide).chunk(2, dim=-1)
+        forget = torch.sigmoid(forget + self.forget_bias.to(wide))
+        value = value - forget * value
+        if attention_mask is not None:
+            padding = attention_mask[:, :, None] == 0
+            forget, value = forget.masked_fill(padding, 1.0), value.masked_fill(padding, 0.0)
+        layer = recurrent_layer(past_key_values, self.layer_idx)
+        memory = None if layer is None else layer.get_state("ssru_memory")
+        memories = linear_scan(forget, value, torch.zeros_like(value[:, 0]) if memory is None else memory)[0]
+        if layer is not None:
+            layer.update_states(ssru_memory=memories)
+        outputs = torch.relu(memories).to(dtype)
+        return outputs if self.out_proj is None else project(self.out_proj, outputs), None
+
+
+# -- average attention (Zhang et al., 2018) ----------------------------------------------------------------------------
+
+
+class AverageAttention(nn.Module):
+    """
+    Average attention (Zhang et al., 2018, Eqs. 1-4): the mean of all words so far, then a gate.
+
+        a_j = 1/j sum_{k<=j} x_k,   g_j = FFN(a_j)
+        [i_j; f_j] = sigmoid(W [x_j; g_j] + b),   h_j = i_j * x_j + f_j * g_j
+
+    Without `aan_ffn` g is a. `aan_gate="separate"` computes `i_j = sigmoid(W_i x_j + b_i)` and `f_j = sigmoid(W_f g_j +
+    b_f)`, as Marian does; `"none"` outputs g.
+    """
+
+    def __init__(self, config: NMTTransformerConfig, layer_idx: int):
+        super().__init__()
+        width = config.d_model
+        self.layer_idx = layer_idx
+        self.fc1 = self.fc2 = None
+        if config.aan_ffn:
+            inner = config.aan_ffn_dim if config.aan_ffn_layers > 1 else width
+            self.activation_fn, self.activation_dropout = ACT2FN[config.aan_activation], config.activation_dropout
+            self.fc1 = nn.Linear(width, inner)
+            self.fc2 = nn.Linear(inner, width) if config.aan_ffn_layers > 1 else None
+        self.gate_type = config.aan_gate
+        if self.gate_type == "joint":
+            self.gate = nn.Linear(2 * width, 2 * width)
+        elif self.gate_type == "separate":
+            self.input_gate, self.forget_gate = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, is not averaged."""
+        averages = self.average(hidden_states, attention_mask, past_key_values).to(hidden_states.dtype)
+        outputs = self.gated(hidden_states, self.feed_forward(averages))
+        return outputs, None
+
+    def average(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    ) -> torch.Tensor:
+        """Return a in at least float32, which the sums of many words need."""
+        wide = hidden_states.to(wide_type(hidden_states.dtype))
+        counted = torch.ones_like(wide[:, :, :1])
+        if attention_mask is not None:
+            padding = attention_mask[:, :, None] == 0
+            wide, counted = wide.masked_fill(padding, 0.0), counted.masked_fill(padding, 0.0)
+        sums, counts = wide.cumsum(dim=1), counted.cumsum(dim=1)
+        layer = recurrent_layer(past_key_values, self.layer_idx)
+        if layer is not None:
+            earlier_sum, earlier_count = layer.get_state("aan_sum"), layer.get_state("aan_count")
+            if earlier_sum is not None and earlier_count is not None:
+                sums, counts = sums + earlier_sum[:, None], counts + earlier_count[:, None]
+            layer.update_states(aan_sum=sums, aan_count=counts)
+        return sums / counts.clamp(min=1)
+
+    def feed_forward(self, averages: torch.Tensor) -> torch.Tensor:
+        if self.fc1 is None:
+            return averages
+        inner = dropout(self.activation_fn(project(self.fc1, averages)), self.activation_dropout, self.training)
+        return inner if self.fc2 is None else project(self.fc2, inner)
+
+    def gated(self, inputs: torch.Tensor, averages: torch.Tensor) -> torch.Tensor:
+        if self.gate_type == "none":
+            return averages
+        if self.gate_type == "joint":
+            gates = project(self.gate, torch.cat([inputs, averages], dim=-1))
+            of_input, of_average = gates.chunk(2, dim=-1)
+        else:
+            of_input, of_average = project(self.input_gate, inputs), project(self.forget_gate, averages)
+        return torch.sigmoid(of_input) * inputs + torch.sigmoid(of_average) * averages
+
+
+LIGHT_DECODERS = {"ssru": SimplerSimpleRecurrentUnit, "average_attention": AverageAttention}

@@ -1,0 +1,337 @@
+"""SSRU and average attention in place of the decoder's self-attention: contract, equations, states, refusals."""
+
+import pytest
+import torch
+from compiled_graphs import FEW_LENGTHS
+from model_contract import ModelContract, ragged_batch, scatter_parameters
+from slow_transformer import SlowTransformer, multiply_instead_of_dropping
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from user_errors import rejects
+
+import recnmt_hf
+from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration, RPETransformerConfig
+from recnmt_hf.models.light_decoders import (
+    AverageAttention,
+    LinearScan,
+    SimplerSimpleRecurrentUnit,
+    linear_scan_reference,
+    parallel_scan,
+    sequential_scan,
+)
+from recnmt_hf.models.seq2seq_loading import Initialization
+
+
+SSRU = {"decoder_autoregression": "ssru"}
+AVERAGE = {"decoder_autoregression": "average_attention"}
+
+
+class TestLightDecoders(ModelContract):
+    config_class = NMTTransformerConfig
+    model_class = NMTTransformerForConditionalGeneration
+    compiled_lengths = FEW_LENGTHS
+    variants = {
+        "default": {**SSRU, "decoder_recurrence_projection": True, "position_embedding_type": "tensor2tensor"},
+        "average": {**AVERAGE, "aan_ffn": True, "normalize_before": True},
+    }
+    # The same for all decoders of this class (test_nmt_transformer.py).
+    test_hub_code_loads_without_the_package = test_compiled_by_transformations_of_the_graph = None
+    test_learned_prefix = test_a_subclass_is_saved_with_code_that_loads = None
+    test_tied_embeddings = test_the_bare_model_resizes = test_learns_short_sequences = None
+
+
+# -- equations --
+
+
+class SlowLightDecoder(SlowTransformer):
+    """The decoders of Marian and Zhang et al. (2018), word by word."""
+
+    def matrix(self, name, x):
+        return x @ self.weights[f"{name}.weight"].T
+
+    def decoder_self(self, name, x, causal, heads, relative):
+        function = self.ssru if self.config.decoder_autoregression == "ssru" else self.average
+        return torch.stack(list(function(name, x)))
+
+    def ssru(self, name, x):
+        width = x.shape[1]
+        weight, weight_forget = self.weights[f"{name}.in_proj.weight"].split(width)
+        memory = torch.zeros(width, dtype=torch.float64)
+        for word in x * self.factor("decoder_recurrence_dropout"):
+            forget = 1 / (1 + torch.exp(-(weight_forget @ word + self.weights[f"{name}.forget_bias"])))
+            memory = forget * memory + (1 - forget) * (weight @ word)
+            output = memory.clamp(min=0)
+            yield self.linear(f"{name}.out_proj", output) if self.config.decoder_recurrence_projection else output
+
+    def average(self, name, x):
+        config = self.config
+        for j, word in enumerate(x):
+            mean = sum(x[k] for k in range(j + 1)) / (j + 1)
+            if config.aan_ffn:
+                mean = self.linear(f"{name}.fc1", mean)
+                mean = torch.relu(mean) if config.aan_activation == "relu" else mean * torch.sigmoid(mean)
+                mean = mean * self.factor("activation_dropout")
+                mean = self.linear(f"{name}.fc2", mean) if config.aan_ffn_layers == 2 else mean
+            if config.aan_gate == "joint":
+                both = torch.sigmoid(self.linear(f"{name}.gate", torch.cat([word, mean])))
+                yield both[: len(word)] * word + both[len(word) :] * mean
+            elif config.aan_gate == "separate":
+                of_word = torch.sigmoid(self.linear(f"{name}.input_gate", word))
+                yield of_word * word + torch.sigmoid(self.linear(f"{name}.forget_gate", mean)) * mean
+            else:
+                yield mean
+
+
+GATES = [{"aan_gate": gate, "aan_ffn": ffn} for gate in ("joint", "separate", "none") for ffn in (True, False)]
+ROWS = [
+    SSRU,
+    {**SSRU, "decoder_recurrence_projection": True},
+    *({**AVERAGE, **gate} for gate in GATES),
+    {**AVERAGE, "aan_ffn": True, "aan_ffn_layers": 1, "aan_activation": "silu"},
+]
+
+
+@pytest.mark.parametrize("normalize_before", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("fields", ROWS, ids=lambda fields: "-".join(map(str, fields.values())))
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_equations(fields, normalize_before, training, monkeypatch):
+    fields = {**fields, "normalize_before": normalize_before}
+    if training:
+        multiply_instead_of_dropping(monkeypatch)
+        fields |= {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.5}
+        fields |= {"decoder_recurrence_dropout": 0.4}
+    model = TestLightDecoders().model(fields).train(training)
+    model.set_attn_implementation("eager")
+    slow, batch = SlowLightDecoder(model), ragged_batch()
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    logits = model(**batch).logits
+    for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
+        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
+
+
+def test_recurrence_dropout_drops_the_same_channels_of_all_words():
+    config = TestLightDecoders().config(**SSRU, decoder_recurrence_dropout=0.5)
+    unit = SimplerSimpleRecurrentUnit(config, 0).train()
+    with torch.no_grad():
+        unit.in_proj.weight.copy_(torch.eye(32).repeat(2, 1))  # a channel depends on itself alone
+    outputs = unit(torch.rand(4, 6, 32) + 1)[0]
+    is_dropped = outputs == 0
+    assert torch.equal(is_dropped.all(dim=1), is_dropped.any(dim=1))
+    assert 0.3 < is_dropped.float().mean() < 0.7
+
+
+# -- the linear recurrence --
+
+
+@pytest.mark.parametrize("scan", [sequential_scan, parallel_scan, LinearScan.apply], ids=lambda scan: scan.__name__)
+@pytest.mark.parametrize("length", [1, 2, 7, 64])
+def test_scans_equal_the_loop(scan, length):
+    decay = torch.rand(3, length, 5, dtype=torch.float64)
+    decay[0] *= 1e-30  # products of many small decays underflow to 0, without NaN
+    values, initial = torch.randn_like(decay), torch.randn(3, 5, dtype=torch.float64)
+    expected = linear_scan_reference(decay, values, initial)
+    torch.testing.assert_close(scan(decay, values, initial), expected, atol=1e-12, rtol=0)
+
+
+def test_gradients_of_the_scan():
+    decay = torch.rand(2, 6, 3, dtype=torch.float64)
+    inputs = [decay, torch.randn_like(decay), torch.randn(2, 3, dtype=torch.float64)]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    assert torch.autograd.gradcheck(LinearScan.apply, inputs)
+    assert torch.autograd.gradgradcheck(LinearScan.apply, inputs)
+
+
+def test_the_plain_path_gives_the_same_gradients(monkeypatch):
+    gradients = []
+    for setting in ("0", "auto"):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", setting)
+        model = TestLightDecoders().model(SSRU)
+        model(**ragged_batch()).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients, atol=1e-11, rtol=0)
+
+
+# -- states --
+
+
+@pytest.mark.parametrize("fields", [SSRU, AVERAGE], ids=["ssru", "average"])
+def test_chunks_and_a_rolled_back_step(fields):
+    """The target in pieces of any length, and again after the last words were taken back."""
+    model = TestLightDecoders().model(fields)
+    source, target = torch.randint(4, 37, (2, 5)), torch.randint(4, 37, (2, 9))
+    whole = model(source, decoder_input_ids=target).logits
+    config = model.config.get_text_config(decoder=True)
+    cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    for layer in cache.self_attention_cache.layers:
+        layer.activate_past_recording()
+    logits = []
+    for start, end in ((0, 1), (1, 5), (5, 7), (7, 9)):
+        step = {"decoder_input_ids": target[:, start:end], "past_key_values": cache, "use_cache": True}
+        logits.append(model(source, **step).logits)
+    torch.testing.assert_close(torch.cat(logits, 1), whole, atol=1e-10, rtol=0)
+    cache.crop(-4)
+    again = model(source, decoder_input_ids=target[:, 5:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(again, whole[:, 5:], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("fields", [SSRU, AVERAGE], ids=["ssru", "average"])
+def test_the_cache_does_not_grow(fields):
+    model = TestLightDecoders().model(fields)
+    sizes = []
+    for steps in (2, 30):
+        found = model.generate(
+            torch.randint(4, 37, (2, 5)), max_new_tokens=steps, min_new_tokens=steps, return_dict_in_generate=True
+        )
+        layers = found.past_key_values.self_attention_cache.layers
+        sizes.append([{name: state.shape for name, state in layer.states.items()} for layer in layers])
+        assert all(layer.keys is None or layer.keys.numel() == 0 for layer in layers)
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("kind", [SimplerSimpleRecurrentUnit, AverageAttention])
+def test_states_of_many_half_precision_steps_are_exact(kind, dtype):
+    """The states stay in float32: their error does not grow with the number of words (1,000 here)."""
+    fields = SSRU if kind is SimplerSimpleRecurrentUnit else {**AVERAGE, "aan_gate": "none"}
+    config = TestLightDecoders().config(**fields)
+    torch.manual_seed(2)
+    module = kind(config, 0).to(dtype)
+    module.apply(lambda part: part.initialize(Initialization(32)) if hasattr(part, "initialize") else None)
+    words = (2 + 2 * torch.rand(1, 1000, 32) - 1).to(dtype)
+    cache = DynamicCache(config=config.get_text_config(decoder=True))
+    with torch.no_grad():
+        steps = torch.cat([module(words[:, t : t + 1], past_key_values=cache)[0] for t in range(1000)], 1)
+        exact = module.double()(words.double())[0]
+    assert all(state.dtype == torch.float32 for state in cache.layers[0].states.values())
+    coarse = torch.finfo(dtype).eps * exact.abs().max() * 4
+    assert (steps.double() - exact).abs().max() < coarse
+    assert (steps[:, -10:].double() - exact[:, -10:]).abs().max() < coarse
+
+
+def test_later_words_have_no_influence():
+    for fields in (SSRU, {**AVERAGE, "aan_ffn": True}):
+        model = TestLightDecoders().model(fields)
+        source = torch.randint(4, 37, (1, 5))
+        embeddings = torch.randn(1, 6, 32, dtype=torch.float64, requires_grad=True)
+        model(source, decoder_inputs_embeds=embeddings).logits[0, 2].sum().backward()
+        assert (embeddings.grad[0, :3].abs().sum(-1) > 0).all() and not embeddings.grad[0, 3:].any()
+
+
+def test_the_first_average_is_the_first_word():
+    module = AverageAttention(TestLightDecoders().config(**AVERAGE, aan_gate="none"), 0).double()
+    words = torch.randn(2, 4, 32, dtype=torch.float64)
+    averages = module(words)[0]
+    assert torch.equal(averages[:, 0], words[:, 0])
+    torch.testing.assert_close(averages[:, 3], words.mean(dim=1), atol=1e-15, rtol=0)
+    lower = torch.ones(4, 4, dtype=torch.float64).tril() / torch.arange(1, 5)[:, None]
+    torch.testing.assert_close(averages, lower @ words, atol=1e-15, rtol=0)
+
+
+def test_separate_gates_are_a_joint_gate_with_zero_blocks():
+    contract = TestLightDecoders()
+    joint, separate = (
+        scatter_parameters(AverageAttention(contract.config(**AVERAGE, aan_gate=gate), 0).double())
+        for gate in ("joint", "separate")
+    )
+    with torch.no_grad():
+        joint.gate.weight.zero_()
+        joint.gate.weight[:32, :32], joint.gate.weight[32:, 32:] = (
+            separate.input_gate.weight,
+            separate.forget_gate.weight,
+        )
+        joint.gate.bias.copy_(torch.cat([separate.input_gate.bias, separate.forget_gate.bias]))
+    words = torch.randn(2, 4, 32, dtype=torch.float64)
+    torch.testing.assert_close(joint(words)[0], separate(words)[0], atol=1e-14, rtol=0)
+
+
+# -- parameters, initialisation, warm start --
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        (SSRU, -6 * (4 * (512**2 + 512) - 2 * 512**2 - 512)),
+        (AVERAGE, -6144),
+        ({**AVERAGE, "aan_ffn": True}, 6 * (2 * 512 * 2048 + 2048 + 512) - 6144),
+        ({**AVERAGE, "aan_gate": "separate"}, 6 * (2 * (512**2 + 512) - 4 * (512**2 + 512))),
+    ],
+    ids=["ssru", "average", "average-ffn", "average-separate"],
+)
+def test_parameters_beyond_self_attention(fields, difference):
+    assert count(NMTTransformerConfig(**fields)) - count(NMTTransformerConfig()) == difference
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"), [("student_tiny", 16.91), ("student_base", 42.69), ("student_base_memory", 31.25)]
+)
+def test_parameters_of_the_students(preset, millions):
+    """With the bias of the logits, which Marian trains."""
+    assert (count(NMTTransformerConfig.from_preset(preset)) + 32000) / 1e6 == pytest.approx(millions, abs=0.005)
+
+
+def count(config):
+    with torch.device("meta"):
+        return NMTTransformerForConditionalGeneration(config).num_parameters()
+
+
+def test_each_matrix_of_the_unit_is_initialised_alone():
+    torch.manual_seed(1)
+    model = TestLightDecoders().model(SSRU, torch.float32, scattered=False)
+    unit = model.get_decoder().layers[0].self_attn
+    bound = (6 / 64) ** 0.5  # Xavier, 32 to 32
+    for matrix in unit.in_proj.weight.chunk(2):
+        assert 0.95 * bound < matrix.abs().max() <= bound
+    assert not unit.forget_bias.any()
+
+
+@pytest.mark.parametrize("fields", [SSRU, AVERAGE], ids=["ssru", "average"])
+def test_warm_start_from_self_attention(fields):
+    model = TestLightDecoders().model(fields)
+    baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double()
+    assert model.config.baseline().decoder_autoregression == "self_attention"
+    report = model.init_from_baseline(scatter_parameters(baseline))
+    own = {name for name, _ in model.named_parameters() if ".decoder.layers." in name and ".self_attn." in name}
+    assert set(report.fresh) == own and all(".self_attn." in name for name in report.unused)
+    state, source = model.state_dict(), baseline.state_dict()
+    assert all(torch.equal(state[name], source[name]) for name in report.copied)
+
+
+# -- combinations and refusals --
+
+
+def test_a_recurrent_input_and_a_recurrent_decoder_count_the_same_words():
+    """RPE's recurrence and an SSRU store their states in one cache layer."""
+    config = RPETransformerConfig.from_preset("tiny", vocab_size=30, rpe_cell="lstm", **SSRU)
+    assert config.cache_layer_types() == ["recnmt_recurrent"] * 2
+    model = scatter_parameters(recnmt_hf.RPETransformerForConditionalGeneration(config).double().eval(), 0.2)
+    source = torch.randint(4, 30, (2, 5))
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": 2, "return_dict_in_generate": True}
+    cached, whole = (model.generate(source, **settings, output_logits=True, use_cache=use) for use in (True, False))
+    torch.testing.assert_close(cached.logits, whole.logits, atol=1e-10, rtol=0)
+    assert cached.past_key_values.get_seq_length() == 6
+    assert set(cached.past_key_values.self_attention_cache.layers[0].states) == {"state", "memory", "ssru_memory"}
+    assistant = model.generate(source[:1], max_new_tokens=6, assistant_model=model)
+    assert torch.equal(assistant, model.generate(source[:1], max_new_tokens=6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"),
+    [
+        (NMTTransformerConfig, {**SSRU, "self_attention_type": "relative"}, "position_embedding_type"),
+        (NMTTransformerConfig, {"decoder_autoregression": "lstm"}, "decoder_autoregression"),
+        (NMTTransformerConfig, {**AVERAGE, "aan_gate": "both"}, "aan_gate"),
+        (NMTTransformerConfig, {**AVERAGE, "aan_activation": "nothing"}, "aan_activation"),
+        (NMTTransformerConfig, {**AVERAGE, "aan_ffn_layers": 3}, "aan_ffn_layers"),
+        (NMTTransformerConfig, {**SSRU, "decoder_recurrence_dropout": 1.0}, "decoder_recurrence_dropout"),
+        (RPETransformerConfig, {**SSRU, "rpe_head_partition": "slice"}, "rpe_head_partition"),
+    ],
+)
+def test_mechanisms_that_exclude_each_other(kind, fields, field):
+    code = "config.conflict" if field in ("position_embedding_type", "rpe_head_partition") else "config.wrong_value"
+    with rejects(code, field=field):
+        kind(**fields)
+    assert NMTTransformerConfig(**SSRU, self_attention_type="relative", position_embedding_type="sinusoidal")
+    assert RPETransformerConfig(
+        **SSRU, rpe_head_partition="slice", rpe_decoder=False, decoder_position_embeddings=False
+    )
