@@ -14,9 +14,11 @@ BUILD = {
     "ON-LSTM": lambda: layers.ONLSTM(2, 16, 8),
     "positions": lambda: layers.RecurrentPositions(16, "lstm"),
     "positions, SRU": lambda: layers.RecurrentPositions(16, "sru"),
+    "SSRU": lambda: layers.SSRU(16, projection=True),
+    "average": lambda: layers.AverageAttention(16, ffn_dim=24),
     "relations": lambda: layers.RelationLayer(16, conv_channels=[8], hidden_size=12),
 }
-SEQUENCES = ("masked GRU", "ON-LSTM", "positions", "positions, SRU", "relations")
+SEQUENCES = ("masked GRU", "ON-LSTM", "positions", "positions, SRU", "SSRU", "average", "relations")
 
 
 def run(layer, inputs, mask):

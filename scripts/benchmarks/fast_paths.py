@@ -291,6 +291,21 @@ def onlstm_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         yield Case("steps of an ON-LSTM", f"{batch_size} x {length}", fast, reference, kernels_shared.allowed(), trains)
 
 
+def scan_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
+    """The recurrence of an SSRU decoder, step by step; the scan in parallel passes is for other devices."""
+    from recnmt_hf.models import light_decoders
+
+    shape = (batch_size, length, config.d_model)
+    decay, values = torch.rand(shape).requires_grad_(), torch.randn(shape, requires_grad=True)
+    initial = torch.zeros(batch_size, config.d_model)
+    run = partial(light_decoders.linear_scan_reference, decay, values, initial)
+    paths = {"sequential": light_decoders.LinearScan.apply, "parallel": light_decoders.parallel_scan}
+    for trains, (name, scan) in itertools.product((True, False), paths.items()):
+        taken = kernels_shared.allowed() and name == "sequential"
+        text = f"{batch_size} x {length} x {config.d_model}"
+        yield Case(f"{name} scan of an SSRU", text, partial(scan, decay, values, initial), run, taken, trains)
+
+
 def time_case(case: Case, rounds: int) -> PathTiming:
     """Time both ways in turns, each repeated until a round takes some milliseconds."""
 
@@ -353,6 +368,7 @@ def time_paths(
         absorbed_step_cases(size, sources, beams),
         rnmt_cases(size, batch_size, length),
         onlstm_cases(size, batch_size, length),
+        scan_cases(config, batch_size, length),
     ):
         for case in cases:
             yield time_case(case, rounds)

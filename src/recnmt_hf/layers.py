@@ -26,15 +26,18 @@ Example:
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from .models.configuration_biarn_transformer import BiARNTransformerConfig
 from .models.configuration_gret import GRETConfig
+from .models.configuration_nmt_transformer import NMTTransformerConfig
 from .models.configuration_rnmt import RNMTConfig
 from .models.configuration_rpe_transformer import RPETransformerConfig
+from .models.light_decoders import AverageAttention as ModelAverageAttention
+from .models.light_decoders import SimplerSimpleRecurrentUnit
 from .models.modeling_biarn_transformer import AttentiveRecurrence
 from .models.modeling_gret import CapsuleLayer
 from .models.modeling_onlstm_transformer import ONLSTM as ModelONLSTM
@@ -44,7 +47,20 @@ from .models.modeling_rpe_transformer import SourceRecurrentPositions
 from .models.recurrent_layers import MaskedRNN
 
 
-__all__ = ["ONLSTM", "AttentiveRecurrentNetwork", "CapsuleRouting", "MaskedRNN", "RecurrentPositions", "RelationLayer"]
+__all__ = [
+    "ONLSTM",
+    "SSRU",
+    "AttentiveRecurrentNetwork",
+    "AverageAttention",
+    "CapsuleRouting",
+    "MaskedRNN",
+    "RecurrentPositions",
+    "RelationLayer",
+]
+
+
+# Of configurations of modules without heads.
+HEADS: dict[str, Any] = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
 
 
 class ONLSTM(ModelONLSTM):
@@ -115,8 +131,7 @@ class CapsuleRouting(CapsuleLayer):
             num_capsules=num_capsules,
             capsule_dim=capsule_dim or d_model,
             routing_iterations=iterations,
-            encoder_attention_heads=1,
-            decoder_attention_heads=1,
+            **HEADS,
         )
         super().__init__(config)
 
@@ -153,9 +168,7 @@ class RecurrentPositions(SourceRecurrentPositions):
     """
 
     def __init__(self, width: int, cell: Literal["rnn", "gru", "lstm", "sru"] = "rnn"):
-        config = RPETransformerConfig(
-            d_model=2 * width, rpe_dim=width, rpe_cell=cell, encoder_attention_heads=1, decoder_attention_heads=1
-        )
+        config = RPETransformerConfig(d_model=2 * width, rpe_dim=width, rpe_cell=cell, **HEADS)
         super().__init__(config)
 
     def forward(  # type: ignore[override]
@@ -163,3 +176,47 @@ class RecurrentPositions(SourceRecurrentPositions):
     ) -> torch.Tensor:
         """Map embeddings `(batch_size, length, width)` to positional embeddings of the same shape."""
         return super().forward(embeddings, attention_mask, None)
+
+
+class SSRU(SimplerSimpleRecurrentUnit):
+    """
+    Simpler simple recurrent unit (Kim et al., 2019), which runs from left to right.
+
+    Args:
+        width (`int`): Channels of inputs and outputs.
+        projection (`bool`, *optional*, defaults to `False`): Add an output matrix.
+    """
+
+    def __init__(self, width: int, projection: bool = False):
+        fields: dict[str, Any] = {"decoder_autoregression": "ssru", "decoder_recurrence_projection": projection}
+        super().__init__(NMTTransformerConfig(d_model=width, **HEADS, **fields), layer_idx=0)
+
+    def forward(  # type: ignore[override]
+        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Map inputs `(batch_size, length, width)` to outputs of the same shape."""
+        return super().forward(inputs, attention_mask)[0]
+
+
+class AverageAttention(ModelAverageAttention):
+    """
+    Average attention (Zhang et al., 2018): the mean of all inputs so far, mapped and gated.
+
+    Args:
+        width (`int`): Channels of inputs and outputs.
+        ffn_dim (`int`, *optional*): Inner width of a feed-forward block over the means; `None`: no such block.
+        gate (`"joint"`, `"separate"` or `"none"`, *optional*, defaults to `"joint"`): What the gates read.
+    """
+
+    def __init__(self, width: int, ffn_dim: int | None = None, gate: Literal["joint", "separate", "none"] = "joint"):
+        has_ffn, sizes = ffn_dim is not None, {"d_model": width, **HEADS}
+        config = NMTTransformerConfig(
+            aan_ffn=has_ffn, aan_ffn_dim=ffn_dim or width, aan_gate=gate, activation_dropout=0.0, **sizes
+        )
+        super().__init__(config, layer_idx=0)
+
+    def forward(  # type: ignore[override]
+        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Map inputs `(batch_size, length, width)` to outputs of the same shape."""
+        return super().forward(inputs, attention_mask)[0]

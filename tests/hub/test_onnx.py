@@ -20,11 +20,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def saved(folder, tokenizer, family):
+# A student: the states of two decoder layers.
+STUDENT = {"decoder_autoregression": "ssru", "decoder_layers": 2, "position_embedding_type": "tensor2tensor"}
+
+
+def saved(folder, tokenizer, family, fields):
     """Save a random model with high confidence in its predictions."""
     torch.manual_seed(7)
     layers = {"encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(tokenizer)}
-    model = family.load_class("ForConditionalGeneration")(family.load_class("Config")(**TINY | layers | family.small))
+    model = family.load_class("ForConditionalGeneration")(family.load_class("Config")(**TINY | layers | fields))
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -38,21 +42,22 @@ def exported(tokenizer, tmp_path_factory):
     """Folders of a model and of its graphs, made once for each family."""
     made = {}
 
-    def find(model_type):
-        if model_type not in made:
-            place = tmp_path_factory.mktemp(model_type)
-            folder = saved(place / "model", tokenizer, FAMILIES[model_type])
+    def find(name):
+        if name not in made:
+            place = tmp_path_factory.mktemp(name)
+            family = FAMILIES["nmt_transformer" if name == "student" else name]
+            folder = saved(place / "model", tokenizer, family, STUDENT if name == "student" else family.small)
             assert main(["export", str(folder), str(place / "onnx"), "--format", "onnx"]) == 0
-            made[model_type] = (folder, place / "onnx")
-        return made[model_type]
+            made[name] = (folder, place / "onnx")
+        return made[name]
 
     return find
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_same_translations_and_scores(model_type, exported, corpus):
-    own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported(model_type))
+@pytest.mark.parametrize("name", [*FAMILIES, "student"])
+def test_same_translations_and_scores(name, exported, corpus):
+    own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported(name))
     assert type(graphs.model).__name__ == "OnnxModel" and graphs.model.dtype == torch.float32
     pairs = corpus["test"][:9]
     sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
@@ -141,14 +146,14 @@ def test_wrong_graphs_are_not_written(tokenizer, tmp_path, capsys, monkeypatch):
                 value.const_value = onnx_ir.tensor(value.const_value.numpy() * 1.5, name=value.name)
         save(programs, folder)
 
-    folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"])
+    folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"], {})
     monkeypatch.setattr(onnx_graphs, "save_graphs", other)
     assert main(["export", str(folder), str(tmp_path / "out"), "--format", "onnx"]) == 2
     assert "[export.logits]" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_without_the_packages(tokenizer, tmp_path, monkeypatch, capsys):
-    folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"])
+    folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"], {})
     for package in ("onnxscript", "onnxruntime"):
         monkeypatch.setitem(__import__("sys").modules, package, None)
         assert main(["export", str(folder), str(tmp_path / "out"), "--format", "onnx"]) == 2

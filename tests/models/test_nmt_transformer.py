@@ -139,7 +139,7 @@ def test_parameter_counts():
 def test_unknown_preset():
     with rejects("config.unknown_preset", field="preset") as caught:
         NMTTransformerConfig.from_preset("huge")
-    assert caught.value.details["names"] == "base, big, small, tiny"
+    assert caught.value.details["names"] == "base, big, small, student_base, student_base_memory, student_tiny, tiny"
 
 
 def test_relative_positions_replace_absolute_ones_by_default():

@@ -39,6 +39,7 @@ from .engines import write_settings
 WEIGHTS = "weights.onnx_data"
 SMALLEST_SHARED = 1024  # bytes; smaller weights are stored in the graphs
 SHARED = "shared."  # masks and vectors of a source in names of the cache
+STEPS = "steps"  # name of the number of tokens read, one for each row
 PAGE = 4096  # alignment of weights in the file, for memory mapping
 # Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error.
 TOLERANCE = 1e-3
@@ -139,17 +140,23 @@ class DecoderGraph(nn.Module):
         else:
             (inputs["attention_mask"],) = tensors[count:]
         outputs = self.model(**inputs, use_cache=True, return_dict=True)
-        cached = flatten_cache(outputs.past_key_values)
+        cached = flatten_cache(outputs.past_key_values, "target" in self.model.config.sides_with_positions)
         if self.cache_names:
             cached = {name: tensor for name, tensor in cached.items() if name.startswith(OF_WORDS)}
         self.names = ["logits", *(f"present.{name}" for name in cached)]
         return outputs.logits, *cached.values()
 
 
-def flatten_cache(cache: EncoderDecoderCache) -> dict[str, torch.Tensor]:
-    """Return the tensors of a cache by name; [`fill_cache`] reverses this."""
+def flatten_cache(cache: EncoderDecoderCache, needs_steps: bool) -> dict[str, torch.Tensor]:
+    """
+    Return the tensors of a cache by name; [`fill_cache`] reverses this. With `needs_steps` a cache without keys, whose
+    size would show it, has the number of tokens read.
+    """
     tensors: dict[str, torch.Tensor] = {}
     layers: Any = self_attention_cache(cache).layers
+    if needs_steps and not any(layer.keys is not None and layer.keys.numel() for layer in layers):
+        state = next(iter(layers[0].states.values()))
+        tensors[f"{OF_WORDS}0.{STEPS}"] = state.new_zeros(state.shape[0], dtype=torch.long) + layers[0].steps_seen
     for number, layer in enumerate(layers):
         if layer.keys is not None and layer.keys.numel():
             tensors |= {f"{OF_WORDS}{number}.keys": layer.keys, f"{OF_WORDS}{number}.values": layer.values}
@@ -180,9 +187,10 @@ def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], row
             layer.lazy_initialization(first, first)
             if "keys" in parts:
                 layer.keys, layer.values = parts.pop("keys"), parts.pop("values")
+            steps = parts.pop(STEPS, None)
             for name, state in parts.items():
                 layer.states[name.removeprefix("states.")] = state
-                layer.steps_seen = 1
+                layer.steps_seen = 1 if steps is None else steps[0].clone()
             continue
         layer = sources[number]
         for name in [name for name in parts if name.endswith(".keys")]:

@@ -92,9 +92,9 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
             first = next(iter(new_states.values()))
             self.lazy_initialization(first, first)
 
-    def get_seq_length(self) -> int:
+    def get_seq_length(self) -> int | torch.Tensor:  # type: ignore[override]  # a tensor in exported graphs
         length = super().get_seq_length()
-        return length if self.attends else length or int(self.steps_seen)
+        return length if self.attends else length or self.steps_seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return super().get_seq_length() + query_length, 0  # of keys: states are not attended
@@ -126,7 +126,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
         remove = max(remove, 0)
         if self.keys is not None and self.values is not None and self.has_keys and remove:
             self.keys, self.values = self.keys[..., :-remove, :], self.values[..., :-remove, :]
-        self.roll_back(remove)
+        self.roll_back(int(remove))
 
     def offload(self) -> None:
         self.map_states(lambda state: state.to("cpu", non_blocking=True))
