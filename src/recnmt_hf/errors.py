@@ -84,6 +84,11 @@ DATA: dict[str, str] = {
     '({reason}). Write lines like {{"{source}": "..", "{target}": ".."}}.',
     "corpus.lcsts_document": "{field}, line {line}: damaged document. Expected <doc id=..>, <summary>, <short_text>, "
     "optionally a numeric <human_label>, and </doc>. Copy the file again.",
+    "corpus.alignments": "{field}={value} needs a corpus with source and target files. Set both, or remove {field}.",
+    "corpus.alignment_lines": "{field} has {value} lines, but {text} has {lines}. Pass one line of links for each "
+    "pair; it may be empty.",
+    "corpus.link_beyond": "{field}: the link {value} is beyond {source} source and {target} target {units}. Pass links "
+    "of these texts, positions from 0, and set alignment_units if they count other units.",
     "corpus.killed_process": "One of {value} tokenization processes was killed. Reduce {field} if memory is short.",
     "corpus.depths": "{field}={value} is not allowed; it must be above max_depth={max_depth}.",
     "corpus.grammar_too_small": "The grammar has too few sentences of depth {depth}: {count} of {value} after {tries} "
@@ -196,6 +201,8 @@ INFERENCE: dict[str, str] = {
 }
 # -- training ----------------------------------------------------------------------------------------------------------
 TRAINING: dict[str, str] = {
+    "guided_alignment.model": "Guided alignment cannot read the attention of {field}. Use a model of this package "
+    "whose decoder attends to source words, or set guided_alignment.weight to 0.",
     # files and overrides
     "yaml.invalid": "{field}{position}: invalid YAML ({reason}). Correct it.",
     "recipe.not_a_mapping": "{field} must be a mapping of sections, not {kind}. Correct the path, or write sections "
@@ -376,7 +383,7 @@ COMMANDS: dict[str, str] = {
     "average.no_folder": "The folder {value} does not exist. Pass folders of checkpoints, or of one run.",
     "average.output": "The output {field} is inside {folder}, which is averaged. Choose another folder.",
     "evaluate.lines": "{field} has {lines} lines, but {other} has {others}. Pass line-aligned files of one test set.",
-    "export.quantization": "{field}={value} is not supported for ONNX. Quantize the graphs with ONNX Runtime instead.",
+    "export.quantization": "{field}={value} is not supported for ONNX. Use float32 or int8.",
     "inspect.no_effect": "{field} has no effect on the subject {subject}. Remove it, or choose another --subject.",
     "parameters.no_value": "{value} in {field} has no value. Write field=value (null for none).",
     "parameters.unknown_model": "There is no model type {value}. Use one of {models}.",

@@ -7,6 +7,7 @@ import math
 import shutil
 import types
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -239,6 +240,20 @@ def test_alignments_point_into_the_source(translator, sentences):
         assert linked == sorted(set(linked)) and set(linked) <= set(range(len(best.tokens) - ended))
         length = len(translator.encode_source(translation.source)) - 1
         assert all(0 <= source < length for source, _ in best.alignment)
+
+
+def test_the_head_trained_to_align_words_is_the_default(translator, sentences, monkeypatch):
+    pairs = [
+        [ids(sentence) for sentence in sentences[:2]] for ids in (translator.encode_source, translator.encode_target)
+    ]
+
+    def rows(layer=None, head=None):
+        return np.concatenate([row.ravel() for row in translator.attention(*pairs, layer, head, 4096)])
+
+    before, one, mean = rows(), rows(1, 2), rows(1)
+    monkeypatch.setattr(translator.model.config, "alignment_head", [1, 2])
+    assert np.array_equal(rows(), one) and not np.array_equal(before, one)
+    assert np.array_equal(rows(1), mean) and np.array_equal(rows(0), before)
 
 
 @pytest.mark.parametrize("literal", ["</s>", "<pad>", "the <s> dog", "a</s>b <unk>"])

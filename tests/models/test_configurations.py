@@ -40,6 +40,7 @@ WRONG = {
     str: ("nothing", 3, ["relu"]),
 }
 LISTS = {
+    "alignment_head": (3, "01", ["1", 0], [True, 0], [0.5, 0]),
     "relation_conv_kernels": (3, [], [0], ["1"], [True]),
     "relation_conv_channels": (3, [], [0], ["1"], [True]),
     "encoder_layer_types": ("onlstm", [], ["gru"], [3]),
@@ -99,6 +100,10 @@ CONFLICTS = [
     (NMTTransformerConfig, {"max_position_embeddings": LARGEST_TABLE // 512 + 1}, "max_position_embeddings"),
     (NMTTransformerConfig, {"decoder_vocab_size": 7}, "decoder_vocab_size"),
     (NMTTransformerConfig, {"decoder_attention_heads": 6}, "decoder_attention_heads"),
+    *(
+        (NMTTransformerConfig, {"alignment_head": place}, "alignment_head")
+        for place in ([], [5], [6, 0], [5, 8], [-1, 0])
+    ),
     (
         NMTTransformerConfig,
         {"self_attention_type": "directional", "encoder_attention_heads": 1},

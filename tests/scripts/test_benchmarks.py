@@ -1,6 +1,7 @@
 """Benchmark scripts: ratios of models, counted operations, times of fast paths, mistakes as sentences."""
 
 import importlib
+import json
 import platform
 import re
 import sys
@@ -13,6 +14,7 @@ from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGenerati
 
 
 TINY = ["--size", "tiny", "--vocab-size", "100", "--repeats", "1", "--mean-length", "4"]
+KINDS = ("float32", "int8")
 TWO_MODELS = ["nmt_transformer:d_model=32", "marian:d_model=32", "--train-batch-size", "2", "--device", "cpu"]
 
 
@@ -112,8 +114,23 @@ def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsy
     (tmp_path / "source.txt").write_text("The dog sleeps.\nWe see a cat.\n")
     for name, words, message in (
         ("recurrent_layers", "--shapes 2x3 --width 8 --rounds 2", "onlstm, chunks of 8"),
+        ("guided_alignment", f"nmt_transformer rnmt {' '.join(TINY)} --train-batch-size 2", "rnmt, guided alignment: "),
         ("translation", f"{tiny_folder} --source {tmp_path / 'source.txt'} --rounds 1 --beams 2", "search, int8: "),
     ):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split()])
         script(name).main()
         assert message in capsys.readouterr().out
+
+
+def test_table_of_teacher_and_students(script, tiny_folder, tmp_path, capsys):
+    for name, text in (("source", "The dog sleeps.\nWe see a cat.\n"), ("references", "Der Hund.\nWir sehen.\n")):
+        (tmp_path / name).write_text(text)
+    files = ["--source", str(tmp_path / "source"), "--references", str(tmp_path / "references"), "--rounds", "1"]
+    systems = ["--system", "teacher", str(tiny_folder), "2", "--system", "student", str(tiny_folder), "1"]
+    script("students").main([*files, *systems, "--output", str(tmp_path / "rows.json")])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row[:2] for row in rows[1:]] == [[name, kind] for name in ("teacher", "student") for kind in KINDS]
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows) + 1 and len({len(row) for row in rows}) == 1
+    size = (tiny_folder / "model.safetensors").stat().st_size
+    assert [row[-1] for row in rows[1:] if row[1] == "float32"] == [f"{size / 1e6:.1f}"] * 2
+    assert float(rows[2][-1]) < float(rows[1][-1])

@@ -14,6 +14,7 @@ TABLES = {
     "corpus": option_table(Corpus),
     "tokenizer": option_table(recipe.TokenizerSection),
     "average": option_table(recipe.AverageSection),
+    "guided_alignment": option_table(recipe.GuidedAlignment),
     "training": option_table(recipe.RunSection),
     "arguments": option_table(TranslationTrainingArguments, OWN_ARGUMENTS),
     "defaults": "\n".join(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..inference.word_alignment import WordAlignment
     from ..metrics.alignment import GoldAlignment, Links
 
+HEAD_HELP = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--links", help="file of links to compare with --gold (instead of a model)")
     add("--one-based", action="store_true", help="positions in --gold and --links count from 1")
     arguments.add_options(parser, DecodingOptions, ["alignment_layer"], alignment_layer="--layer")
-    add("--head", type=arguments.whole(0), help="attention head, counted from 0 (default: mean of all heads)")
+    add("--head", type=arguments.whole(0), help=HEAD_HELP)
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
     add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
     arguments.add_options(parser, DecodingOptions, ["max_tokens"])

@@ -21,6 +21,7 @@ from transformers.utils import logging
 from .._plain_text import encode_plain, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import MissingFileError, UserError
+from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import partial_folder
 from .generated import generate_corpus
 from .text import (
@@ -30,7 +31,6 @@ from .text import (
     read_jsonl,
     read_lcsts,
     read_lines,
-    read_parallel,
     read_tsv,
     skip_blank_pairs,
 )
@@ -86,6 +86,16 @@ class Corpus:
         None, "number of sentences of the generated split"
     )
     seed: int = option(1, "seed of the generated corpus")
+    alignments: str | None = option(
+        None,
+        "file of links beside line-aligned text files, as `recnmt align` writes it (0-0 1-2), for guided_alignment; a "
+        "line may be empty",
+    )
+    alignment_units: str = option(
+        "words",
+        "units that the positions of links count; tokens: those of the tokenizer, without control tokens",
+        choices=ALIGNMENT_UNITS,
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():
@@ -102,9 +112,11 @@ class Corpus:
             raise UserError("corpus.one_side", field="source" if self.target else "target")
         if self.min_score is not None and self.lcsts is None:
             raise UserError("corpus.min_score", field="min_score", value=self.min_score)
+        if self.alignments is not None and self.source is None:
+            raise UserError("corpus.alignments", field="alignments", value=self.alignments)
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
-        """Yield the checked sentence pairs; see [`read_parallel`] for the errors."""
+        """Yield the checked sentence pairs; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
         self.check_languages(source_lang, target_lang)
         columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:
@@ -126,7 +138,10 @@ class Corpus:
         else:
             self.check_single_target()
             assert self.source is not None and isinstance(self.target, str)
-            return read_parallel(self.source, self.target, on_empty)
+            lines = [read_lines(self.source), read_lines(self.target)]
+            if self.alignments is not None:
+                lines[1] = attach_links(lines[1], self.target, self.alignments, self.alignment_units)
+            return (SentencePair(*row) for row in read_aligned([self.source, self.target], on_empty, lines))
         return skip_blank_pairs(rows, [place] * 2, on_empty, "row" if self.dataset else "line")
 
     def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[str, ...]]:
@@ -151,7 +166,8 @@ class Corpus:
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
         targets = self.target if isinstance(self.target, list) else [self.target]
-        return [path for path in (self.source, *targets, self.tsv, self.jsonl, self.lcsts) if path]
+        files = (self.source, *targets, self.tsv, self.jsonl, self.lcsts, self.alignments)
+        return [path for path in files if path]
 
     def _rows(self, name: str, columns: tuple[str, str]) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
@@ -187,8 +203,10 @@ class Corpus:
         files = self.local_files()
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
+        # Fields of later releases are left out where they are not used: the content is the same as before.
+        later = () if self.alignments else ("alignments", "alignment_units")
         return [
-            {field.name: getattr(self, field.name) for field in fields(self)},
+            {field.name: getattr(self, field.name) for field in fields(self) if field.name not in later},
             [digest_of_file(path) for path in files if Path(path).is_file()],
         ]
 
@@ -257,20 +275,23 @@ def tokenize_pairs(
     most: tuple[int, int] | None = None,
 ) -> dict[str, list[Any]]:
     """
-    Return token ids and lengths of a batch of `source` and `target` sentences, truncated to `most` tokens. Control
-    tokens in the sentences, such as `</s>`, are text.
+    Return token ids and lengths of a batch of `source` and `target` sentences, truncated to `most` tokens, and links
+    between the tokens if it has a column `alignment`. Control tokens in the sentences, such as `</s>`, are text.
     """
     sources = encode_plain(source_tokenizer, batch["source"])["input_ids"]
     targets = encode_plain(target_tokenizer, batch["target"], is_target=True)["input_ids"]
     if most is not None:
         sources = [truncated(ids, most[0], {source_tokenizer.eos_token_id}) for ids in sources]
         targets = [truncated(ids, most[1], {target_tokenizer.eos_token_id}) for ids in targets]
-    return {
+    columns = {
         "input_ids": sources,
         "labels": targets,
         "source_length": [len(ids) for ids in sources],
         "target_length": [len(ids) for ids in targets],
     }
+    if "alignment" in batch:
+        columns["links"] = links_of_batch(batch, (source_tokenizer, target_tokenizer), (sources, targets))
+    return columns
 
 
 def prepare_dataset(
@@ -304,7 +325,8 @@ def prepare_dataset(
         on_long (`str`): Treatment of pairs with more tokens: `"skip"` or `"truncate"`.
 
     Returns:
-        `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text).
+        `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text), and `links` if
+        a corpus has alignments: `[source, target, source, target, ...]`, positions of tokens.
 
     Raises:
         ValueError: All pairs are skipped, a setting is not allowed, or a corpus cannot be read.
@@ -342,7 +364,7 @@ def prepare_dataset(
                     "most": (max_source_length, max_target_length) if on_long == "truncate" else None,
                 },
                 num_proc=num_proc if num_proc > 1 else None,
-                remove_columns=None if keep_text else ["source", "target"],
+                remove_columns=[name for name in data.column_names if name == "alignment" or not keep_text],
                 desc=f"Tokenizing {total} pairs",
                 new_fingerprint=f"{key}-tokenized",
                 cache_file_name=str(working / "tokenized.arrow"),
@@ -403,13 +425,20 @@ def warn_about_unknown_tokens(data: Dataset, side: str, column: str, tokenizer: 
 
 
 def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str, working: Path) -> Dataset:
-    """Write the checked sentence pairs to a dataset with the columns `source` and `target`."""
+    """
+    Write the checked sentence pairs to a dataset with the columns `source` and `target`, and `alignment` if a corpus
+    has links.
+    """
     from datasets.arrow_writer import ArrowWriter
 
-    path = str(working / "pairs.arrow")
-    with ArrowWriter(path=path, schema=pa.schema({"source": pa.string(), "target": pa.string()})) as writer:
+    path, text = str(working / "pairs.arrow"), pa.string()
+    schema: dict[str, Any] = {"source": text, "target": text}
+    if has_links := any(corpus.alignments for corpus in corpora):
+        schema["alignment"] = pa.struct(dict.fromkeys(("line", "place", "units"), text))
+    with ArrowWriter(path=path, schema=pa.schema(schema)) as writer:
         for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
-            writer.write(pair._asdict())
+            links = {"alignment": getattr(pair.target, "alignment", None)} if has_links else {}
+            writer.write(pair._asdict() | links)
         count, _ = writer.finalize()
     if not count:
         raise UserError("corpus.all_blank", field="on_empty", value=on_empty)

@@ -144,18 +144,20 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
     return (SentencePair(*row) for row in read_aligned([source, target], on_empty))
 
 
-def read_aligned(paths: Sequence[str | Path], on_empty: str = "error") -> Iterator[tuple[str, ...]]:
-    """As [`read_parallel`], for any number of files."""
+def read_aligned(
+    paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[str]] | None = None
+) -> Iterator[tuple[str, ...]]:
+    """As [`read_parallel`], for any number of files. `lines` are those of each file, if they are already being read."""
 
     def rows() -> Iterator[tuple[int, tuple[str, ...]]]:
-        sides = [read_lines(path) for path in paths]
-        for number, lines in enumerate(zip_longest(*sides), start=1):
-            if None in lines:
-                ends = zip(lines, sides, strict=True)
+        sides = [read_lines(path) for path in paths] if lines is None else lines
+        for number, row in enumerate(zip_longest(*sides), start=1):
+            if None in row:
+                ends = zip(row, sides, strict=True)
                 first, *counts = (number - (line is None) + sum(1 for _ in side) for line, side in ends)
                 path, count = next(pair for pair in zip(paths[1:], counts, strict=True) if pair[1] != first)
                 raise UserError("corpus.different_lengths", source=paths[0], target=path, sources=first, targets=count)
-            yield number, lines
+            yield number, row
 
     return skip_blank_pairs(rows(), [str(path) for path in paths], on_empty)
 

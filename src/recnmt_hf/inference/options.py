@@ -110,7 +110,9 @@ class DecodingOptions:
     )
     alignments: bool = option(False, "add source-target links of tokens, read from the cross-attention")
     alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
-        None, "decoder layer whose attention gives the links, or mean of all; defaults to the one below the top"
+        None,
+        "decoder layer whose attention gives the links, or mean of all; defaults to the head trained to align words "
+        "(alignment_head of the configuration), else to the layer below the top",
     )
     buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
         2000, "number of sentences that are read, sorted by length, translated and written together"

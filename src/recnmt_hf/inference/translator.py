@@ -420,8 +420,9 @@ class Translator:
     ) -> list[list[tuple[int, int]]]:
         """
         Return links between tokens, at most one for each target token: to the source token with the largest attention,
-        averaged over the heads of a decoder layer. The rule is that of [`align_pairs`], with each token as a word.
-        There is no link to the source's end token, and none for the target's.
+        that of the head in the configuration's `alignment_head`, or averaged over the heads of a decoder layer. The
+        rule is that of [`align_pairs`], with each token as a word. There is no link to the source's end token, and none
+        for the target's.
         """
         controls = self.control_ids[0], self.control_ids[1] | self.end_ids()
         rows = self.attention(sources, targets, layer, None, max_tokens)
@@ -432,8 +433,11 @@ class Translator:
     ) -> list[np.ndarray]:
         """
         Return for each pair the cross-attention under teacher forcing, `(target tokens, source tokens)`; `layer` and
-        `head` as in [`~recnmt_hf.inference.attention_links.choose_attention`].
+        `head` as in [`~recnmt_hf.inference.attention_links.choose_attention`]. Without both it is that of the head in
+        the configuration's `alignment_head`, if there is one.
         """
+        if layer is None and head is None:
+            layer, head = getattr(self.model.config, "alignment_head", None) or (None, None)
 
         def run(sources: Tokens, targets: Tokens) -> list[np.ndarray]:
             return attention_rows(self.backend.attention(sources, targets), sources, targets, layer, head)

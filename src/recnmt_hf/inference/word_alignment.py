@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from .._plain_text import control_ids, encode_plain, is_blank
+from .._plain_text import is_blank
+from ..data.alignments import words_of_tokens
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
@@ -37,32 +36,6 @@ class WordAlignment:
     def to_pharaoh(self) -> str:
         """Return the links in Pharaoh format, source first."""
         return format_links(self.links)
-
-
-def words_of_tokens(
-    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False
-) -> tuple[list[int], list[int | None]]:
-    """
-    Return a sentence's token ids, and for each token the number of its word (separated by spaces, from 0); `None` for
-    special tokens. Raise `UserError` if the tokenizer does not report the positions of its tokens in the text.
-    """
-    if not tokenizer.is_fast:
-        raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
-    encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
-    starts = [match.start() for match in re.finditer(r"\S+", text)]
-    controls = control_ids(tokenizer)
-    words: list[int | None] = []
-    for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        if id in controls:
-            words.append(None)
-            continue
-        # A token may begin with the space before its word, or be that space alone.
-        part = text[start:end]
-        first = start + len(part) - len(part.lstrip())
-        if not part.strip():
-            first = next((place for place in starts if place >= start), first)
-        words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
-    return encoded["input_ids"], words
 
 
 def align_pairs(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import datasets
 import evaluate
 
+from ..data.alignments import marked_links
 from ..errors import UserError
 
 
@@ -47,15 +47,9 @@ def parse_links(line: str, place: str = "the alignment", one_based: bool = False
     """
     sure: Links = set()
     possible: Links = set()
-    for word in line.split():
-        match = re.fullmatch(r"(\d+)([-p?])(\d+)", word)
-        if match is None:
-            raise UserError("alignment.not_a_link", field=place, value=word)
-        link = (int(match[1]) - one_based, int(match[3]) - one_based)
-        if min(link) < 0:
-            raise UserError("alignment.position_below_one", field=place, value=word)
+    for link, is_sure in marked_links(line, place, one_based):
         possible.add(link)
-        if match[2] == "-":
+        if is_sure:
             sure.add(link)
     return GoldAlignment(sure, possible)
 

@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .kernels_shared import dropout as random_dropout
-from .kernels_shared import prefers_plain_matmuls, project
+from .kernels_shared import is_plain, prefers_plain_matmuls, project
 from .source_memory import read_source_memory, self_attention_cache
 
 
@@ -180,6 +180,23 @@ class MultiHeadAttention(nn.Module):
         settings = {name: setting for name, setting in kwargs.items() if name not in own}
         settings |= {"dropout": dropout, "scaling": self.scaling, "is_causal": self.is_causal}
         return interface(self, query, key, value, attention_mask, **settings)
+
+    def head_weights(
+        self, head: int, hidden_states: torch.Tensor, key_value_states: torch.Tensor, visible: torch.Tensor | None
+    ) -> torch.Tensor:
+        """
+        Compute the weights `(batch_size, query_length, key_length)` of one head for inputs of `forward` in at least
+        float32 and without dropout; `visible` `(batch_size, 1, key_length)` is `True` at real tokens.
+        """
+        own = slice(head * self.head_dim, (head + 1) * self.head_dim)
+        query, key = (
+            nn.functional.linear(states, linear.weight[own], linear.bias[own])
+            if is_plain(linear, nn.Linear)
+            else linear(states)[..., own]
+            for linear, states in ((self.q_proj, hidden_states), (self.k_proj, key_value_states))
+        )
+        scores = torch.matmul(query, key.transpose(1, 2)) * self.scaling
+        return masked_softmax(scores, visible, torch.promote_types(scores.dtype, torch.float32))
 
     def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""

@@ -37,6 +37,8 @@ class TransformerConfig(Seq2SeqConfig):
             `"sinusoidal"` in most models.
         encoder_position_embeddings, decoder_position_embeddings (`bool`, *optional*, default to `True`): `False`
             removes positions from the input.
+        alignment_head (`list[int]`, *optional*): `[decoder layer, head]`, from 0, of the cross-attention that was
+            trained to align words; word alignment reads it by default.
     """
 
     attribute_map = {**Seq2SeqConfig.attribute_map, "num_attention_heads": "encoder_attention_heads"}
@@ -60,6 +62,7 @@ class TransformerConfig(Seq2SeqConfig):
     position_embedding_type: Filled[Literal["sinusoidal", "marian", "tensor2tensor", "learned", "none"]] = DERIVED
     encoder_position_embeddings: bool = True
     decoder_position_embeddings: bool = True
+    alignment_head: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.position_embedding_type is None:
@@ -81,3 +84,8 @@ class TransformerConfig(Seq2SeqConfig):
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             self.require(self.d_model % getattr(self, name) == 0, name, "a divisor of d_model", "d_model")
         self.require(self.d_model % 2 == 0, "d_model", "even")
+        if self.alignment_head is not None:
+            layer, head = self.alignment_head if len(self.alignment_head) == 2 else (-1, -1)
+            exists = 0 <= layer < self.decoder_layers and 0 <= head < self.decoder_attention_heads
+            others = "decoder_layers", "decoder_attention_heads"
+            self.require(exists, "alignment_head", "None or [decoder layer, head], counted from 0", *others)

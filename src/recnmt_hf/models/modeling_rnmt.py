@@ -500,6 +500,9 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         self.recurrence = DecoderRecurrence(config)
         self.post_init()
 
+    def source_attention(self, layer: int) -> nn.Module:
+        return self.recurrence
+
     def prepare_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor | None:
         return None if token_mask is None else (token_mask != 0)[:, None]
 

@@ -274,6 +274,10 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, config.decoder_vocab_size)
 
+    def source_attention(self, layer: int) -> nn.Module:
+        """Return a layer's attention to the source; its weights are its `head_weights`, or its second output."""
+        return self.layers[layer].encoder_attn  # type: ignore[return-value]
+
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
         """Return the self-attention's kernel mask for the new words `(batch_size, target_length, d_model)`."""
         return None

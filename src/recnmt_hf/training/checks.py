@@ -29,6 +29,7 @@ from ..metrics.rouge import RougeF1
 from ..models import kernels_shared
 from .arguments import TranslationTrainingArguments, conflict, rejection, rejections_explained, requirement
 from .building import ModelSection, build_config, config_class_of
+from .guided_alignment import check_checkpointing
 from .recipe import Recipe
 from .trainer import TranslationTrainer
 
@@ -71,6 +72,9 @@ def check_before_training(
         RougeF1("rouge1")  # raises if the package is not installed
     model = check_model(recipe)
     check_decoding(recipe)
+    if recipe.guides_alignment:
+        recipe.guided_alignment.place(model.config)
+        check_checkpointing(arguments)
     if recipe.training.baseline_steps is not None:
         check_stages(recipe, arguments, model.config)
     check_libraries(arguments, model)

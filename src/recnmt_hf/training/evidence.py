@@ -191,7 +191,7 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         values = {
             name: value
             for name, value in entry.items()
-            if (name in ("loss", "learning_rate") or name.startswith("eval_"))
+            if (name in ("loss", "alignment_loss", "learning_rate") or name.startswith("eval_"))
             and not name.endswith(("_runtime", "_per_second"))
             and isinstance(value, (int, float))
         }

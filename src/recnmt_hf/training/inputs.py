@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
             **settings,
         )
 
-    train = prepare(data.train, longest, max_length_ratio=data.max_length_ratio)
+    corpora = data.train
+    if not recipe.guides_alignment:
+        corpora = [replace(corpus, alignments=None) if corpus.alignments else corpus for corpus in corpora]
+    train = prepare(corpora, longest, max_length_ratio=data.max_length_ratio)
     return tokenizers, train, prepare(data.validation, longest_validation, keep_text=True)
 
 

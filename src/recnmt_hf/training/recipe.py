@@ -34,6 +34,7 @@ from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from .arguments import TranslationTrainingArguments, conflict, make_arguments, requirement, training_options
 from .building import MOST_SYMBOLS, MOST_WIDTH, ModelSection
+from .guided_alignment import GuidedAlignment
 from .metrics import VALIDATION_METRICS, TextScorer, higher_is_better
 from .recipe_yaml import content_of, dump_yaml
 
@@ -307,6 +308,7 @@ class Recipe:
         training ([`TrainingSection`]): Arguments of training.
         decoding ([`~recnmt_hf.inference.DecodingOptions`]): Decoding options with which the finished model is tested.
         average ([`AverageSection`]): The checkpoints of the final model.
+        guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`]): Training on word alignments.
         test (`dict[str, list[Corpus]]`): Test sets by name. A mapping may give a single corpus without a list.
 
     Raises:
@@ -319,10 +321,12 @@ class Recipe:
     training: TrainingSection = field(default_factory=TrainingSection)
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
     average: AverageSection = field(default_factory=AverageSection)
+    guided_alignment: GuidedAlignment = field(default_factory=GuidedAlignment)
     test: dict[str, list[Corpus]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kinds = {"model": ModelSection, "data": DataSection, "tokenizer": TokenizerSection, "average": AverageSection}
+        kinds["guided_alignment"] = GuidedAlignment
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 setattr(self, name, parse(kind, getattr(self, name), name))
@@ -356,6 +360,8 @@ class Recipe:
         for section in (self.model, self.data, self.tokenizer, self.training):
             section.check()
         check_fields(self.average, "average")
+        check_fields(self.guided_alignment, "guided_alignment")
+        check_alignments(self)
         check_plan(self.training, self.average)
         steps = self.training.baseline_steps
         if self.model.init_from is not None and steps is not None:
@@ -380,6 +386,11 @@ class Recipe:
             for place, corpora in sets.items()
             for number, corpus in enumerate(corpora)
         ]
+
+    @property
+    def guides_alignment(self) -> bool:
+        """Whether the run trains on word alignments."""
+        return self.guided_alignment.weight > 0 and any(corpus.alignments for corpus in self.data.train)
 
     @property
     def compares_evaluations(self) -> bool:
@@ -453,6 +464,7 @@ class Recipe:
             "training": copy.deepcopy(self.training.to_dict()),
             "decoding": copy.deepcopy(stated(self.decoding)),
             "average": dataclasses.asdict(self.average),
+            "guided_alignment": dataclasses.asdict(self.guided_alignment),
             "test": {name: corpora[0] if name in self._single else corpora for name, corpora in tests.items()},
         }
 
@@ -468,6 +480,21 @@ class Recipe:
 
 # Names of the sections.
 SECTIONS = tuple(entry.name for entry in fields(Recipe))
+
+
+def check_alignments(recipe: Recipe) -> None:
+    """Check that a recipe with settings of guided alignment has links, and only for training."""
+    guided, default = recipe.guided_alignment, GuidedAlignment()
+    if guided.weight > 0 and guided != default and not recipe.guides_alignment:
+        name = next(
+            entry.name for entry in fields(guided) if getattr(guided, entry.name) != getattr(default, entry.name)
+        )
+        remedy = "name the file of links of a training corpus, or remove the field"
+        raise requirement(f"guided_alignment.{name}", getattr(guided, name), "alignments in data.train", remedy)
+    for place, corpus in recipe.corpora:
+        if corpus.alignments is not None and not place.startswith("data.train"):
+            remedy = "remove it: only training reads links"
+            raise UserError("recipe.no_effect", field=f"{place}.alignments", value=corpus.alignments, remedy=remedy)
 
 
 def check_plan(training: TrainingSection, average: AverageSection) -> None:

@@ -90,10 +90,11 @@ class RunRecord:
 
 
 def digest_of(data: Dataset) -> str:
-    """Return the SHA-256 sum of a prepared dataset's token ids, however it is divided into files."""
+    """Return the SHA-256 sum of a prepared dataset's token ids and links, however it is divided into files."""
     digest = hashlib.sha256()
-    for batch in data.select_columns(["input_ids", "labels"]).with_format("arrow").iter(10_000):
-        for name in ("input_ids", "labels"):
+    names = ["input_ids", "labels", *(["links"] if "links" in data.column_names else [])]
+    for batch in data.select_columns(names).with_format("arrow").iter(10_000):
+        for name in names:
             for chunk in batch.column(name).chunks:
                 digest.update(np.asarray(chunk.value_lengths(), dtype=np.int64).tobytes())
                 digest.update(np.asarray(chunk.flatten(), dtype=np.int64).tobytes())

@@ -79,6 +79,9 @@ def plan_stages(
     steps, patience = recipe.training.baseline_steps, recipe.training.early_stopping_patience
     model, beams = recipe.model, recipe.decoding.beams
     configs = stage_configs(model, tokenizers, steps is not None)
+    if recipe.guides_alignment:
+        for config in configs:
+            recipe.guided_alignment.record(config)
     if steps is None:
         return [Stage(arguments[-1], configs[-1], beams, patience, init_from=model.init_from)]
     first = Stage(arguments[0], configs[0], beams, last_step=int(steps))
@@ -202,6 +205,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 baseline=stage.baseline,
                 last_step=stage.last_step,
                 validation_decoding=recipe.validation_decoding,
+                guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
             )
             if stage.last_step is not None:  # a baseline's
                 check_planned_steps(stage.last_step, trainer.planned_steps())

@@ -28,6 +28,7 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
+from ..data.alignments import collate_links
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
@@ -36,6 +37,7 @@ from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
 from .checkpoints import discard, mark_complete, newest_checkpoint, rotate, steps_of
+from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
 
 
 # Pairs of words in a batch per token of its budget, for models that compare all pairs.
@@ -105,6 +107,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, except the beams. By default, at most 20 tokens more than the source; long sources are
             split.
+        guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
+            cross-attention on the links of `train_dataset`, prepared from corpora with `alignments`. The log has their
+            unweighted loss per linked target token as `alignment_loss`; `loss` includes it with its weight.
         **kwargs: As for `Seq2SeqTrainer`.
 
     Raises:
@@ -127,6 +132,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         last_step: int | None = None,
         baseline: str | Path | None = None,
         validation_decoding: Mapping[str, Any] | None = None,
+        guided_alignment: GuidedAlignment | None = None,
         **kwargs: Any,
     ):
         for name in ("train_dataset", "eval_dataset"):
@@ -162,6 +168,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         else:
             # transformers' own encoder-decoders take loss keywords and ignore them, which breaks accumulation.
             self.model_accepts_loss_kwargs = False
+        self.alignment_guide: AlignmentGuide | None = None
+        if guided_alignment is not None:
+            check_checkpointing(args)
+            self.alignment_guide = AlignmentGuide(self.model, guided_alignment)
         self.train_sampler: TokenBatchSampler | None = None
         self.loss_is_finite: torch.Tensor | None = None
         self.steps_before = 0  # of an earlier process
@@ -189,7 +199,10 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader[Any]:
         """Return the loader of a prepared dataset."""
-        columns = dataset.select_columns(["input_ids", "labels"]).with_format(None)  # lists are collated fastest
+        names = ["input_ids", "labels"]
+        if self.alignment_guide is not None and "links" in dataset.column_names:
+            names.append("links")
+        columns = dataset.select_columns(names).with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
             batch_sampler=sampler,
@@ -255,6 +268,16 @@ class TranslationTrainer(Seq2SeqTrainer):
             smoothing = self.args.label_smoothing_factor if model.training else 0.0
             inputs = {**inputs, "smoothing": smoothing, "return_logits": False}
         return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any) -> None:
+        if self.alignment_guide is not None and "loss" in logs:
+            sums = self.alignment_guide.take_sums()
+            # Processes without links take part in the sum.
+            sums = torch.zeros(2, device=self.args.device) if sums is None else sums
+            total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+            if count:
+                logs["alignment_loss"] = total / count
+        super().log(logs, *args)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -423,12 +446,25 @@ def smooths_itself(model: torch.nn.Module | None) -> bool:
     return bool(getattr(model, "computes_smoothed_loss", False))
 
 
+class TranslationCollator(DataCollatorForSeq2Seq):
+    """transformers' collator, which also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`])."""
+
+    def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
+        if "links" not in features[0]:
+            return super().__call__(features, return_tensors)
+        features = [dict(row) for row in features]
+        links = [row.pop("links") for row in features]
+        batch = super().__call__(features, return_tensors)
+        batch["links"] = collate_links(links, batch)
+        return batch
+
+
 def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
     """Return a collator that pads on the right, as shifting labels to the right requires."""
     if tokenizer.padding_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.padding_side = "right"
-    return DataCollatorForSeq2Seq(tokenizer, model)
+    return TranslationCollator(tokenizer, model)
 
 
 def rotate_checkpoints(args: TranslationTrainingArguments) -> None:

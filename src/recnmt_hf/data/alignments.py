@@ -1,0 +1,196 @@
+"""Word alignments as data: links in Pharaoh format, mapped onto the tokens of a sentence pair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .._plain_text import control_ids, encode_plain
+from ..errors import UserError
+from .text import read_lines
+
+
+# Units that the positions of links count: words separated by spaces, or tokens without control tokens.
+ALIGNMENT_UNITS = ("words", "tokens")
+LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})")
+
+
+def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tuple[tuple[int, int], bool]]:
+    """
+    Yield the links `(source, target)` of a line such as `0-0 1-2`, positions from 0, and whether they are sure (`1-3`)
+    or only possible (`1p3` or `1?3`).
+
+    Args:
+        line (`str`): Links separated by spaces.
+        place (`str`): Name of the line in messages.
+        one_based (`bool`, *optional*, defaults to `False`): Whether positions count from 1.
+
+    Raises:
+        UserError: A link has another form, or a position is below the first.
+    """
+    for word in line.split():
+        match = LINK.fullmatch(word)
+        if match is None:
+            raise UserError("alignment.not_a_link", field=place, value=word)
+        link = (int(match[1]) - one_based, int(match[3]) - one_based)
+        if min(link) < 0:
+            raise UserError("alignment.position_below_one", field=place, value=word)
+        yield link, match[2] == "-"
+
+
+def words_of_tokens(
+    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False
+) -> tuple[list[int], list[int | None]]:
+    """
+    Return a sentence's token ids, and for each token the number of its word (separated by spaces, from 0); `None` for
+    special tokens. Raise `UserError` if the tokenizer does not report the positions of its tokens in the text.
+    """
+    if not tokenizer.is_fast:
+        raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
+    encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
+    controls = control_ids(tokenizer)
+    words: list[int | None] = []
+    for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if id in controls:
+            words.append(None)
+            continue
+        # A token may begin with the space before its word, or be that space alone.
+        part = text[start:end]
+        first = start + len(part) - len(part.lstrip())
+        if not part.strip():
+            first = next((place for place in starts if place >= start), first)
+        words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
+    return encoded["input_ids"], words
+
+
+class LinkedSentence(str):
+    """
+    A translation with the links of its sentence pair, as a line of a file. Code without use for links reads it as text.
+
+    Args:
+        text (`str`): The translation.
+        line (`str`): Its links, separated by spaces.
+        place (`str`): Name of the line in messages.
+        units (`str`): Units that the positions count, one of [`ALIGNMENT_UNITS`].
+    """
+
+    alignment: dict[str, str]
+
+    def __new__(cls, text: str, line: str, place: str, units: str) -> LinkedSentence:
+        sentence = super().__new__(cls, text)
+        sentence.alignment = {"line": line, "place": place, "units": units}
+        return sentence
+
+
+def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path, units: str) -> Iterator[str]:
+    """
+    Yield lines of translations with their links.
+
+    Args:
+        lines (iterable of `str`): The lines.
+        text (`str` or `Path`): Name of their file in messages.
+        alignments (`str` or `Path`): File of links, plain or gzipped, with as many lines; a line may be empty.
+        units (`str`): Units that the positions count, one of [`ALIGNMENT_UNITS`].
+
+    Raises:
+        UserError: The files have different numbers of lines.
+    """
+    links, number = read_lines(alignments), 0
+    for number, line in enumerate(lines, start=1):
+        own = next(links, None)
+        if own is None:
+            count = number + sum(1 for _ in lines)
+            raise UserError("corpus.alignment_lines", field=str(alignments), value=number - 1, text=text, lines=count)
+        yield LinkedSentence(line, own, f"{alignments}, line {number}", units)
+    if rest := sum(1 for _ in links):
+        raise UserError("corpus.alignment_lines", field=str(alignments), value=number + rest, text=text, lines=number)
+
+
+class AlignedSide:
+    """
+    One side of a sentence pair with links: the number of its units, and the tokens of each.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the side.
+        text (`str`): The sentence.
+        ids (sequence of `int`): Its token ids, perhaps truncated; an end token stays the last one.
+        units (`str`): One of [`ALIGNMENT_UNITS`].
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], units: str, is_target: bool = False
+    ):
+        if units == "words":
+            whole, numbers = words_of_tokens(tokenizer, text, is_target)
+            self.count = len(text.split())
+        else:
+            whole, controls = encode_plain(tokenizer, text, is_target)["input_ids"], control_ids(tokenizer)
+            own = [id not in controls for id in whole]
+            numbers = [number if is_own else None for number, is_own in zip(np.cumsum(own) - 1, own, strict=True)]
+            self.count = sum(own)
+        self.tokens: dict[int, list[int]] = {}
+        kept = len(ids) if list(ids) == whole[: len(ids)] else len(ids) - 1  # without an end token that was moved
+        for position, number in enumerate(numbers[:kept]):
+            if number is not None:
+                self.tokens.setdefault(int(number), []).append(position)
+
+
+def links_of_batch(
+    batch: Mapping[str, Sequence[Any]],
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    ids: Sequence[Sequence[Sequence[int]]],
+) -> list[list[int]]:
+    """
+    Return the links between the tokens of each pair of a batch with the columns `source`, `target` and `alignment`
+    (that of [`LinkedSentence`] or `None`), as [`links_of_line`]. `tokenizers` and `ids` are those of both sides.
+    """
+    rows: list[list[int]] = []
+    for source, target, alignment, *own in zip(batch["source"], batch["target"], batch["alignment"], *ids, strict=True):
+        if alignment is None or not alignment["line"]:
+            rows.append([])
+            continue
+        sides = (
+            AlignedSide(tokenizer, text, tokens, alignment["units"], is_target)
+            for tokenizer, text, tokens, is_target in zip(tokenizers, (source, target), own, (False, True), strict=True)
+        )
+        rows.append(links_of_line(alignment, *sides))
+    return rows
+
+
+def links_of_line(alignment: Mapping[str, str], source: AlignedSide, target: AlignedSide) -> list[int]:
+    """
+    Return the links between the tokens of a sentence pair as `[source, target, source, target, ...]`, from the line of
+    links between their units: every token of a target unit is linked to every token of its source unit. Links of
+    tokens that were truncated, or that a tokenizer drops, are left out.
+
+    Raises:
+        UserError: A link is malformed, or its position is beyond the sentence; the message names file and line.
+    """
+    links, place = set(), alignment["place"]
+    for (i, j), _ in marked_links(alignment["line"], place):
+        if i >= source.count or j >= target.count:
+            sizes = {"source": source.count, "target": target.count, "units": alignment["units"]}
+            raise UserError("corpus.link_beyond", field=place, value=f"{i}-{j}", **sizes)
+        links |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
+    return [position for link in sorted(links, key=lambda link: link[::-1]) for position in link]
+
+
+def collate_links(rows: Sequence[Sequence[int]], batch: Mapping[str, Any]) -> torch.Tensor:
+    """
+    Return the links of a batch, rows of [`links_of_line`], as `(batch_size, target_length, source_length)`: p(i|j),
+    uniform over the source tokens that are linked to target token j, and zero for a token without links. Sentences
+    are padded on the right.
+    """
+    count, target_length = batch["labels"].shape
+    links = np.zeros((count, target_length, batch["input_ids"].shape[1]), dtype=np.float32)
+    sentences = np.repeat(np.arange(count), [len(row) // 2 for row in rows])
+    pairs = np.fromiter((position for row in rows for position in row), dtype=np.int64).reshape(-1, 2)
+    links[sentences, pairs[:, 1], pairs[:, 0]] = 1.0
+    return torch.from_numpy(links / np.maximum(links.sum(axis=-1, keepdims=True), 1.0))

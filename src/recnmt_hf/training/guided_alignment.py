@@ -1,0 +1,132 @@
+"""
+Guided alignment (Chen et al., 2016, "Guided alignment training for topic-aware neural machine translation"): a head of
+the cross-attention is trained to link target to source tokens as given word alignments do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import torch
+from torch import nn
+
+from .._values import Range, check_options, check_value, documented, option
+from ..errors import UserError
+from ..models.seq2seq_loss import divisor
+from .arguments import TranslationTrainingArguments, conflict
+
+
+# Added to the attention weights, as Marian does: its logarithm bounds the loss of a link that the model misses.
+EPSILON = 1e-6
+
+
+@documented
+@dataclass
+class GuidedAlignment:
+    """Section `guided_alignment`: the loss of training corpora with `alignments`. Models without cross-attention, and
+    transformers' own, are not supported."""
+
+    weight: Annotated[float, Range(least=0)] = option(0.1, "weight of the loss; 0: `alignments` are not read")
+    layer: Annotated[int | None, Range(least=0)] = option(
+        None, "decoder layer that is trained, counted from 0; null: the last one"
+    )
+    head: Annotated[int, Range(least=0)] = option(0, "head of its cross-attention, counted from 0")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def place(self, config: Any) -> tuple[int, int]:
+        """Return decoder layer and head. `UserError` if a model with this configuration does not have them."""
+        if not getattr(config, "attends_source_words", True):
+            raise UserError("alignment.other_memory")
+        layers, heads = config.decoder_layers, getattr(config, "decoder_attention_heads", 1)
+        layer = layers - 1 if self.layer is None else self.layer
+        check_value("guided_alignment.layer", layer, int, Range(least=0, most=layers - 1))
+        check_value("guided_alignment.head", self.head, int, Range(least=0, most=heads - 1))
+        return layer, self.head
+
+    def record(self, config: Any) -> None:
+        """Write the head into a configuration that has the field `alignment_head`, for word alignment."""
+        if "alignment_head" in {entry.name for entry in fields(config)}:
+            config.alignment_head = list(self.place(config))
+
+
+def check_checkpointing(arguments: TranslationTrainingArguments) -> None:
+    """Raise `UserError` for reentrant gradient checkpointing, which lets no gradient into attention weights."""
+    settings: Any = arguments.gradient_checkpointing_kwargs or {}
+    if arguments.gradient_checkpointing and settings.get("use_reentrant"):
+        field = "training.gradient_checkpointing_kwargs.use_reentrant"
+        raise conflict(field, True, "guided_alignment", "set it to false")
+
+
+def guided_alignment_loss(weights: torch.Tensor, links: torch.Tensor) -> torch.Tensor:
+    """
+    Sum `-p(i|j) log(a_ij + 1e-6)` over links p and attention weights a, both `(batch_size, target_length,
+    source_length)`; p is zero where there is no link.
+    """
+    return -(links * torch.log(weights + EPSILON)).sum()
+
+
+class AlignmentGuide:
+    """
+    Adds the loss of guided alignment to that of a model in training, whose inputs then include `links` `(batch_size,
+    target_length, source_length)`, the probability p(i|j) of each source token i for a target token j. The loss is
+    divided like the model's own ([`~recnmt_hf.models.seq2seq_loss.divisor`]).
+
+    The weights of the head are computed from the inputs of its attention, in addition to the attention itself, so that
+    no layer changes its implementation. They are those without dropout.
+
+    Args:
+        model (`PreTrainedModel`): A generating model of this package; it gets hooks.
+        settings ([`GuidedAlignment`]): Layer, head and weight.
+    """
+
+    def __init__(self, model: Any, settings: GuidedAlignment):
+        try:
+            layer, self.head = settings.place(model.config)
+            attention = model.get_decoder().source_attention(layer)
+        except AttributeError as error:
+            raise UserError("guided_alignment.model", field=type(model).__name__) from error
+        self.weight = settings.weight
+        self.links: torch.Tensor | None = None
+        self.token_mask: torch.Tensor | None = None
+        self.weights: torch.Tensor | None = None
+        self.sums: torch.Tensor | None = None
+        model.register_forward_pre_hook(self.take_links, with_kwargs=True)
+        attention.register_forward_hook(self.compute_weights)
+        model.register_forward_hook(self.add_loss, with_kwargs=True)
+
+    def take_links(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Remove the links from a model's inputs and store them until the next call."""
+        # The backward pass of gradient checkpointing calls the attention again, and must find the links.
+        links = kwargs.pop("links", None)
+        self.links = links if model.training else None
+        self.token_mask, self.weights = kwargs.get("attention_mask"), None
+        return args, kwargs
+
+    def compute_weights(self, attention: Any, args: tuple[Any, ...], output: Any) -> None:
+        """Store the weights of the head `(batch_size, target_length, source_length)`."""
+        if self.links is None:
+            return
+        if hasattr(attention, "head_weights"):
+            visible = None if self.token_mask is None else self.token_mask[:, None] != 0
+            self.weights = attention.head_weights(self.head, *args[:2], visible)
+        elif output[1] is None:
+            raise UserError("guided_alignment.model", field=type(attention).__name__)
+        else:
+            self.weights = output[1][:, self.head]
+
+    def add_loss(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Add the loss to that of a model's output."""
+        if self.links is None or self.weights is None:
+            return
+        loss = guided_alignment_loss(self.weights, self.links)
+        output.loss = output.loss + self.weight * loss / divisor(kwargs["labels"], kwargs.get("num_items_in_batch"))
+        sums = torch.stack([loss.detach(), self.links.sum()])
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def take_sums(self) -> torch.Tensor | None:
+        """Return the sum of the unweighted losses, and the number of target tokens with links, since the last call."""
+        sums, self.sums = self.sums, None
+        return sums
