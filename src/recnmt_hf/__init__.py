@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .hub.marian import from_marian as from_marian
     from .hub.marian import import_marian as import_marian
     from .hub.marian import to_marian as to_marian
+    from .hub.marian_files import export_marian_file as export_marian_file
+    from .hub.marian_files import import_marian_file as import_marian_file
     from .hub.publishing import prepare_repository as prepare_repository
     from .inference.decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
     from .inference.options import DecodingOptions as DecodingOptions

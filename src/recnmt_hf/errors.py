@@ -344,6 +344,30 @@ HUB: dict[str, str] = {
     "weights.pickled": "Loading {field} may run code, because it is pickled. If you trust it, load it with "
     "MarianMTModel.from_pretrained and save it again as safetensors.",
     "marian.parameters": "This is not a standard MarianMT model: unknown parameters {unknown}; missing {missing}.",
+    "marian.damaged": "{field} is not an intact model of Marian ({reason}). Copy it again.",
+    "marian.no_settings": "{field} has no settings (special:model.yml), so it is not a model of Marian. Pass "
+    "model.npz, not the state of the optimizer.",
+    "marian.item_type": "{field}: the array {name} has the type {value}, which is not supported or depends on the "
+    "processor. Pass the .npz file, or convert that with marian-conv --gemm-type float32 or intgemm8.",
+    "marian.unknown_setting": "{path} has the setting {field}={value}, which is unknown. Only Transformers are "
+    "supported.",
+    "marian.setting": "{path} has the setting {field}={value}, which is not supported; it must be {allowed}.",
+    "marian.arrays": "{field} does not have the arrays of its settings: unknown arrays {unknown}; missing {missing}.",
+    "marian.shape": "{field}: the array {name} has the shape {value}; by the settings it must be {needed}.",
+    "marian.vocabulary": "{field} is not a SentencePiece model with an end token and an unknown token. Pass the .spm "
+    "file of the model.",
+    "marian.vocabulary_size": "{field} has {value} symbols, but the embedding of {path} has {rows}. Pass the .spm file "
+    "of the model.",
+    "marian.one_vocabulary": "{field} differs from {other}, but the model has one vocabulary. Pass its file twice.",
+    "marian.controls": "The end and unknown tokens of {field} and {other} must have the same names, and {padding} must "
+    "not be a symbol. Pass the .spm files of the model.",
+    "marian.tokenizer": "Marian does not support the {field}, a {kind}. Export a model with SentencePiece files, such "
+    "as an imported one.",
+    "marian.symbols": "The {field} has other ids than its SentencePiece model, so Marian cannot use it. Export a model "
+    "that was imported from Marian's own files.",
+    "marian.start": "Marian starts from a zero vector, but {field}={value} has an embedding or is a symbol of the "
+    "vocabulary. Export a model that was imported from Marian's own files, or fine-tuned from one with "
+    "training.label_smoothing_factor=0.",
     "export.family": "{engine} does not support {family}. Export an nmt_transformer, or run this model with `recnmt "
     "translate`, e.g. with --quantization int8.",
     "export.config": "{engine} does not support {field}={value}. Use `recnmt translate`, or train a model without it.",

@@ -1,14 +1,22 @@
-"""`recnmt export-marian`: write a base Transformer as a MarianMT checkpoint of transformers."""
+"""`recnmt export-marian`: write a base Transformer as a checkpoint of MarianMT or as a file of Marian."""
 
 import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="folder of a trained base Transformer, or a model id of the Hub")
-    parser.add_argument("output", help="a new folder")
+    add = parser.add_argument
+    add("source", help="folder of a trained base Transformer, or a model id of the Hub")
+    add("output", help="a new folder")
+    formats = "transformers: a MarianMT checkpoint; npz: model.npz, .spm files and decoder.yml for marian-decoder"
+    add("--format", choices=("transformers", "npz"), default="transformers", help=formats)
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.format == "npz":
+        from ..hub.marian_files import export_marian_file
+
+        print(export_marian_file(args.source, args.output))
+        return
     from ..hub.marian import export_marian
 
     print(export_marian(args.source, args.output))

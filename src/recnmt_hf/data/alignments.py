@@ -52,7 +52,7 @@ def words_of_tokens(
     special tokens. Raise `UserError` if the tokenizer does not report the positions of its tokens in the text.
     """
     if not tokenizer.is_fast:
-        raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
+        return words_of_pieces(tokenizer, text, is_target)
     encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
     starts = [match.start() for match in re.finditer(r"\S+", text)]
     controls = control_ids(tokenizer)
@@ -68,6 +68,28 @@ def words_of_tokens(
             first = next((place for place in starts if place >= start), first)
         words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
     return encoded["input_ids"], words
+
+
+def words_of_pieces(
+    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool
+) -> tuple[list[int], list[int | None]]:
+    """
+    Return what [`words_of_tokens`] does, for a tokenizer of MarianMT. Its pieces, joined, are those of each word alone,
+    joined. `UserError` for other tokenizers, and for language codes.
+    """
+    model: Any = getattr(tokenizer, f"spm_{'target' if is_target else 'source'}", None)
+    pieces: list[str] = [] if model is None else model.encode(text, out_type=str)
+    ends = np.cumsum([len("".join(model.encode(word, out_type=str))) for word in text.split()] if pieces else [0])
+    ids = encode_plain(tokenizer, text, is_target)["input_ids"]
+    if model is None or len(ids) != len(pieces) + 1 or ends[-1] != len("".join(pieces)):
+        raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
+    words: list[int | None] = []
+    start = 0
+    for piece in pieces:
+        first = start + len(piece) - len(piece.lstrip("\u2581"))  # a space belongs to the word after it
+        words.append(min(int(np.searchsorted(ends, first, side="right")), len(ends) - 1))
+        start += len(piece)
+    return ids, [*words, None]
 
 
 class LinkedSentence(str):

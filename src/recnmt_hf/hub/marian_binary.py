@@ -1,0 +1,202 @@
+"""Read and write the files in which Marian stores a model: `.npz`, and the binary format of `marian-conv`."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from .._loading_errors import shorten
+from ..data.text import open_bytes
+from ..errors import UserError
+
+
+# Array with the settings of the model, as YAML text that ends in a NUL.
+SETTINGS = "special:model.yml"
+VERSION = 1
+ALIGNMENT = 256
+# Types of items in the binary format that do not depend on the processor, with those of numpy.
+PLAIN_TYPES: dict[int, np.dtype[Any]] = {0x404: np.dtype("<f4"), 0x402: np.dtype("<f2"), 0x101: np.dtype("i1")}
+# 8-bit matrices: of marian-nmt/marian-dev, and of the forks of browsermt and Mozilla.
+QUANTIZED_TYPES = (0x10001, 0x4101)
+# Endings of arrays with the scale of a layer's input, for arithmetic in 8 bits.
+INPUT_SCALE = "_QuantMultA"
+
+
+@dataclass(frozen=True)
+class MarianFile:
+    """
+    Content of a model's file: arrays in float32, without scales of 8-bit arithmetic, the settings, and whether the file
+    has 8-bit matrices.
+    """
+
+    arrays: dict[str, np.ndarray]
+    settings: dict[str, Any]
+    is_quantized: bool
+
+
+def read_marian_file(path: str | Path) -> MarianFile:
+    """
+    Read a model of Marian, a `.npz` file or a binary file; the content decides which. No code in the file is run.
+
+    Raises:
+        UserError: The file is missing, damaged or not a model, or has arrays of types that depend on the processor.
+    """
+    with open_bytes(path) as file:
+        content = file.read()
+    is_archive = content.startswith(b"PK")
+    arrays, is_quantized = (read_npz if is_archive else read_binary)(content, str(path))
+    settings = arrays.pop(SETTINGS, None)
+    if settings is None:
+        raise UserError("marian.no_settings", field=str(path))
+    floats = {}
+    for name, array in arrays.items():
+        if array.dtype not in (np.float32, np.float16):
+            raise UserError("marian.item_type", field=str(path), name=name[:60], value=str(array.dtype))
+        if not name.endswith(INPUT_SCALE):
+            floats[name] = array.astype(np.float32)
+    return MarianFile(floats, parse_settings(settings.tobytes(), str(path)), is_quantized)
+
+
+def parse_settings(content: bytes, path: str) -> dict[str, Any]:
+    """Return settings from the bytes of YAML text: names with numbers, words, or lists of these."""
+    try:
+        settings = yaml.safe_load(content.split(b"\0")[0].decode("utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("expected names with values")
+        for name, value in settings.items():
+            values = value if isinstance(value, list) else [value]
+            if not all(is_plain(one) for one in (name, *values)):
+                raise ValueError(f"the value of {str(name)[:60]} is neither a number nor a word")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = "its settings are not valid YAML: " + shorten(str(error))
+        raise UserError("marian.damaged", field=path, reason=reason) from error
+    return {str(name): value for name, value in settings.items()}
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a word, a number, a truth value or nothing."""
+    return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+# -- .npz --------------------------------------------------------------------------------------------------------------
+
+
+def read_npz(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
+    """Read all arrays of a `.npz` file."""
+    arrays = {}
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            for name in archive.files:
+                if name in arrays:
+                    raise ValueError(f"two arrays have the name {name}")
+                arrays[name] = archive[name]
+                if not isinstance(arrays[name], np.ndarray):  # bytes of another file
+                    raise ValueError(f"{name} is not an array")
+    except Exception as error:  # numpy, zipfile and zlib raise errors of many kinds about damaged files
+        raise UserError("marian.damaged", field=path, reason=shorten(str(error) or type(error).__name__)) from error
+    return arrays, False
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+    """Write a model as Marian does."""
+    text = yaml.safe_dump(dict(settings), default_flow_style=False, width=math.inf) + "\0"
+    content: dict[str, Any] = {SETTINGS: np.frombuffer(text.encode(), dtype=np.int8), **arrays}
+    np.savez(path, **content)
+
+
+# -- binary format -----------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads numbers and bytes from the start of a file, and raises `ValueError` at its end."""
+
+    def __init__(self, content: bytes):
+        self.content, self.place = memoryview(content), 0
+
+    def take(self, size: int) -> memoryview:
+        """Return the next bytes."""
+        if not 0 <= size <= len(self.content) - self.place:
+            raise ValueError("it is truncated")
+        self.place += size
+        return self.content[self.place - size : self.place]
+
+    def numbers(self, count: int, kind: str = "Q") -> tuple[int, ...]:
+        """Return the next integers, of a type of `struct`."""
+        layout = f"<{count}{kind}"
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+
+
+def read_binary(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
+    """
+    Read all items of the binary format; little endian: version, number of items, four numbers for each (length of its
+    name, type, number of dimensions, length of its data), names, shapes, padding, data.
+    """
+    reader, arrays, is_quantized = Reader(content), {}, False
+    try:
+        (version,) = reader.numbers(1)
+        if version != VERSION:
+            raise ValueError(f"it is neither a .npz file nor version {VERSION} of the binary format")
+        (count,) = reader.numbers(1)
+        if count * 32 > len(content):
+            raise ValueError("it is truncated")
+        headers = [reader.numbers(4) for _ in range(count)]
+        names = [bytes(reader.take(header[0])).removesuffix(b"\0").decode("utf-8") for header in headers]
+        shapes = [read_shape(reader, header[2]) for header in headers]
+        reader.take(reader.numbers(1)[0])
+        for name, (_, kind, _, length), shape in zip(names, headers, shapes, strict=True):
+            data = reader.take(length)
+            if name in arrays:
+                raise ValueError(f"two items have the name {name}")
+            if kind in QUANTIZED_TYPES:
+                arrays[name], is_quantized = dequantized(name, data, shape), True
+            elif kind in PLAIN_TYPES:
+                arrays[name] = array_of(data, PLAIN_TYPES[kind], shape)
+            else:
+                raise UserError("marian.item_type", field=path, name=name[:60], value=f"0x{kind:x}")
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError("marian.damaged", field=path, reason=str(error)) from error
+    return arrays, is_quantized
+
+
+def read_shape(reader: Reader, dimensions: int) -> tuple[int, ...]:
+    """Return the shape of an item."""
+    if dimensions * 4 > len(reader.content):
+        raise ValueError("it is truncated")
+    shape = reader.numbers(dimensions, "i")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"an item has the shape {shape}")
+    return shape
+
+
+def array_of(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array from the start of an item's data, which is padded."""
+    size = math.prod(shape)
+    if size * dtype.itemsize > len(data):
+        raise ValueError("an item is shorter than its shape")
+    return np.frombuffer(data, dtype, count=size).reshape(shape)
+
+
+def dequantized(name: str, data: memoryview, shape: tuple[int, ...]) -> np.ndarray:
+    """
+    Return a matrix of 8-bit integers as float32: they are divided by the number that follows them. Matrices are stored
+    by columns, embeddings (`Wemb`, in the forks only) by rows.
+    """
+    if len(shape) != 2:
+        raise ValueError(f"the 8-bit array {name} has the shape {shape}")
+    size = math.prod(shape)
+    (multiplier,) = array_of(data[size:], PLAIN_TYPES[0x404], (1,))
+    if not (np.isfinite(multiplier) and multiplier > 0):
+        raise ValueError(f"the scale of {name} is {multiplier}")
+    is_embedding = "Wemb" in name
+    integers = array_of(data, np.dtype("i1"), shape if is_embedding else shape[::-1])
+    return (integers if is_embedding else integers.T) / np.float32(multiplier)

@@ -1,0 +1,232 @@
+"""Conversion of Marian's own files, `.npz` and `.bin`, to base Transformers and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from transformers import GenerationConfig
+
+from ..data.files import open_output_folder
+from ..data.text import open_bytes
+from ..data.tokenizer_checks import stamp_tokenizers
+from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
+from ..inference.loading import quiet_loading
+from ..inference.model_checks import check_weights, list_names
+from ..inference.model_settings import start_id
+from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
+from ..training.evidence import Evidence, about_model
+from ..training.processes import logger
+from .checked_copy import load_checked
+from .marian_arrays import OLD_OUTPUT, OUTPUT, OUTPUT_BIAS, Place, array_shape, extract, fill, places_of
+from .marian_binary import parse_settings, read_marian_file, write_npz
+from .marian_settings import (
+    IGNORED_BY_SEARCH,
+    IMPORTED_SETTINGS,
+    Settings,
+    check_function,
+    imported_settings,
+    settings_of,
+)
+from .marian_vocabularies import Pieces, check_pieces, pieces_of, read_pieces, write_tokenizers
+
+
+# Names of an exported folder.
+MODEL, SEARCH_SETTINGS = "model.npz", "decoder.yml"
+# The byte of a line break, in SentencePiece models with byte fallback.
+NEWLINE = "<0x0A>"
+
+
+def import_marian_file(
+    source: str | Path,
+    vocabularies: Sequence[str | Path],
+    output: str | Path,
+    search_settings: str | Path | None = None,
+) -> Path:
+    """
+    Convert a Transformer in Marian's own format into a base Transformer with tokenizers and generation settings. It
+    computes the same function. The decoder of Marian starts from a zero vector, here the embedding of a padding token
+    that is added to the vocabulary. 8-bit weights are converted to float32; a message reports it.
+
+    Args:
+        source (`str` or `Path`): A `.npz` file, or a `.bin` file with weights in float32, float16 or generic 8-bit
+            integers (intgemm8), of a Transformer whose decoder has self-attention, SSRUs or average attention.
+        vocabularies (two of `str` or `Path`): SentencePiece models (`.spm`) of source and target; may be one file.
+        output (`str` or `Path`): A new folder, which is returned.
+        search_settings (`str` or `Path`, *optional*): A YAML file for marian-decoder. Its beam size, length penalty and
+            `allow-unk` become generation settings. Without it: greedy search without unknown tokens.
+
+    Raises:
+        UserError: A file is missing, damaged, or of another program; a setting or an array is not supported; or the
+            files do not belong together. Nothing is written.
+        FileExistsError: The output exists and is not empty.
+    """
+    quiet_loading()
+    file, path = read_marian_file(source), str(source)
+    settings = Settings(file.settings, path)
+    search = read_search(file.settings, path, search_settings)
+    pieces = [read_pieces(vocabulary) for vocabulary in vocabularies]
+    check_pieces(pieces, settings)
+    model = build_model(file.arrays, settings, pieces)
+    model.generation_config = generation_settings(search, model.config, pieces[1])
+    with open_output_folder(output, must_be_new=True) as working:
+        tokenizers = write_tokenizers(pieces, model.config, working)
+        stamp_tokenizers(model.config, *tokenizers)
+        tokenizers.check(model)
+        model.save_pretrained(working)
+        Evidence(model=about_model(model.config, model.num_parameters())).save(working)
+    if file.is_quantized:
+        logger.info(
+            f"{path} has 8-bit weights, which were converted to float32. Marian also quantizes activations, so that "
+            "its translations may differ where two have nearly equal scores."
+        )
+    penalty = search.number("normalize")
+    logger.info(
+        f"To translate with Marian's settings: recnmt translate {output} --beams {search.integer('beam-size')} "
+        f"--length-penalty-type hf --length-penalty {penalty:g} --max-length-extra 0 "
+        f"--max-length-factor {search.number('max-length-factor'):g}"
+    )
+    return Path(output)
+
+
+def read_search(model: Mapping[str, Any], path: str, file: str | Path | None) -> Settings:
+    """Return the settings of a model (of the file `path`) and those of a file for marian-decoder, if there is one."""
+    if file is None:
+        return Settings(model, path)
+    with open_bytes(file) as opened:
+        return Settings({**model, **parse_settings(opened.read(), str(file))}, str(file), IGNORED_BY_SEARCH)
+
+
+def generation_settings(search: Settings, config: NMTTransformerConfig, target: Pieces) -> GenerationConfig:
+    """Return the settings of `generate` that correspond to those of Marian's search."""
+    beams = search.integer("beam-size")
+    penalty = {"length_penalty": search.number("normalize")} if beams > 1 else {}
+    ids = {name: getattr(config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
+    suppressed = [] if search.is_on("allow-unk") else [target.unknown]
+    if NEWLINE in target.symbols and not search.is_on("allow-special"):
+        suppressed.append(target.symbols.index(NEWLINE))
+    settings = {"num_beams": beams, "max_length": config.max_position_embeddings, "suppress_tokens": suppressed or None}
+    return GenerationConfig(**settings, **penalty, **ids)
+
+
+def build_model(
+    arrays: Mapping[str, np.ndarray], settings: Settings, pieces: Sequence[Pieces]
+) -> NMTTransformerForConditionalGeneration:
+    """Return a model with these arrays; `UserError` unless all arrays are used and all parameters are filled."""
+    padding = max(len(vocabulary.symbols) for vocabulary in pieces)
+    fields: dict[str, Any] = {
+        **settings.fields(),
+        **dict.fromkeys(("vocab_size", "decoder_vocab_size"), padding + 1),
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), padding),
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
+        "eos_token_id": pieces[1].end,
+        "final_logits_bias": True,
+        IMPORTED_SETTINGS: dict(settings.values),
+    }
+    config = NMTTransformerConfig(**fields)
+    arrays, omits_bias = {**arrays}, settings.is_on("output-omit-bias")
+    if OLD_OUTPUT in arrays and OUTPUT not in arrays:
+        arrays[OUTPUT] = arrays.pop(OLD_OUTPUT).T
+    check_names(arrays, list(places_of(config, not omits_bias)), settings.path)
+    if omits_bias:
+        arrays[OUTPUT_BIAS] = np.zeros((1, len(pieces[1].symbols)), np.float32)
+    places = list(places_of(config))
+    with torch.device("meta"):  # wrong settings could ask for more memory than there is
+        check_shapes(arrays, places, NMTTransformerForConditionalGeneration(config).state_dict(), pieces, settings.path)
+    model = NMTTransformerForConditionalGeneration(config)
+    state = model.state_dict()
+    for place in places:
+        fill(place, state[place.parameter], [arrays[name] for name in place.arrays])
+    filled = {*model.get_expanded_tied_weights_keys(), *(place.parameter for place in places)}
+    assert filled == state.keys(), f"parameters differ: {filled ^ state.keys()}"
+    check_weights(model)
+    return model.eval()
+
+
+def check_shapes(
+    arrays: Mapping[str, np.ndarray],
+    places: Sequence[Place],
+    state: Mapping[str, torch.Tensor],
+    pieces: Sequence[Pieces],
+    path: str,
+) -> None:
+    """Raise `UserError` for an array of another shape than that of its place."""
+    for place in places:
+        needed = array_shape(place, state[place.parameter].shape, symbols_of(place, pieces))
+        for name in place.arrays:
+            if arrays[name].shape != needed:
+                raise UserError("marian.shape", field=path, name=name, value=arrays[name].shape, needed=needed)
+
+
+def symbols_of(place: Place, pieces: Sequence[Pieces]) -> int:
+    """Return the number of symbols of the vocabulary to which a place belongs; all but one belong to the target's."""
+    return len(pieces[place.arrays[0] != "encoder_Wemb"].symbols)
+
+
+def check_names(arrays: Mapping[str, np.ndarray], places: Sequence[Place], path: str) -> None:
+    """Raise `UserError` unless the arrays of a file are those of its settings."""
+    needed = {name for place in places for name in place.arrays}
+    if needed != arrays.keys():
+        sides = ({name[:60] for name in names} for names in (arrays.keys() - needed, needed - arrays.keys()))
+        unknown, missing = (list_names(names) or "none" for names in sides)
+        raise UserError("marian.arrays", field=path, unknown=unknown, missing=missing)
+
+
+def export_marian_file(source: str | Path, output: str | Path) -> Path:
+    """
+    Save a base Transformer in Marian's own format: `model.npz`, SentencePiece models, and `decoder.yml` for
+    marian-decoder. The arrays and settings of an imported file are restored.
+
+    Args:
+        source (`str` or `Path`): Folder or model id.
+        output (`str` or `Path`): A new folder, which is returned.
+
+    Raises:
+        UserError: Marian does not support the model or its tokenizers, or the files are damaged.
+        FileExistsError: The output exists and is not empty.
+    """
+    model, tokenizers = load_checked(source)
+    arrays, settings, pieces = marian_content(model, tokenizers)
+    generation = model.generation_config
+    names = ["vocab.spm"] if pieces[0].content == pieces[1].content else ["source.spm", "target.spm"]
+    search = {
+        "relative-paths": True,
+        "models": [MODEL],
+        "vocabs": [names[0], names[-1]],
+        "beam-size": generation.num_beams or 1,
+        "normalize": 1.0 if generation.length_penalty is None else float(generation.length_penalty),
+        "allow-unk": pieces[1].unknown not in (generation.suppress_tokens or []),
+    }
+    with open_output_folder(output, must_be_new=True) as working:
+        write_npz(working / MODEL, arrays, settings)
+        for name, vocabulary in zip(names, pieces, strict=False):
+            (working / name).write_bytes(vocabulary.content)
+        (working / SEARCH_SETTINGS).write_text(yaml.safe_dump(search, sort_keys=False), encoding="utf-8")
+    return Path(output)
+
+
+def marian_content(
+    model: NMTTransformerForConditionalGeneration, tokenizers: TokenizerPair
+) -> tuple[dict[str, np.ndarray], dict[str, Any], list[Pieces]]:
+    """Return the arrays, settings and vocabularies of a model in Marian; `UserError` if Marian does not support it."""
+    check_function(model.config)
+    pieces = pieces_of(tokenizers)
+    source_size, target_size = (len(vocabulary.symbols) for vocabulary in pieces)
+    state, start = model.state_dict(), start_id(model)
+    bias = state.get("final_logits_bias")
+    omits_bias = imported_settings(model.config).get("output-omit-bias", not imported_settings(model.config))
+    has_bias = bias is not None and bool(not omits_bias or bias[:, :target_size].any())
+    settings = settings_of(model.config, (source_size, target_size), has_bias)
+    if start < target_size or state["model.decoder.embed_tokens.weight"][start].any():
+        raise UserError("marian.start", field="decoder_start_token_id", value=start)
+    arrays: dict[str, np.ndarray] = {}
+    for place in places_of(model.config, has_bias):
+        values = extract(place, state[place.parameter], symbols_of(place, pieces))
+        arrays |= zip(place.arrays, values, strict=True)
+    return dict(sorted(arrays.items())), settings, pieces

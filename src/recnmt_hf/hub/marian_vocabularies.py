@@ -1,0 +1,112 @@
+"""SentencePiece models of Marian, and the tokenizers of MarianMT that contain them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .._extras import packages_of_extra
+from ..data.text import open_bytes
+from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
+from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from .marian import save_tokenizers
+from .marian_settings import Settings
+
+
+PADDING = "<pad>"
+
+
+class Pieces(NamedTuple):
+    """A SentencePiece model: its file, its content, its symbols by id, and the ids of end and unknown token."""
+
+    path: str
+    content: bytes
+    symbols: list[str]
+    end: int
+    unknown: int
+
+
+def read_pieces(path: str | Path) -> Pieces:
+    """Read a SentencePiece model; `UserError` if the file is none, or has no end token."""
+    with open_bytes(path) as file:
+        return parse_pieces(file.read(), str(path))
+
+
+def parse_pieces(content: bytes, path: str) -> Pieces:
+    """Return a SentencePiece model from its content."""
+    with packages_of_extra("marian", "Marian's vocabulary"):
+        from sentencepiece import SentencePieceProcessor
+    model = SentencePieceProcessor()
+    try:
+        model.LoadFromSerializedProto(content)
+        symbols = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
+    except (RuntimeError, ValueError, TypeError, UnicodeDecodeError) as error:
+        raise UserError("marian.vocabulary", field=path) from error
+    if min(model.eos_id(), model.unk_id()) < 0 or len(set(symbols)) < len(symbols):
+        raise UserError("marian.vocabulary", field=path)
+    return Pieces(path, content, symbols, model.eos_id(), model.unk_id())
+
+
+def check_pieces(pieces: Sequence[Pieces], settings: Settings) -> None:
+    """Raise `UserError` if vocabularies do not belong to a model."""
+    for vocabulary, size in zip(pieces, settings.vocabulary_sizes(), strict=True):
+        if len(vocabulary.symbols) != size:
+            code, value = "marian.vocabulary_size", len(vocabulary.symbols)
+            raise UserError(code, field=vocabulary.path, value=value, rows=size, path=settings.path)
+    source, target = pieces
+    if settings.fields()["share_encoder_decoder_embeddings"] and source.content != target.content:
+        raise UserError("marian.one_vocabulary", field=target.path, other=source.path)
+    names = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
+    if names[0] != names[1] or any(PADDING in side.symbols for side in pieces):
+        raise UserError("marian.controls", field=target.path, other=source.path, padding=PADDING)
+
+
+def padded_symbols(vocabulary: Pieces, rows: int) -> dict[str, int]:
+    """Return symbols with their ids, with names for further rows; the last one is the padding token."""
+    names = [*vocabulary.symbols, *(f"<row {i}>" for i in range(len(vocabulary.symbols), rows - 1)), PADDING]
+    return {name: i for i, name in enumerate(names)}
+
+
+def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, folder: Path) -> TokenizerPair:
+    """Write tokenizers of MarianMT with these vocabularies, one for both sides if they are the same."""
+    from transformers import MarianTokenizer
+
+    source, target = pieces
+    is_joint = source.content == target.content
+    for name, vocabulary in (("source", source), ("target", target)):
+        (folder / f"{name}.spm").write_bytes(vocabulary.content)
+        symbols = padded_symbols(vocabulary, config.vocab_size)
+        (folder / f"{name}_vocab.json").write_text(json.dumps(symbols, ensure_ascii=False), encoding="utf-8")
+    tokenizer = MarianTokenizer(
+        source_spm=str(folder / "source.spm"),
+        target_spm=str(folder / "target.spm"),
+        vocab=str(folder / "source_vocab.json"),
+        target_vocab_file=None if is_joint else str(folder / "target_vocab.json"),
+        separate_vocabs=not is_joint,
+        unk_token=source.symbols[source.unknown],
+        eos_token=source.symbols[source.end],
+        pad_token=PADDING,
+        model_max_length=config.max_position_embeddings,
+    )
+    tokenizers = save_tokenizers(tokenizer, folder)
+    for name in ("source", "target"):
+        (folder / f"{name}_vocab.json").unlink(missing_ok=True)  # the saved one is vocab.json
+    return tokenizers
+
+
+def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:
+    """Return the SentencePiece models of a model's tokenizers; `UserError` if Marian cannot use them."""
+    pieces = []
+    for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
+        model = getattr(tokenizer, f"spm_{side}", None)
+        if model is None:
+            raise UserError("marian.tokenizer", field=f"{side} tokenizer", kind=type(tokenizer).__name__)
+        vocabulary = parse_pieces(model.serialized_model_proto(), f"{side} tokenizer")
+        ids = tokenizer.get_vocab()
+        if [ids.get(symbol) for symbol in vocabulary.symbols] != list(range(len(vocabulary.symbols))):
+            raise UserError("marian.symbols", field=f"{side} tokenizer")
+        pieces.append(vocabulary)
+    return pieces

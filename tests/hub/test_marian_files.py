@@ -1,0 +1,672 @@
+"""Marian's own files: imported models compute what Marian computes, and are given back unchanged."""
+
+import io
+import json
+import shutil
+import zipfile
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from marian_reference import (
+    FLOAT32,
+    INTGEMM8,
+    MarianModel,
+    is_quantized,
+    random_arrays,
+    settings_bytes,
+    settings_for,
+    write_bin,
+    write_items,
+    write_npz,
+)
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from user_errors import rejects
+
+import recnmt_hf
+from recnmt_hf.commands.main import main
+from recnmt_hf.hub.marian_binary import read_marian_file
+from recnmt_hf.hub.marian_files import export_marian_file, import_marian_file
+
+
+sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("sacremoses")
+
+SSRU = {"transformer_decoder_autoreg": "rnn"}
+AAN = {"transformer_decoder_autoreg": "average-attention", "transformer_dim_aan": 20}
+PRE_NORM = {
+    "transformer_preprocess": "n",
+    "transformer_postprocess": "da",
+    "transformer_postprocess_top": "n",
+    "transformer_postprocess_emb": "",
+}
+SEPARATE = {"tied_embeddings_all": False, "tied_embeddings": True}
+# Name -> whether the sides have vocabularies of their own, and changed settings.
+MODELS = {
+    "self-attention": (False, {}),
+    "pre-norm": (True, {**PRE_NORM, **SEPARATE, "transformer_ffn_activation": "gelu"}),
+    "source and target tied": (False, {"tied_embeddings_all": False, "tied_embeddings_src": True}),
+    "untied": (False, {"tied_embeddings_all": False, "transformer_decoder_dim_ffn": 28, "dec_depth": 1}),
+    "SSRU": (False, {**SSRU, "transformer_ffn_activation": "swish"}),
+    "SSRU with projection": (True, {**SSRU, **SEPARATE, "transformer_rnn_projection": True, "output_omit_bias": True}),
+    "SSRU and pre-norm": (False, {**SSRU, **PRE_NORM}),
+    "average": (False, AAN),
+    "average of the model's width": (True, {**AAN, **SEPARATE, "transformer_dim_aan": 16, "enc_depth": 1}),
+    "average without gate": (False, {**AAN, "transformer_aan_nogate": True, "transformer_aan_activation": "relu"}),
+    "average without feed-forward block": (False, {**AAN, "transformer_aan_depth": 1}),
+}
+
+
+@pytest.fixture(scope="session")
+def vocabularies(corpus, tmp_path_factory):
+    """Files of a joint vocabulary with Marian's ids, and of two of different sizes with others."""
+    folder = tmp_path_factory.mktemp("spm")
+    english, german = ([pair[side] for pair in corpus["train"]] for side in (0, 1))
+    settings = {
+        "joint": (english + german, {"vocab_size": 90, "bos_id": -1, "eos_id": 0, "unk_id": 1}),
+        "source": (english, {"vocab_size": 70}),
+        "target": (german, {"vocab_size": 78, "unk_id": 2, "eos_id": 1, "bos_id": 0}),
+    }
+    for name, (texts, fields) in settings.items():
+        model = io.BytesIO()
+        options = {"minloglevel": 2, "num_threads": 1, **fields}
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **options)
+        (folder / f"{name}.spm").write_bytes(model.getvalue())
+    return folder
+
+
+def files_of(folder, is_separate):
+    """The two files, and their SentencePiece models."""
+    files = [str(folder / f"{name}.spm") for name in (("source", "target") if is_separate else ("joint", "joint"))]
+    return files, [sentencepiece.SentencePieceProcessor(model_file=file) for file in files]
+
+
+def write_model(folder, vocabularies, name, write=write_npz, file="model.npz", **changes):
+    """Write a model of `MODELS`. Returns its file, the vocabularies' files and models, settings and arrays."""
+    is_separate, own = MODELS[name]
+    files, models = files_of(vocabularies, is_separate)
+    settings = settings_for([len(model) for model in models], **own, **changes)
+    arrays = random_arrays(settings)
+    return write(folder / file, settings, arrays), files, models, settings, arrays
+
+
+def tokens(models, pair):
+    """The ids of a sentence pair, each with its end token."""
+    return [[*model.encode(text), model.eos_id()] for model, text in zip(models, pair, strict=True)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def imported(request, vocabularies, tmp_path_factory):
+    """The folder that the command writes, and everything that [`write_model`] returns."""
+    folder = tmp_path_factory.mktemp("marian")
+    model, files, *written = write_model(folder, vocabularies, request.param)
+    assert main(["import-marian", str(model), "--vocabs", *files, str(folder / "own")]) == 0
+    return folder / "own", model, files, *written
+
+
+def test_log_probabilities_and_greedy_translations_are_marians(imported, corpus):
+    """Zero start vector, positions, norms and the scale of embeddings, against NumPy."""
+    folder, _, _, models, settings, arrays = imported
+    reference, pairs = MarianModel(settings, arrays), [pair[:2] for pair in corpus["test"][:4]]
+    translator = recnmt_hf.Translator.from_pretrained(folder)
+    assert [translator.encode_source(source) for source, _ in pairs] == [tokens(models, pair)[0] for pair in pairs]
+    scores = translator.score(*zip(*pairs, strict=True))
+    for pair, score in zip(pairs, scores, strict=True):
+        expected = reference.log_probs(*tokens(models, pair)).sum()
+        assert score.log_prob == pytest.approx(expected, abs=2e-4)
+    found = translator([source for source, _ in pairs], beams=1, max_length_factor=0.0, max_length_extra=20)
+    for pair, translation in zip(pairs, found, strict=True):
+        target = models[1]
+        expected = reference.greedy(tokens(models, pair)[0], target.eos_id(), [target.unk_id()], 20)
+        assert translation.hypotheses[0].tokens == expected
+
+
+def test_settings_of_an_imported_model(imported):
+    """Generation without unknown and padding tokens, as marian-decoder does it; the head that aligns words."""
+    folder, _, _, models, settings, _ = imported
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    config, generation = model.config, model.generation_config
+    rows = max(map(len, models))
+    assert (config.pad_token_id, config.decoder_start_token_id, config.vocab_size) == (rows, rows, rows + 1)
+    assert config.alignment_head == [settings["dec-depth"] - 1, 0]
+    assert (generation.num_beams, generation.suppress_tokens) == (1, [models[1].unk_id()])
+    assert not model.get_input_embeddings().weight[rows].any()
+    assert (model.final_logits_bias[0, len(models[1]) :] == -1e4).all()
+    generated = model.generate(torch.tensor([[5, 6, models[0].eos_id()]]), do_sample=True, max_new_tokens=60, top_k=0)
+    assert not set(generated[0, 1:].tolist()) & {models[1].unk_id(), *range(len(models[1]), rows)}
+
+
+def test_cross_attention_of_the_recorded_head(imported, corpus):
+    folder, _, _, models, settings, arrays = imported
+    pair = corpus["test"][0][:2]
+    source, target = tokens(models, pair)
+    translator = recnmt_hf.Translator.from_pretrained(folder)
+    layer, head = translator.model.config.alignment_head
+    _, attentions = MarianModel(settings, arrays)(source, target)
+    (found,) = translator.attention([source], [target], layer, head, 4096)
+    np.testing.assert_allclose(found, attentions[layer][head], atol=1e-5)
+
+
+def test_words_are_aligned_by_the_recorded_head(imported, corpus, capsys):
+    """`recnmt align` links each word to the source word with the largest attention of Marian's alignment head."""
+    folder, _, _, models, settings, arrays = imported
+    source, target = corpus["test"][1][:2]
+    ids = tokens(models, (source, target))
+    weights = MarianModel(settings, arrays)(*ids)[1][-1][0]
+    words = [
+        [number for number, word in enumerate(text.split()) for _ in model.encode(word)]
+        for text, model in zip((source, target), models, strict=True)
+    ]
+    assert [len(side) + 1 for side in words] == [len(side) for side in ids]  # this text has no pieces across words
+    matrix = np.zeros((len(target.split()), len(source.split()) + 1))
+    for j, own in enumerate(words[1]):
+        for i, other in enumerate([*words[0], len(source.split())]):
+            matrix[own, other] += weights[j, i] / words[1].count(own)
+    links = [f"{row.argmax()}-{j}" for j, row in enumerate(matrix) if row.argmax() < len(source.split())]
+    assert main(["align", str(folder), "--text", source, target]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(links)
+
+
+def test_words_of_pieces(vocabularies):
+    """Spaces, ligatures and characters outside of the vocabulary."""
+    from recnmt_hf.data.alignments import words_of_tokens
+
+    _, (model, _) = files_of(vocabularies, False)
+    tokenizer = mock.Mock(spec=["spm_source", "is_fast"], spm_source=model, is_fast=False)
+    for text in ("the  dog sleeps .", " \ufb01ne\u00a0dog \u6f22\u5b57\u6f22 x.", "\u2581 dog"):
+        with mock.patch("recnmt_hf.data.alignments.encode_plain", lambda tokenizer, text, is_target: {
+            "input_ids": [*model.encode(text), model.eos_id()]}):  # fmt: skip
+            ids, words = words_of_tokens(tokenizer, text)
+        assert len(ids) == len(words) and words[-1] is None
+        for number, word in enumerate(text.split()):
+            own = "".join(piece for piece, of in zip(model.encode(text, out_type=str), words, strict=False)
+                          if of == number)  # fmt: skip
+            assert own.replace("\u2581", "") == "".join(model.encode(word, out_type=str)).replace("\u2581", "")
+
+
+def test_arrays_and_settings_are_given_back(imported, tmp_path, capsys):
+    folder, model, files, *_ = imported
+    assert main(["export-marian", str(folder), str(tmp_path / "back"), "--format", "npz"]) == 0
+    with np.load(model) as old, np.load(tmp_path / "back/model.npz") as new:
+        assert set(old.files) == set(new.files)
+        for name in set(old.files) - {"special:model.yml"}:
+            assert new[name].dtype == np.float32 and np.array_equal(old[name], new[name])
+            assert new[name].flags.c_contiguous
+        texts = [file["special:model.yml"].tobytes() for file in (old, new)]
+    assert texts[1].endswith(b"\0")
+    assert len({json.dumps(yaml.safe_load(text.split(b"\0")[0]), sort_keys=True) for text in texts}) == 1
+    search = yaml.safe_load((tmp_path / "back/decoder.yml").read_text())
+    for name, file in zip(search["vocabs"], files, strict=True):
+        own, given = (sentencepiece.SentencePieceProcessor(model_file=str(one)) for one in
+                      (tmp_path / "back" / name, file))  # fmt: skip
+        assert [own.id_to_piece(i) for i in range(len(own))] == [given.id_to_piece(i) for i in range(len(given))]
+    assert import_marian_file(tmp_path / "back/model.npz", [tmp_path / "back" / one for one in search["vocabs"]],
+                              tmp_path / "again")  # fmt: skip
+    weights = [(place / "model.safetensors").read_bytes() for place in (folder, tmp_path / "again")]
+    assert weights[0] == weights[1]
+
+
+# -- binary files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fork", ["upstream", "fork"])
+@pytest.mark.parametrize("name", ["SSRU", "pre-norm"])
+def test_8_bit_weights_are_converted(fork, name, vocabularies, corpus, tmp_path, capsys):
+    """Within half a step of the original weights, and with a message."""
+    path, files, models, settings, arrays = write_model(
+        tmp_path, vocabularies, name, lambda *content: write_bin(*content, fork=fork), "model.bin"
+    )
+    content = read_marian_file(path)
+    assert content.is_quantized and content.settings == settings and content.arrays.keys() == arrays.keys()
+    for array, values in arrays.items():
+        found = content.arrays[array]
+        if is_quantized(array, fork):
+            step = np.abs(values).max() / 127
+            assert 0 < np.abs(found - values).max() <= step * 0.5001
+        else:
+            np.testing.assert_array_equal(found, values)
+    assert main(["import-marian", str(path), "--vocabs", *files, str(tmp_path / "own")]) == 0
+    assert "8-bit weights" in capsys.readouterr().err
+    pair = corpus["test"][0][:2]
+    expected = MarianModel(settings, content.arrays).log_probs(*tokens(models, pair)).sum()
+    (found,) = recnmt_hf.Translator.from_pretrained(tmp_path / "own").score(*([text] for text in pair))
+    assert found.log_prob == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_other_binary_files(dtype, vocabularies, tmp_path, capsys):
+    """The same weights as of a .npz file, without a message about 8 bits."""
+    _, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    arrays = {name: values.astype(dtype) for name, values in arrays.items()}
+    write_bin(tmp_path / "model.bin", settings, arrays, fork=None)
+    write_npz(tmp_path / "model.npz", settings, arrays)
+    for ending in ("npz", "bin"):
+        assert main(["import-marian", str(tmp_path / f"model.{ending}"), "--vocabs", *files,
+                     str(tmp_path / ending)]) == 0  # fmt: skip
+    assert "8-bit" not in capsys.readouterr().err
+    weights = [(tmp_path / ending / "model.safetensors").read_bytes() for ending in ("npz", "bin")]
+    assert weights[0] == weights[1]
+
+
+# -- settings of the search --------------------------------------------------------------------------------------------
+
+
+def test_settings_for_the_decoder(vocabularies, tmp_path, capsys):
+    path, files, *_ = write_model(tmp_path, vocabularies, "SSRU")
+    config = tmp_path / "decoder.yml"
+    search = {"models": ["x"], "beam-size": 6, "normalize": 0.7, "max-length-factor": 2, "allow-unk": True}
+    config.write_text(yaml.safe_dump(search))
+    import_marian_file(path, files, tmp_path / "own", config)
+    generation = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "own").generation_config
+    assert (generation.num_beams, generation.length_penalty, generation.suppress_tokens) == (6, 0.7, None)
+    command = f"recnmt translate {tmp_path / 'own'} --beams 6 --length-penalty-type hf --length-penalty 0.7"
+    assert f"{command} --max-length-extra 0 --max-length-factor 2\n" in capsys.readouterr().err
+    for field, value in (("word-penalty", 0.5), ("output-sampling", True), ("beam-size", 0), ("normalize", "x")):
+        config.write_text(yaml.safe_dump({field: value}))
+        code = "marian.unknown_setting" if field == "output-sampling" else "marian.setting"
+        with rejects(code, field):
+            import_marian_file(path, files, tmp_path / "other", config)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+WRONG_SETTINGS = {
+    "type": ["s2s", "multi-transformer", "bert"],
+    "dec-cell": ["gru", "lstm"],
+    "dec-depth": [0, "2", None, 10**9],
+    "dim-emb": [15, 18, 2, "16", True, 2**40],
+    "dim-vocabs": [[90], [90, 90, 90], 90, ["90", "90"]],
+    "input-types": [["sequence", "class"]],
+    "layer-normalization": [True],
+    "lemma-dim-emb": [8],
+    "right-left": [True],
+    "special-vocab": [[3]],
+    "tied-embeddings": ["yes"],
+    "transformer-attention-mask": ["alibi"],
+    "transformer-decoder-autoreg": ["lstm"],
+    "transformer-decoder-ffn-depth": [1],
+    "transformer-disable-position-embeddings": [True],
+    "transformer-ffn-activation": ["tanh"],
+    "transformer-ffn-depth": [1, 3],
+    "transformer-guided-alignment-layer": ["3", 0, "first"],
+    "transformer-heads": ["4", 0],
+    "transformer-no-affine": [True],
+    "transformer-no-bias": [True],
+    "transformer-no-projection": [True],
+    "transformer-pool": [True],
+    "transformer-postprocess": ["da", "n"],
+    "transformer-postprocess-emb": ["dn"],
+    "transformer-postprocess-top": ["n"],
+    "transformer-preprocess": ["d"],
+    "transformer-tied-layers": [[1, 1]],
+    "transformer-train-positions": [True],
+    "ulr": [True],
+}
+
+
+def refused(path, files, folder, code, field=None):
+    """Assert that a model is refused with this code, and nothing is written."""
+    before = sorted(folder.iterdir())
+    with rejects(code, field) as caught:
+        import_marian_file(path, files, folder / "out")
+    assert sorted(folder.iterdir()) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_a_wrong_setting_is_named_with_its_value(name, vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    for value in WRONG_SETTINGS[name]:
+        write_npz(path, {**settings, name: value}, arrays)
+        message = refused(path, files, tmp_path, "marian.setting", name)
+        assert f"{name}={value!r}" in message
+
+
+AAN_SETTINGS = {
+    "transformer-aan-depth": {"transformer_aan_depth": 3},
+    "transformer-aan-activation": {"transformer_aan_activation": "tanh"},
+    "transformer-dim-aan": {"transformer_dim_aan": 0},
+    "transformer-preprocess": PRE_NORM,  # Marian's norm acts on the average only
+}
+
+
+@pytest.mark.parametrize("name", AAN_SETTINGS)
+def test_settings_of_average_attention(name, vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "average")
+    changes = {field.replace("_", "-"): value for field, value in AAN_SETTINGS[name].items()}
+    write_npz(path, {**settings, **changes}, arrays)
+    refused(path, files, tmp_path, "marian.setting", name)
+
+
+def test_unknown_and_missing_settings(vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    write_npz(path, {**settings, "transformer-flux": 88}, arrays)
+    assert "transformer-flux=88" in refused(path, files, tmp_path, "marian.unknown_setting", "transformer-flux")
+    for name in ("dim-emb", "dim-vocabs", "enc-depth", "dec-depth", "type"):
+        write_npz(path, {other: value for other, value in settings.items() if other != name}, arrays)
+        refused(path, files, tmp_path, "marian.setting", name)
+
+
+def test_settings_that_older_releases_do_not_store(vocabularies, tmp_path):
+    """Marian's defaults; what has no effect may have any value."""
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "self-attention")
+    absent = {"transformer-rnn-projection", "transformer-decoder-dim-ffn", "transformer-pool", "dec-cell",
+              "transformer-guided-alignment-layer", "transformer-postprocess-top", "special-vocab"}  # fmt: skip
+    changes = {"dim-rnn": 7, "version": 3, "transformer-train-position-embeddings": True, "skip": True}
+    write_npz(path, {**{name: value for name, value in settings.items() if name not in absent}, **changes}, arrays)
+    import_marian_file(path, files, tmp_path / "out")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert (model.config.decoder_ffn_dim, model.config.alignment_head) == (24, [1, 0])
+
+
+def test_alignment_head_of_a_numbered_layer(vocabularies, tmp_path):
+    changes = {"transformer_guided_alignment_layer": 1}
+    path, files, *_ = write_model(tmp_path, vocabularies, "SSRU", **changes)
+    import_marian_file(path, files, tmp_path / "out")
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config.alignment_head == [0, 0]
+
+
+def test_old_name_of_the_output_matrix(vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "untied")
+    import_marian_file(path, files, tmp_path / "new")
+    arrays["decoder_ff_logit_out_W"] = arrays.pop("decoder_ff_logit_out_Wt").T
+    write_npz(path, settings, arrays)
+    import_marian_file(path, files, tmp_path / "old")
+    weights = [(tmp_path / place / "model.safetensors").read_bytes() for place in ("new", "old")]
+    assert weights[0] == weights[1]
+
+
+def test_arrays_that_do_not_belong_to_the_settings(vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    write_npz(path, settings, {**arrays, "Wpos": np.zeros((8, 16), np.float32)})
+    assert "unknown arrays Wpos; missing none" in refused(path, files, tmp_path, "marian.arrays", str(path))
+    write_npz(path, settings, {name: values for name, values in arrays.items() if name != "decoder_l2_rnn_bf"})
+    assert "missing decoder_l2_rnn_bf" in refused(path, files, tmp_path, "marian.arrays")
+    write_npz(path, {**settings, "transformer-decoder-autoreg": "self-attention"}, arrays)
+    refused(path, files, tmp_path, "marian.arrays")
+    for name, shape in (("decoder_l1_rnn_Wf", (16, 8)), ("decoder_l1_rnn_bf", (16,)), ("Wemb", (91, 16)),
+                        ("encoder_l1_ffn_W1", (24, 16)), ("decoder_ff_logit_out_b", (90, 1))):  # fmt: skip
+        write_npz(path, settings, {**arrays, name: np.zeros(shape, np.float32)})
+        message = refused(path, files, tmp_path, "marian.shape", str(path))
+        assert name in message and str(shape) in message
+    write_npz(path, {**settings, "dim-emb": 2**16, "transformer-dim-ffn": 2**20}, arrays)  # not allocated
+    assert "Wemb" in refused(path, files, tmp_path, "marian.shape", str(path))
+    write_npz(path, settings, {**arrays, "Wemb": np.full_like(arrays["Wemb"], np.nan)})
+    refused(path, files, tmp_path, "model.weights_not_finite")
+    for kind in (np.int64, np.float64):
+        write_npz(path, settings, {**arrays, "Wemb": np.zeros((90, 16), kind)})
+        assert "Wemb" in refused(path, files, tmp_path, "marian.item_type", str(path))
+
+
+def test_damaged_and_foreign_npz_files(vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    content = path.read_bytes()
+    for size in (2, 40, 1000, len(content) // 2, len(content) - 30):
+        path.write_bytes(content[:size])
+        refused(path, files, tmp_path, "marian.damaged", str(path))
+    place = content.index(arrays["decoder_l1_rnn_W"].tobytes()[:64])
+    path.write_bytes(content[:place] + bytes(64) + content[place + 64 :])  # the checksum does not match
+    assert "CRC" in refused(path, files, tmp_path, "marian.damaged")
+    write_npz(path, settings, {**arrays, "Wemb": np.array([["a pickled object"]], dtype=object)})
+    assert "allow_pickle" in refused(path, files, tmp_path, "marian.damaged")
+    np.savez(path, **arrays)
+    refused(path, files, tmp_path, "marian.no_settings", str(path))
+    for text in (
+        b"- 1\n- 2\0",
+        b"a: [1\0",
+        b"\xff\0",
+        b"a: !!python/object:os.system x\0",
+        b"[" * 5000,
+        b"a: {b: c}\0",
+        b"a: [[b]]\0",
+        b"a: 2021-01-01\0",
+        b"a: .nan\0",
+        b"a: &a [*a]\0",
+        b"[1]: 2\0",
+    ):
+        np.savez(path, **{"special:model.yml": np.frombuffer(text, np.int8)}, **arrays)
+        refused(path, files, tmp_path, "marian.damaged", str(path))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("special:model.yml", settings_bytes(settings).tobytes())
+    refused(path, files, tmp_path, "marian.damaged", str(path))
+    torch.save({name: torch.from_numpy(values) for name, values in arrays.items()}, path)
+    refused(path, files, tmp_path, "marian.damaged", str(path))
+    path.write_bytes(b"<html>Not found</html>")
+    refused(path, files, tmp_path, "marian.damaged", str(path))
+    path.unlink()
+    refused(path, files, tmp_path, "file.missing", str(path))
+
+
+def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU", write_bin, "model.bin")
+    content = path.read_bytes()
+    for size in (0, 7, 12, 200, 3000, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
+        refused(path, files, tmp_path, "marian.damaged", str(path))
+    write_bin(path, settings, arrays, version=2)
+    assert "version 1" in refused(path, files, tmp_path, "marian.damaged", str(path))
+    value, text = np.float32(1).tobytes(), settings_bytes(settings).tobytes()
+    settings_item = ("special:model.yml", 0x101, (len(text),), text)
+    for kind in (0x10002, 0x4102, 0x802, 0x1801, 0x11001, 0x12001, 0x18001, 0x408, 0):
+        write_items(path, [("decoder_l1_rnn_W", kind, (1, 1), value * 2), settings_item])
+        message = refused(path, files, tmp_path, "marian.item_type", str(path))
+        assert "decoder_l1_rnn_W" in message and f"0x{kind:x}" in message
+    quantized = INTGEMM8["fork"]
+    for kind, shape, data in (
+        (FLOAT32, (2, 2), value),
+        (FLOAT32, (-1, 1), value),
+        (FLOAT32, (2**31 - 1,) * 3, value),
+        (quantized, (1, 4), b"1234"),  # no scale
+        (quantized, (4,), b"1234" + value),
+        (quantized, (1, 4), b"1234" + np.float32(0).tobytes()),
+        (quantized, (1, 4), b"1234" + np.float32(np.nan).tobytes()),
+    ):
+        write_items(path, [("a_W", kind, shape, data), settings_item])
+        refused(path, files, tmp_path, "marian.damaged", str(path))
+    write_items(path, [("a", FLOAT32, (1,), value)] * 2)
+    refused(path, files, tmp_path, "marian.damaged", str(path))
+    write_items(path, [("a", FLOAT32, (1,), value)])
+    refused(path, files, tmp_path, "marian.no_settings", str(path))
+    many = np.array([1, 2**60], "<u8").tobytes()
+    path.write_bytes(many + bytes(64))
+    refused(path, files, tmp_path, "marian.damaged", str(path))
+
+
+def test_vocabularies_of_other_models(vocabularies, tmp_path):
+    path, files, *_ = write_model(tmp_path, vocabularies, "SSRU")
+    others, _ = files_of(vocabularies, True)
+    message = refused(path, [files[0], others[1]], tmp_path, "marian.vocabulary_size", others[1])
+    assert "78" in message and "90" in message
+    garbage = tmp_path / "garbage.spm"
+    for content in (b"", b"no protocol buffer", (vocabularies / "joint.spm").read_bytes()[:700]):
+        garbage.write_bytes(content)
+        refused(path, [str(garbage), files[1]], tmp_path, "marian.vocabulary", str(garbage))
+    refused(path, [files[0], str(tmp_path / "none.spm")], tmp_path, "file.missing")
+
+
+def test_a_shared_embedding_needs_one_vocabulary(corpus, vocabularies, tmp_path):
+    path, files, *_ = write_model(tmp_path, vocabularies, "SSRU")
+    model = io.BytesIO()
+    texts = [pair.en for pair in corpus["train"]]
+    settings = {"vocab_size": 90, "bos_id": -1, "eos_id": 0, "unk_id": 1, "minloglevel": 2, "num_threads": 1}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **settings)
+    other = tmp_path / "other.spm"
+    other.write_bytes(model.getvalue())
+    refused(path, [files[0], str(other)], tmp_path, "marian.one_vocabulary", str(other))
+
+
+def test_command_lines(vocabularies, tmp_path, capsys):
+    path, files, *_ = write_model(tmp_path, vocabularies, "SSRU")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").touch()
+    for arguments, code in (
+        ([str(path), str(tmp_path / "out")], "usage.requires"),
+        (["some/folder", str(tmp_path / "out"), "--vocabs", *files], "usage.requires"),
+        (["some/folder", str(tmp_path / "out"), "--config", "decoder.yml"], "usage.requires"),
+        ([str(path), "--vocabs", *files, str(taken)], "output.not_empty"),
+    ):
+        assert main(["import-marian", *arguments]) == 2
+        assert f"[{code}]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and [file.name for file in taken.iterdir()] == ["file"]
+
+
+# -- export of other models --------------------------------------------------------------------------------------------
+
+
+def changed_folder(folder, target, **fields):
+    """A copy of a model's folder with other values in config.json."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **fields}))
+    return target
+
+
+def test_models_that_marian_cannot_run(vocabularies, tiny_folder, tmp_path):
+    path, files, *_ = write_model(tmp_path, vocabularies, "self-attention")
+    own = import_marian_file(path, files, tmp_path / "own")
+    with rejects("export.config"):
+        export_marian_file(tiny_folder, tmp_path / "out")
+    for field, value in (("position_embedding_type", "marian"), ("layer_norm_eps", 1e-5), ("scale_embedding", False),
+                         ("activation_function", "tanh"), ("self_attention_type", "directional"),
+                         ("decoder_start_token_id", 5), ("decoder_position_embeddings", False)):  # fmt: skip
+        folder = changed_folder(own, tmp_path / field, **{field: value}, **(
+            {"marian_settings": None} if field == "activation_function" else {}))  # fmt: skip
+        generation = json.loads((folder / "generation_config.json").read_text())
+        (folder / "generation_config.json").write_text(
+            json.dumps({name: number for name, number in generation.items() if name != "decoder_start_token_id"})
+        )
+        with rejects("export.config", field):
+            export_marian_file(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fine_tuned_and_a_foreign_model(vocabularies, tmp_path):
+    """Changed weights are exported; without the settings of a file, those of the configuration are written."""
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "average")
+    own = import_marian_file(path, files, tmp_path / "own")
+    model = AutoModelForSeq2SeqLM.from_pretrained(own)
+    with torch.no_grad():
+        model.model.decoder.layers[1].self_attn.fc1.weight += 0.125
+    del model.config.marian_settings
+    model.save_pretrained(own)
+    export_marian_file(own, tmp_path / "out")
+    content = read_marian_file(tmp_path / "out/model.npz")
+    np.testing.assert_allclose(content.arrays["decoder_l2_aan_W1"], arrays["decoder_l2_aan_W1"] + 0.125, atol=1e-6)
+    for name, value in settings.items():
+        if name not in ("version", "special-vocab", "dec-cell", "transformer-guided-alignment-layer"):
+            assert content.settings[name] == value, name
+    assert content.settings["transformer-guided-alignment-layer"] == settings["dec-depth"]
+
+
+def test_training_goes_back_to_marian(vocabularies, tmp_path):
+    """Without label smoothing the start vector stays zero, and the bias of the output is copied."""
+    path, files, _, _, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    own = import_marian_file(path, files, tmp_path / "own")
+    fields = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+              "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "activation_function": "silu",
+              "final_logits_bias": True}  # fmt: skip
+    recipe = recnmt_hf.Recipe(
+        model={"preset": "student_tiny", "fields": fields, "init_from": str(own)},
+        data={
+            "train": [{"generated": "train", "size": 40}],
+            "validation": [{"generated": "validation", "size": 8}],
+            "max_source_length": 200,
+            "max_target_length": 200,
+        },
+        training={
+            **{"max_steps": 2, "save_steps": 2, "eval_steps": 2, "max_tokens": 2000, "bleu_samples": 0},
+            **{"learning_rate": 0.01, "warmup_steps": 0, "label_smoothing_factor": 0.0},
+        },
+        average={"count": 1},
+    )
+    export_marian_file(recnmt_hf.train(recipe, tmp_path / "run"), tmp_path / "out")
+    content = read_marian_file(tmp_path / "out/model.npz")
+    assert content.arrays.keys() == arrays.keys()
+    np.testing.assert_array_equal(content.arrays["decoder_ff_logit_out_b"], arrays["decoder_ff_logit_out_b"])
+    assert np.abs(content.arrays["decoder_l1_rnn_W"] - arrays["decoder_l1_rnn_W"]).max() > 1e-3
+
+
+def check_export(folder, models, pair, path):
+    """Assert that the exported arrays compute a model's logits, except those of padding, which Marian does not have."""
+    export_marian_file(folder, path)
+    content = read_marian_file(path / "model.npz")
+    source, target = tokens(models, pair)
+    expected, _ = MarianModel(content.settings, content.arrays)(source, target)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    previous = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
+    logits = model(torch.tensor([source]), decoder_input_ids=previous).logits[0].detach().numpy()
+    np.testing.assert_allclose(logits[:, : len(models[1])], expected, atol=2e-5)
+    return content
+
+
+@pytest.mark.parametrize("preset", ["student_tiny", "tiny"])
+def test_a_model_with_an_imported_vocabulary(preset, vocabularies, corpus, tmp_path):
+    """A student trained by this package, with the tokenizers of an imported model and any head for alignments."""
+    path, files, models, *_ = write_model(tmp_path, vocabularies, "SSRU")
+    own = import_marian_file(path, files, tmp_path / "own")
+    fields = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 24, "eos_token_id": 0}
+    fields |= {"vocab_size": 91, "pad_token_id": 90, "decoder_start_token_id": 90, "alignment_head": [0, 0]}
+    fields |= {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
+    config = recnmt_hf.NMTTransformerConfig.from_preset(preset, **fields)
+    recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(own)
+    content = check_export(own, models, corpus["test"][0][:2], tmp_path / "out")
+    assert content.settings["transformer-guided-alignment-layer"] == 1 and content.settings["output-omit-bias"]
+    again = import_marian_file(tmp_path / "out/model.npz", files, tmp_path / "again")
+    assert AutoModelForSeq2SeqLM.from_pretrained(again).config.alignment_head == [0, 0]
+
+
+def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
+    """
+    transformers gives MarianMT other frequencies of positions and another epsilon than Marian has. With Marian's, an
+    imported checkpoint whose ids are those of its SentencePiece model can be exported.
+    """
+    files, models = files_of(vocabularies, False)
+    opus = tmp_path / "opus"
+    opus.mkdir()
+    for name in ("source.spm", "target.spm"):
+        shutil.copy(files[0], opus / name)
+    symbols = [*(models[0].id_to_piece(i) for i in range(len(models[0]))), "<pad>"]
+    (opus / "vocab.json").write_text(json.dumps({symbol: i for i, symbol in enumerate(symbols)}))
+    (opus / "tokenizer_config.json").write_text("{}")
+    sizes = {f"{side}_{name}": number for side in ("encoder", "decoder")
+             for name, number in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 24))}  # fmt: skip
+    ids = {"pad_token_id": 90, "decoder_start_token_id": 90, "eos_token_id": 0, "forced_eos_token_id": None}
+    marian = MarianMTModel(MarianConfig(d_model=16, vocab_size=91, scale_embedding=True, **sizes, **ids))
+    marian.final_logits_bias.normal_()
+    marian.save_pretrained(opus)
+    assert main(["import-marian", str(opus), str(tmp_path / "own")]) == 0
+    with rejects("export.config", "position_embedding_type"):
+        export_marian_file(tmp_path / "own", tmp_path / "out")
+    fields = {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
+    check_export(changed_folder(tmp_path / "own", tmp_path / "changed", **fields), models, corpus["test"][0][:2],
+                 tmp_path / "out")  # fmt: skip
+    vocabulary = json.loads((tmp_path / "changed/vocab.json").read_text())
+    first, second = symbols[5:7]
+    vocabulary |= {first: vocabulary[second], second: vocabulary[first]}
+    (tmp_path / "changed/vocab.json").write_text(json.dumps(vocabulary))
+    config = json.loads((tmp_path / "changed/config.json").read_text())
+    del config["tokenizer_stamps"]
+    (tmp_path / "changed/config.json").write_text(json.dumps(config))
+    with rejects("marian.symbols", "source tokenizer"):
+        export_marian_file(tmp_path / "changed", tmp_path / "other")
+
+
+def test_tokenizers_and_start_tokens_that_marian_does_not_have(vocabularies, tokenizer, tmp_path):
+    path, files, *_ = write_model(tmp_path, vocabularies, "SSRU")
+    own = import_marian_file(path, files, tmp_path / "own")
+    model = AutoModelForSeq2SeqLM.from_pretrained(own)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[90] = 1
+    model.save_pretrained(own)
+    with rejects("marian.start", "decoder_start_token_id"):
+        export_marian_file(own, tmp_path / "out")
+    config = recnmt_hf.NMTTransformerConfig.from_preset("student_tiny", d_model=16, vocab_size=len(tokenizer))
+    config.decoder_start_token_id = config.pad_token_id
+    recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(tmp_path / "bpe")
+    tokenizer.save_pretrained(tmp_path / "bpe")
+    with rejects("marian.tokenizer", "source tokenizer"):
+        export_marian_file(tmp_path / "bpe", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
