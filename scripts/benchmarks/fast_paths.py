@@ -276,6 +276,29 @@ def rnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
         )
 
 
+def vrnmt_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
+    from recnmt_hf import VRNMTConfig
+    from recnmt_hf.models.modeling_vrnmt import VRNMTRecurrence
+
+    config: Any = VRNMTConfig.from_preset(size)
+    decoder = VRNMTRecurrence(config)
+    words = torch.randn(batch_size, length, config.d_model, requires_grad=True)
+    annotations = torch.randn(batch_size, length, config.annotation_size, requires_grad=True)
+    visible = sentences(batch_size, length).bool()[:, None]
+    state = torch.zeros(batch_size, config.d_model)
+    noise = torch.randn(batch_size, length, config.latent_size)
+
+    def steps(is_fast: bool, trains: bool) -> torch.Tensor:
+        keys, values = decoder.project_latent_memory(trains, annotations) if is_fast else (annotations, None)
+        latents = (words.detach(), noise) if trains else (None, None)
+        return decoder(words, keys, values, visible, state, None, *latents, None)[2]
+
+    for trains in (True, False):
+        name, shape = "steps of the VRNMT decoder", f"{batch_size} x {length} steps"
+        fast, reference = partial(steps, True, trains), partial(steps, False, trains)
+        yield Case(name, shape, fast, reference, kernels_shared.allowed(), trains)
+
+
 def onlstm_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
     from recnmt_hf import ONLSTMTransformerConfig
     from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
@@ -367,6 +390,7 @@ def time_paths(
         biarn_cases(size, batch_size, length),
         absorbed_step_cases(size, sources, beams),
         rnmt_cases(size, batch_size, length),
+        vrnmt_cases(size, batch_size, length),
         onlstm_cases(size, batch_size, length),
         scan_cases(config, batch_size, length),
     ):

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .models.configuration_onlstm_transformer import ONLSTMTransformerConfig as ONLSTMTransformerConfig
     from .models.configuration_rnmt import RNMTConfig as RNMTConfig
     from .models.configuration_rpe_transformer import RPETransformerConfig as RPETransformerConfig
+    from .models.configuration_vrnmt import VRNMTConfig as VRNMTConfig
     from .models.modeling_biarn_transformer import (
         BiARNTransformerForConditionalGeneration as BiARNTransformerForConditionalGeneration,
     )
@@ -81,6 +82,9 @@ if TYPE_CHECKING:
     )
     from .models.modeling_rpe_transformer import RPETransformerModel as RPETransformerModel
     from .models.modeling_rpe_transformer import RPETransformerPreTrainedModel as RPETransformerPreTrainedModel
+    from .models.modeling_vrnmt import VRNMTForConditionalGeneration as VRNMTForConditionalGeneration
+    from .models.modeling_vrnmt import VRNMTModel as VRNMTModel
+    from .models.modeling_vrnmt import VRNMTPreTrainedModel as VRNMTPreTrainedModel
     from .training.arguments import TranslationTrainingArguments as TranslationTrainingArguments
     from .training.checkpoints import average_checkpoints as average_checkpoints
     from .training.recipe import Recipe as Recipe

@@ -153,7 +153,7 @@ def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, t
     model.init_weights()
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", shard="200KB")
+    folder = prepare_repository(tmp_path / "model", tmp_path / "out", "tester/model", shard="100KB")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     found = stranger(TRANSLATES.format(name=str(folder), more=""), tmp_path)
     own = {}

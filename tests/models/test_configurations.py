@@ -44,6 +44,7 @@ LISTS = {
     "relation_conv_kernels": (3, [], [0], ["1"], [True]),
     "relation_conv_channels": (3, [], [0], ["1"], [True]),
     "encoder_layer_types": ("onlstm", [], ["gru"], [3]),
+    **dict.fromkeys(("kl_weight", "latent_free_bits"), ("a", True, -0.1, float("nan"), None)),  # 1 is allowed
 }
 
 

@@ -189,6 +189,7 @@ CARRIED = {
     "ONLSTMTransformer": (22, 4977),
     "GRET": (20, 4387),
     "RNMT": (17, 4489),
+    "VRNMT": (20, 5603),
 }
 
 

@@ -80,6 +80,7 @@ def test_fast_paths_are_timed(script, capsys, monkeypatch):
         "attention absorbed by its memory",
         "pairs in tiles (RNMT)",
         "steps of the RNMT decoder",
+        "steps of the VRNMT decoder",
         "steps of an ON-LSTM",
     ):
         assert f"\n{path}, " in out

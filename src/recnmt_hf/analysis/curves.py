@@ -42,6 +42,7 @@ def plot_curves(runs: Mapping[str, Curve], output: str | Path) -> None:
     panels = {}
     for name in (name for name in names if name not in ("step", "learning_rate", "eval_perplexity")):
         lines = {run: [(row["step"], row[name]) for row in curve if name in row] for run, curve in runs.items()}
-        title = f"validation {name.removeprefix('eval_')}" if name.startswith("eval_") else f"training {name}"
+        kind, quantity = ("validation", "eval_") if name.startswith("eval_") else ("training", "mean_")
+        title = f"{kind} {name.removeprefix(quantity)}"
         panels[title] = {run: points for run, points in lines.items() if points}
     line_panels(output, panels, "step")

@@ -261,16 +261,18 @@ def duration(seconds: float) -> str:
 
 
 def curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of at most [`MAX_ROWS`] evaluations, evenly spread, including the last one."""
+    """Return a table of at most [`MAX_ROWS`] evaluations with means of outputs, evenly spread, including the last."""
     evaluated = [row for row in curve if "eval_loss" in row]
     if not evaluated:
         return ""
     names = [name for name in VALIDATION_METRICS if any(f"eval_{name}" in row for row in evaluated)]
     last, count = len(evaluated) - 1, min(MAX_ROWS, len(evaluated))
-    rows = [["step", *(f"validation {METRIC_NAMES.get(name, name)}" for name in names)]]
+    means = sorted({name for row in evaluated for name in row if name.startswith("mean_")})
+    heads = [f"validation {METRIC_NAMES.get(name, name)}" for name in names]
+    rows = [["step", *heads, *(f"training {name.removeprefix('mean_')}" for name in means)]]
     for row in (evaluated[round(k * last / max(count - 1, 1))] for k in range(count)):
-        values = (number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in names)
-        rows.append([f"{row['step']:,}", *values])
+        values = [number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in names]
+        rows.append([f"{row['step']:,}", *values, *(number(row.get(name), 3) for name in means)])
     return markdown_table(rows)
 
 

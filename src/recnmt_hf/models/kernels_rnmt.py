@@ -391,19 +391,14 @@ class AttentionalSteps(CustomGradient):
         if has_steps:
             size = len(tensors) // count
             steps = [tensors[j * size : (j + 1) * size] for j in range(count)]
-        sources, length, width = keys.shape
-        rows = grad_states.shape[1]
-        group = rows // sources
+        rows, width = grad_states.shape[1], keys.shape[2]
         is_conditional = weights.word_weight is not None
         new = grad_states.new_empty
         grad_gates = new(count, rows, 3 * width)
         grad_first: Any = new(count, rows, 3 * width) if is_conditional else None  # of its recurrent part
         grad_context, grad_second = new(count, rows, 3 * width), new(count, rows, 3 * width)
         grad_queries = new(count, rows, width)
-        squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2
-        grad_scores_total = keys.new_zeros(sources, length)
-        grad_score_vector = torch.zeros_like(weights.score)
-        transposed = values.transpose(1, 2)
+        attention_gradients = AttentionGradients(keys, values, weights.score)
         gradient = torch.zeros_like(grad_states[0])
         for j in reversed(range(count)):
             state, middle, query, both1, new1, inner1, both2, new2, inner2 = steps[j]
@@ -415,23 +410,9 @@ class AttentionalSteps(CustomGradient):
             # s_j = GRU(a_j, s~_j)
             grad_middle = gru_step_backward(gradient, middle, both2, new2, inner2, grad_context[j], grad_second[j])
             grad_middle += map_context.backward(grad_second[j])
-            # the softmax over e_ij
-            weight = attention[j].view(sources, group, length)
-            grad_weight = torch.matmul(grad_context[j].view(sources, group, -1), transposed)
-            grad_weight += grad_attention[j].view(sources, group, length)
-            grad_score = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
-            # e_ij = v^T tanh(q_j + k_i): d tanh = 1 - tanh^2
-            energies = (query.view(sources, group, 1, width) + keys[:, None]).tanh_()  # (S, g, n, d)
-            row = grad_score.reshape(rows, 1, length)
-            grad_score_vector += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
-            energies.square_()
-            inner = torch.matmul(row, energies.view(rows, length, width))[:, 0]
-            torch.mul(row.sum(dim=-1) - inner, weights.score, out=grad_queries[j])
-            if group == 1:
-                squares.addcmul_(grad_score.view(sources, length, 1), energies[:, 0])
-            else:
-                squares += (grad_score[..., None] * energies).sum(dim=1)
-            grad_scores_total += grad_score.sum(dim=1)
+            attention_gradients.add_step(
+                query, attention[j], grad_context[j], grad_attention[j], grad_query=grad_queries[j]
+            )
             grad_middle += map_query.backward(grad_queries[j])
             # s~_j = GRU(y_{j-1}, s_{j-1})
             if is_conditional:
@@ -441,7 +422,6 @@ class AttentionalSteps(CustomGradient):
                 gradient = grad_middle
             if skipped is not None:
                 gradient += skipped
-        grad_keys = (grad_scores_total[:, :, None] - squares) * weights.score
         # All steps' part of the weights in one matmul each.
         middles = torch.stack([step[1] for step in steps])
         if is_conditional:
@@ -449,23 +429,80 @@ class AttentionalSteps(CustomGradient):
             grad_word_bias = grad_first.sum(dim=(0, 1))
         else:
             grad_gates, grad_word_weight, grad_word_bias = grad_context, None, None
-        by_source = attention.view(count, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
-        grad_reads = grad_context.view(count, sources, group, -1).transpose(0, 1).flatten(1, 2)
         return (
             grad_gates,
-            grad_keys,
-            torch.matmul(by_source, grad_reads),
+            attention_gradients.of_keys(),
+            attention_gradients.of_values(attention, grad_context),
             None,
             gradient,
             None,
             grad_word_weight,
             grad_word_bias,
             map_query.weight_gradient(grad_queries, middles),
-            grad_score_vector,
+            attention_gradients.of_score,
             map_context.weight_gradient(grad_second, middles),
             grad_second.sum(dim=(0, 1)),
             grad_context.sum(dim=(0, 1)),
         )
+
+
+class AttentionGradients:
+    """
+    Gradients of additive attention ([`attend`]) that is applied to `values` in several steps, summed over the steps.
+    The energies are computed again.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, score: torch.Tensor):
+        self.keys, self.score = keys, score
+        self.transposed = values.transpose(1, 2)
+        self.squares = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * tanh^2
+        self.of_scores = keys.new_zeros(keys.shape[:2])
+        self.of_score = torch.zeros_like(score)
+
+    def add_step(
+        self,
+        query: torch.Tensor,
+        attention: torch.Tensor,
+        grad_reads: torch.Tensor,
+        grad_attention: torch.Tensor,
+        grad_query: torch.Tensor,
+    ) -> None:
+        """
+        Add a step with the queries `(rows, d)` and weights `(rows, source_length)`, from the gradients of the weighted
+        sums of the values and of the weights. Fill `grad_query`.
+        """
+        sources, length, width = self.keys.shape
+        rows = query.shape[0]
+        group = rows // sources
+        # the softmax over e_ij
+        weight = attention.view(sources, group, length)
+        grad_weight = torch.matmul(grad_reads.view(sources, group, -1), self.transposed)
+        grad_weight += grad_attention.view(sources, group, length)
+        grad_score = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
+        # e_ij = v^T tanh(q_j + k_i): d tanh = 1 - tanh^2
+        energies = (query.view(sources, group, 1, width) + self.keys[:, None]).tanh_()  # (S, g, n, d)
+        row = grad_score.reshape(rows, 1, length)
+        self.of_score += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
+        energies.square_()
+        inner = torch.matmul(row, energies.view(rows, length, width))[:, 0]
+        torch.mul(row.sum(dim=-1) - inner, self.score, out=grad_query)
+        if group == 1:
+            self.squares.addcmul_(grad_score.view(sources, length, 1), energies[:, 0])
+        else:
+            self.squares += (grad_score[..., None] * energies).sum(dim=1)
+        self.of_scores += grad_score.sum(dim=1)
+
+    def of_keys(self) -> torch.Tensor:
+        """Return the gradient of the keys."""
+        return (self.of_scores[:, :, None] - self.squares) * self.score
+
+    def of_values(self, attention: torch.Tensor, grad_reads: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the values from the weights and the gradients of the sums of all steps."""
+        sources, length, _ = self.keys.shape
+        steps, rows = grad_reads.shape[:2]
+        group = rows // sources
+        by_source = attention.view(steps, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
+        return torch.matmul(by_source, grad_reads.view(steps, sources, group, -1).transpose(0, 1).flatten(1, 2))
 
 
 def gru_step(

@@ -23,11 +23,11 @@ from .additive_attention import AdditiveAttention
 from .configuration_rnmt import RNMTConfig
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
 from .kernels_shared import allowed, dropout, is_plain, project, wide_linear, wide_type
-from .recurrent_cache import recurrent_layer
+from .recurrent_cache import RecurrentStates, recurrent_layer
 from .recurrent_layers import MaskedRNN, initialize_recurrent, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
-from .seq2seq_outputs import Memories, Seq2SeqEncoderOutput
+from .seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
 from .source_memory import read_source_memory, spread_over_beams
 
@@ -395,6 +395,8 @@ class DecoderRecurrence(GradientCheckpointingLayer):
     and where parameters are not plain (adapters, quantization).
     """
 
+    context_cell_class: type[nn.GRUCell] = nn.GRUCell
+
     def __init__(self, config: RNMTConfig):
         super().__init__()
         width, annotation = config.d_model, config.annotation_size
@@ -402,19 +404,20 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         self.attention = AdditiveAttention(width, annotation, width)
         if self.is_conditional:
             self.word_cell = nn.GRUCell(width, width)
-        self.context_cell = nn.GRUCell(annotation if self.is_conditional else width + annotation, width)
+        size = annotation if self.is_conditional else width + annotation
+        self.context_cell = self.context_cell_class(size, width)
         self.readout = ReadOut(config)
 
     def is_fast(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
         attention, readout = self.attention, self.readout
         linears = (attention.q_proj, attention.k_proj, attention.score, readout.context_proj)
-        cells = [self.context_cell, *([self.word_cell] if self.is_conditional else [])]
         return (
             allowed()
             and is_plain(attention, AdditiveAttention)
             and all(is_plain(linear, nn.Linear) for linear in linears)
-            and all(is_plain(cell, nn.GRUCell) for cell in cells)
+            and is_plain(self.context_cell, self.context_cell_class)
+            and (not self.is_conditional or is_plain(self.word_cell, nn.GRUCell))
         )
 
     def project_memory(self, annotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -492,12 +495,13 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     target_length, source_length)`.
     """
 
+    recurrence_class: type[DecoderRecurrence] = DecoderRecurrence
     _can_record_outputs = {"cross_attentions": OutputRecorder(DecoderRecurrence, index=1)}
 
     def __init__(self, config: RNMTConfig):
         super().__init__(config)
         self.initial_state = nn.Linear(config.annotation_size, config.d_model)
-        self.recurrence = DecoderRecurrence(config)
+        self.recurrence = self.recurrence_class(config)
         self.post_init()
 
     def source_attention(self, layer: int) -> nn.Module:
@@ -515,13 +519,9 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         past_key_values: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
-        words, (annotations, mask, visible) = hidden_states, memories["encoder"]
+        words, (annotations, _, visible) = hidden_states, memories["encoder"]
         layer = recurrent_layer(past_key_values)
-        state = layer.get_state() if layer is not None else None
-        if state is None:
-            # s_0 = tanh(W_init mean_i h_i + b)
-            state = torch.tanh(self.initial_state(masked_mean(annotations, mask)))
-            state = spread_over_beams(state, words.shape[0])
+        state = self.previous_state(memories["encoder"], layer, words.shape[0])
         keys, values = annotations, None
         if self.recurrence.is_fast():
             project_memory = self.recurrence.project_memory
@@ -534,6 +534,15 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         if layer is not None:
             layer.update_states(state=states)
         return [words, states, features]
+
+    def previous_state(self, memory: Memory, layer: RecurrentStates | None, rows: int) -> torch.Tensor:
+        """Return the state before the new words, `(rows, d_model)`."""
+        state = layer.get_state() if layer is not None else None
+        if state is not None:
+            return state
+        # s_0 = tanh(W_init mean_i h_i + b)
+        state = torch.tanh(self.initial_state(masked_mean(memory.states, memory.token_mask)))
+        return spread_over_beams(state, rows)
 
 
 # -- model -------------------------------------------------------------------------------------------------------------

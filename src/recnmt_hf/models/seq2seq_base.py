@@ -236,6 +236,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            kwargs |= self.inputs_from_labels(labels)
         kwargs["return_dict"] = True
         outputs = self.model(
             input_ids=input_ids,
@@ -266,6 +267,10 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             if result.auxiliary_loss is not None:
                 result.loss = loss + result.auxiliary_loss  # type: ignore[operator]  # with labels
         return result
+
+    def inputs_from_labels(self, labels: torch.Tensor) -> dict[str, Any]:
+        """Return further inputs of encoder and decoder, by name, that a model derives from the labels."""
+        return {}
 
     def auxiliary_loss(
         self, outputs: Seq2SeqTranslationOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None

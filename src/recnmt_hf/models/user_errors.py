@@ -28,6 +28,8 @@ MESSAGES: dict[str, str] = {
     "model.missing_memory": "{field} lacks {memory}_hidden_state. Pass the unchanged output of get_encoder().",
     "model.pair_counts": "input_ids has {rows} rows and {field} has {value}. Pass one second sentence per first one.",
     "model.attention_kernel": "{field}={value} does not support self_attention_type={kind!r}. Use 'sdpa' or 'eager'.",
+    "model.beams_of_samples": "{field}={value} is not allowed with latent_inference='sample', since beams with "
+    "different samples are not comparable. Use one beam, or set latent_inference='mean' in the configuration.",
     # embeddings and checkpoints
     "model.shared_embeddings": "{field}={value}: resize_token_embeddings resizes source and target.",
     "model.embeddings_differ": "{field} differs from {source}. Do not adapt embeddings, or set "

@@ -89,8 +89,8 @@ def check_folder(field: str, folder: str, content: str, patterns: Sequence[str])
 
 def check_model(recipe: Recipe) -> PreTrainedModel:
     """
-    Check that the model can be built, has positions for the longest training sentences, and fits into the memory,
-    without allocating it. Return the model on the meta device.
+    Check that the model can be built, has positions for the longest training sentences, fits into the memory, without
+    allocating it, and supports the numbers of beams. Return the model on the meta device.
     """
     section, tokenizer, data = recipe.model, recipe.tokenizer, recipe.data
     vocabulary: dict[str, Any] = {}
@@ -112,6 +112,10 @@ def check_model(recipe: Recipe) -> PreTrainedModel:
     count = model.num_parameters()
     size = count * (TRAINING_BYTES if recipe.training.use_cpu else WEIGHT_BYTES)
     check_memory(section, size, f"{count:,} parameters")
+    check_beams: Any = getattr(model, "check_beams", None)
+    if check_beams is not None:
+        check_beams(recipe.decoding.beams, "decoding.beams")
+        check_beams(recipe.training.to_dict().get("bleu_beams", 1), "training.bleu_beams")
     return model
 
 

@@ -185,13 +185,13 @@ def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
 
 
 def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return loss and validation by step, a row for each step that logged any."""
+    """Return loss, means of outputs and validation by step, a row for each step that logged any."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log:
         values = {
             name: value
             for name, value in entry.items()
-            if (name in ("loss", "alignment_loss", "learning_rate") or name.startswith("eval_"))
+            if (name in ("loss", "alignment_loss", "learning_rate") or name.startswith(("eval_", "mean_")))
             and not name.endswith(("_runtime", "_per_second"))
             and isinstance(value, (int, float))
         }

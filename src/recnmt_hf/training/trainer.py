@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
@@ -38,6 +39,7 @@ from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
 from .checkpoints import discard, mark_complete, newest_checkpoint, rotate, steps_of
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
+from .processes import logger
 
 
 # Pairs of words in a batch per token of its budget, for models that compare all pairs.
@@ -72,6 +74,47 @@ class RunCallback(TrainerCallback):
         # Reading the loss waits for the device, except on the CPU, so it is read only if something is logged or saved.
         if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
             self.trainer.check_finite()
+
+
+class TrainingStepCallback(TrainerCallback):
+    """
+    Callback that calls `model.set_training_step(step)` before each step, for models that anneal a part of their loss.
+    The step is that of the trainer's state, so that a resumed run continues where it stopped. [`TranslationTrainer`]
+    adds it; `Seq2SeqTrainer` needs `callbacks=[TrainingStepCallback()]`.
+
+    Args:
+        first_step (`int`, *optional*, defaults to 0): Steps that are not counted, those of an earlier stage.
+    """
+
+    def __init__(self, first_step: int = 0):
+        self.first_step = first_step
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        set_training_step = getattr(kwargs.get("model"), "set_training_step", None)
+        if set_training_step is not None:
+            set_training_step(state.global_step - self.first_step)
+
+
+class OutputMeans:
+    """Means of some fields of a model's output, themselves means over target words, over several batches."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names = tuple(names)
+        self.totals: torch.Tensor | None = None  # weighted sums, and the number of words
+
+    def add(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
+        """Add the output of a batch with labels `(batch_size, target_length)`."""
+        count = (labels != -100).sum().float()
+        totals = torch.stack([*(outputs[name].detach().float() * count for name in self.names), count])
+        self.totals = totals if self.totals is None else self.totals + totals
+
+    def take(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return the means over the batches of all processes since the last call."""
+        if self.totals is None:
+            return {}
+        *sums, count = accelerator.reduce(self.totals, reduction="sum").tolist()
+        self.totals = None
+        return {name: total / max(count, 1.0) for name, total in zip(self.names, sums, strict=True)}
 
 
 class Stopwatch(TrainerCallback, ExportableState):
@@ -175,6 +218,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.train_sampler: TokenBatchSampler | None = None
         self.loss_is_finite: torch.Tensor | None = None
         self.steps_before = 0  # of an earlier process
+        self.output_means = OutputMeans(getattr(model, "logged_outputs", ()))
+        self.has_warned = False
+        self.add_callback(TrainingStepCallback(self.first_step))
         self.add_callback(RunCallback(self))
         self.add_callback(Stopwatch())
 
@@ -267,9 +313,28 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.smooths_itself and not return_outputs:
             smoothing = self.args.label_smoothing_factor if model.training else 0.0
             inputs = {**inputs, "smoothing": smoothing, "return_logits": False}
+            if self.output_means.names and model.training:
+                loss, outputs = super().compute_loss(model, inputs, True, *args, **kwargs)
+                self.output_means.add(outputs, inputs["labels"])
+                return loss
         return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
 
-    def log(self, logs: dict[str, float], *args: Any) -> None:
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        finite = torch.isfinite(loss.detach()).all()
+        self.loss_is_finite = finite if self.loss_is_finite is None else self.loss_is_finite & finite
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as the Trainer, with the means of the model's `logged_outputs` and of the alignment loss."""
+        means = self.output_means.take(self.accelerator) if "loss" in logs else {}
+        if means:
+            logs |= {f"mean_{name}": value for name, value in means.items()}
+            check: Any = getattr(self.model, "training_warning", None)
+            warning = check(means) if check is not None and not self.has_warned else None
+            if warning is not None and self.is_world_process_zero():
+                logger.warning(f"Warning: {warning}.")
+            self.has_warned = self.has_warned or warning is not None
         if self.alignment_guide is not None and "loss" in logs:
             sums = self.alignment_guide.take_sums()
             # Processes without links take part in the sum.
@@ -277,13 +342,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
             if count:
                 logs["alignment_loss"] = total / count
-        super().log(logs, *args)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
-        finite = torch.isfinite(loss.detach()).all()
-        self.loss_is_finite = finite if self.loss_is_finite is None else self.loss_is_finite & finite
-        return loss
+        super().log(logs, *args, **kwargs)
 
     def check_finite(self) -> None:
         """Raise `NonFiniteLossError` if the loss of any process was not finite."""

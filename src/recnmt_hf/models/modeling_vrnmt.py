@@ -1,0 +1,568 @@
+"""
+Recurrent encoder-decoder with latent variables in the decoder (VRNMT; Su et al., 2018, "Variational Recurrent Neural
+Machine Translation", AAAI), and with one for each sentence (VNMT; Zhang et al., 2016, "Variational Neural Machine
+Translation", EMNLP).
+
+Encoder, attention and read-out are those of RNMT. With q_j the state that drives the attention, y target words and a_j
+the context (prior, posterior and sample, for each target word):
+
+    p_j = tanh(W_p [q_j; y_{j-1}; a_j] + b_p),        mu'_j = W_mu' p_j + b,  v'_j = W_v' p_j + b       v = log sigma^2
+    r_j = tanh(W_r [q_j; y_{j-1}; a_j; y_j] + b_r),   mu_j = W_mu r_j + b,    v_j = W_v r_j + b
+    z_j = mu_j + exp(v_j / 2) e_j,  e_j ~ N(0, I), in training;   z_j = mu'_j otherwise
+    u_j = tanh(W_z z_j + b_z)
+    RNNsearch    s_j = GRU([y_{j-1}; a_j; u_j], s_{j-1})
+    RNNsearch*   s_j = GRU([a_j; u_j], s~_j)
+    loss = sum_j -log p(y_j) + beta KL(q_j || p_j)
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.utils import can_return_tuple
+
+from .configuration_vrnmt import VRNMTConfig
+from .kernels_rnmt import gru_step
+from .kernels_shared import is_plain, project, wide_linear, wide_type
+from .kernels_vrnmt import clamped, draw, run_latent_steps
+from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel
+from .recurrent_cache import recurrent_layer
+from .recurrent_layers import MaskedRNN, masked_mean
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_loading import Initialization, WarmStartReport
+from .seq2seq_loss import IGNORE_INDEX, divisor
+from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqTranslationOutput
+from .source_memory import cached_vector, read_source_memory, spread_over_beams
+from .user_errors import UserError
+
+
+# Mean KL divergence of a target word, in nats, below which the latent variables carry no information.
+COLLAPSED = 0.01
+
+Moments = tuple[torch.Tensor, torch.Tensor]  # mean and log-variance
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class VRNMTDecoderOutput(Seq2SeqDecoderOutput):
+    """
+    Output of the decoder.
+
+    Args:
+        kl (`torch.Tensor` of shape `()`, *optional*): In training with labels: KL divergence of posterior and prior, in
+            nats for each target word, without weight and free bits.
+        kl_terms (`torch.Tensor` of shape `(batch_size, target_length)` or `(batch_size, 1)`, *optional*): The
+            divergence of each latent variable, 0 for padding.
+    """
+
+    kl: torch.Tensor | None = None
+    kl_terms: torch.Tensor | None = None
+
+
+# -- latent variables --------------------------------------------------------------------------------------------------
+
+
+class LatentNetwork(nn.Module):
+    """A diagonal Gaussian from a tanh layer: `h = tanh(W [x; ..] + b)`, mean `W_mu h + b`, log-variance `W_v h + b`."""
+
+    def __init__(self, input_size: int, hidden_size: int, latent_size: int):
+        super().__init__()
+        self.hidden = nn.Linear(input_size, hidden_size)
+        self.mean = nn.Linear(hidden_size, latent_size)
+        self.log_variance = nn.Linear(hidden_size, latent_size)
+
+    def forward(self, *parts: torch.Tensor) -> Moments:
+        """Return mean and log-variance `(.., latent_size)` for inputs `(.., size)`, which are concatenated."""
+        return self.moments(torch.tanh(project(self.hidden, torch.cat(parts, dim=-1))))
+
+    def moments(self, hidden: torch.Tensor) -> Moments:
+        """Return mean and log-variance for the tanh layer `(.., hidden_size)`."""
+        return project(self.mean, hidden), clamped(project(self.log_variance, hidden))
+
+    def is_plain(self) -> bool:
+        """Return whether parameters may be read instead of calling the modules."""
+        linears = self.hidden, self.mean, self.log_variance
+        return is_plain(self, LatentNetwork) and all(is_plain(linear, nn.Linear) for linear in linears)
+
+
+def sample(moments: Moments, noise: torch.Tensor | None) -> torch.Tensor:
+    """Return `z = mean + exp(v / 2) noise`, or the mean without noise."""
+    return moments[0] if noise is None else draw(torch.cat(moments, dim=-1), noise.to(moments[0].dtype))
+
+
+def gaussian_kl(posterior: Moments, prior: Moments | None) -> torch.Tensor:
+    """
+    Return the KL divergence of two diagonal Gaussians `(.., latent_size)`, in nats and at least float32; without a
+    prior that from N(0, I): `1/2 sum(v' - v + (exp(v) + (mu - mu')^2) / exp(v') - 1)`.
+    """
+    wide = wide_type(posterior[0].dtype)
+    mean, log_variance = (part.to(wide) for part in posterior)
+    if prior is None:
+        terms = log_variance.exp() + mean.square() - log_variance - 1
+    else:
+        other, other_log_variance = (part.to(wide) for part in prior)
+        spread = log_variance.exp() + (mean - other).square()
+        terms = other_log_variance - log_variance + spread * (-other_log_variance).exp() - 1
+    return terms.sum(dim=-1) / 2
+
+
+class SentenceLatent(nn.Module):
+    """
+    A latent variable for each sentence (Zhang et al., 2016). With h the mean annotation and y the mean of a
+    bidirectional GRU over the target: `p = tanh(W_p h + b)`, `r = tanh(W_r [h; y] + b)`.
+    """
+
+    def __init__(self, config: VRNMTConfig):
+        super().__init__()
+        sizes = config.latent_hidden_size, config.latent_size
+        width, annotation = config.d_model, config.annotation_size
+        self.prior = LatentNetwork(annotation, *sizes) if config.latent_prior == "learned" else None
+        self.posterior = LatentNetwork(annotation + 2 * width, *sizes)
+        self.target_rnn = MaskedRNN("gru", width, width, bidirectional=True)
+
+    def mean(self, memory: Memory, latent_size: int) -> torch.Tensor:
+        """Return the prior's mean `(num_sources, latent_size)` for the annotations."""
+        if self.prior is None:
+            return memory.states.new_zeros(memory.states.shape[0], latent_size)
+        return self.prior(masked_mean(memory.states, memory.token_mask))[0]
+
+    def forward(
+        self, source: torch.Tensor, targets: torch.Tensor, real: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Return z `(batch_size, latent_size)` of the posterior and its KL divergence `(batch_size,)`, for mean
+        annotations, target words `(batch_size, target_length, d_model)`, their mask, and noise like z.
+        """
+        prior = None if self.prior is None else self.prior(source)
+        posterior = self.posterior(source, masked_mean(self.target_rnn(targets, real)[0], real))
+        return sample(posterior, noise), gaussian_kl(posterior, prior)
+
+
+# -- decoder -----------------------------------------------------------------------------------------------------------
+
+
+class LatentGRUCell(nn.GRUCell):
+    """A GRU cell with a further part of its gates' input, `(batch_size, 3 * hidden_size)`."""
+
+    def forward(  # type: ignore[override]  # a third input
+        self, inputs: torch.Tensor, state: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        total = nn.functional.linear(inputs, self.weight_ih, self.bias_ih) + gates
+        recurrent = nn.functional.linear(state, self.weight_hh, self.bias_hh)
+        return gru_step(total.to(state.dtype), recurrent.to(state.dtype), state)[0]
+
+
+class VRNMTRecurrence(DecoderRecurrence):
+    """
+    The decoder's recurrence with attention and latent variables. The second GRU's input matrix is that of RNMT, with
+    the additional columns of u_j in `latent_gates`, so that a baseline's parameters keep their names and shapes.
+
+    The steps run as [`run_latent_steps`] on projected annotations, or as [`run_steps_reference`] with
+    `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters, quantization).
+    """
+
+    context_cell_class = LatentGRUCell
+
+    def __init__(self, config: VRNMTConfig):
+        super().__init__(config)
+        width, annotation = config.d_model, config.annotation_size
+        sizes = config.latent_hidden_size, config.latent_size
+        self.prior = self.posterior = None
+        if config.latent_level == "word":
+            self.posterior = LatentNetwork(3 * width + annotation, *sizes)
+            if config.latent_prior == "learned":
+                self.prior = LatentNetwork(2 * width + annotation, *sizes)
+        self.blocks = width, width, annotation  # of the columns of hidden layers: q_j, y_{j-1}, a_j; then y_j
+        self.latent = nn.Linear(config.latent_size, width)
+        self.latent_gates = nn.Linear(width, 3 * width, bias=False)
+        self.latent_readout = nn.Linear(width, self.readout.size, bias=False) if config.latent_readout else None
+
+    def is_fast(self) -> bool:
+        networks = [network for network in (self.prior, self.posterior) if network is not None]
+        return (
+            super().is_fast()
+            and all(network.is_plain() for network in networks)
+            and all(is_plain(linear, nn.Linear) for linear in (self.latent, self.latent_gates))
+        )
+
+    def columns(self, network: LatentNetwork) -> tuple[torch.Tensor, ...]:
+        """Return the columns of a hidden layer's matrix for q_j, y_{j-1}, a_j and y_j."""
+        weight = network.hidden.weight
+        return weight.split([*self.blocks, weight.shape[1] - sum(self.blocks)], dim=1)
+
+    def project_latent_memory(self, has_targets: bool, annotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Project the annotations for all steps, as [`project_memory`] does, with the hidden layers' parts `W h_i` among
+        the values: after the gates that of the network in the loop, at the end that of the prior for the KL divergence.
+        """
+        keys, values = self.project_memory(annotations)
+        networks = [self.posterior, self.prior] if has_targets else [self.prior]
+        parts = [
+            None if network is None else wide_linear(annotations, self.columns(network)[2])[:, None].to(values.dtype)
+            for network in networks
+        ]
+        gates, readout = values.split([3 * self.blocks[0], self.readout.size], dim=-1)
+        ordered = gates, parts[0], readout, *parts[1:]
+        return keys, torch.cat([part for part in ordered if part is not None], dim=-1)
+
+    def forward(  # type: ignore[override]  # further inputs
+        self,
+        words: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor | None,
+        visible: torch.Tensor | None,
+        state: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        targets: torch.Tensor | None,
+        noise: torch.Tensor | None,
+        given: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """
+        Run as [`DecoderRecurrence`], with the target words y_j of the posterior, `(batch_size, target_length, d_model)`
+        or `None` for the prior, and noise `(batch_size, target_length, latent_size)` or `None` for the mean. `given`
+        are latent variables known before the steps, `(batch_size, target_length or 1, latent_size)`. Return also the KL
+        divergence of each step, `(batch_size, target_length)`, where there are target words.
+        """
+        if values is None:
+            states, weights, contexts, latents, kl = run_steps_reference(
+                self, words, keys, visible, state, token_mask, targets, noise, given
+            )
+            features = self.readout.context_proj(contexts)
+        else:
+            states, weights, features, latents, kl = self.run_fast(
+                words, keys, values, visible, state, token_mask, targets, noise, given
+            )
+        if self.latent_readout is not None:
+            features = features + project(self.latent_readout, latents)
+        return states, weights, self.readout(states, words, features), kl
+
+    def run_fast(
+        self,
+        words: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        visible: torch.Tensor | None,
+        state: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        targets: torch.Tensor | None,
+        noise: torch.Tensor | None,
+        given: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor | None]:
+        """Compute what [`run_steps_reference`] does, with `W_c a_j` of the read-out in place of the contexts."""
+        latents, network = None, None
+        if given is not None:
+            noise, latents = None, torch.tanh(project(self.latent, given))
+            inputs = project(self.latent_gates, latents).expand(-1, words.shape[1], -1)
+        else:
+            network = self.prior if targets is None else self.posterior
+            inputs = self.word_part(network, words, targets)
+        steps = run_latent_steps(
+            self, words, keys[:, 0], values[:, 0], visible, state, token_mask, network, inputs, noise
+        )
+        # What is read from the annotations after the steps, from weights in rows of their source.
+        start = 3 * state.shape[-1] + (0 if network is None else inputs.shape[-1])
+        grouped = steps.attention[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
+        reads = torch.matmul(grouped.to(values.dtype), values[:, 0, :, start:]).view(*words.shape[:2], -1)
+        kl = None
+        if targets is not None and given is None:
+            assert steps.moments is not None and steps.queries is not None
+            prior = None
+            if self.prior is not None:
+                hidden = wide_linear(steps.queries, self.columns(self.prior)[0]) + self.word_part(self.prior, words)
+                prior = self.prior.moments(torch.tanh(hidden + reads[..., self.readout.size :]))
+            mean, log_variance = steps.moments.chunk(2, dim=-1)
+            kl = gaussian_kl((mean, clamped(log_variance)), prior)
+        features = reads[..., : self.readout.size]
+        return steps.states, steps.attention, features, latents if network is None else steps.latents, kl
+
+    def word_part(self, network: Any, words: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the words' part of a network's hidden layer, `(batch_size, target_length, latent_hidden_size)`."""
+        _, of_words, _, of_targets = self.columns(network)
+        part = wide_linear(words, of_words, network.hidden.bias)
+        return part if targets is None else part + wide_linear(targets, of_targets)
+
+
+def run_steps_reference(
+    recurrence: VRNMTRecurrence,
+    words: torch.Tensor,
+    annotations: torch.Tensor,
+    visible: torch.Tensor | None,
+    state: torch.Tensor,
+    token_mask: torch.Tensor | None,
+    targets: torch.Tensor | None,
+    noise: torch.Tensor | None,
+    given: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """
+    Run the steps of [`VRNMTRecurrence`] as in the equations. Return states, attention weights, contexts, u_j, and with
+    target words the KL divergences.
+    """
+    group = words.shape[0] // annotations.shape[0]
+    annotations = annotations.repeat_interleave(group, dim=0)
+    visible = None if visible is None else visible[:, 0].repeat_interleave(group, dim=0)
+    results: list[tuple[torch.Tensor, ...]] = []
+    for j in range(words.shape[1]):
+        word, query = words[:, j], state
+        if recurrence.is_conditional:
+            query = recurrence.word_cell(word, state)
+        context, weight = recurrence.attention(query, annotations, visible)
+        divergence: tuple[torch.Tensor, ...] = ()
+        if given is not None:
+            value = given[:, min(j, given.shape[1] - 1)]
+        else:
+            moments = prior = None if recurrence.prior is None else recurrence.prior(query, word, context)
+            if targets is not None and recurrence.posterior is not None:
+                moments = recurrence.posterior(query, word, context, targets[:, j])
+                divergence = (gaussian_kl(moments, prior),)
+            assert moments is not None
+            value = sample(moments, None if noise is None else noise[:, j])
+        latent = torch.tanh(recurrence.latent(value))
+        inputs = context if recurrence.is_conditional else torch.cat([word, context], dim=-1)
+        new = recurrence.context_cell(inputs, query, recurrence.latent_gates(latent))
+        state = new if token_mask is None else torch.where(token_mask[:, j, None] != 0, new, state)
+        results.append((state, weight, context, latent, *divergence))
+    states, weights, contexts, latents, *kl = (torch.stack(column, 1) for column in zip(*results, strict=True))
+    return states, weights[:, None], contexts, latents, kl[0] if kl else None
+
+
+class VRNMTPreTrainedModel(RNMTPreTrainedModel):
+    config: VRNMTConfig
+
+
+class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
+    """
+    RNMT's decoder with latent variables. The cache stores its state alone: a latent variable is used in its own step
+    only. `target_ids` are the labels: with them the latent variables are drawn from the posterior.
+    """
+
+    output_class = VRNMTDecoderOutput
+    recurrence_class = VRNMTRecurrence
+    recurrence: VRNMTRecurrence
+
+    def __init__(self, config: VRNMTConfig):
+        super().__init__(config)
+        self.sentence_latent = SentenceLatent(config) if config.latent_level == "sentence" else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, *args: Any, **kwargs: Any) -> VRNMTDecoderOutput:
+        """Args as for [`Seq2SeqDecoder`], and `target_ids` `(batch_size, target_length)`, -100 at padding."""
+        terms: list[torch.Tensor] = []
+        outputs = super().forward(*args, **{**kwargs, "return_dict": True, "kl_terms": terms})
+        if terms:
+            outputs.kl_terms = terms[0]
+            outputs.kl = terms[0].sum() / (kwargs["target_ids"] != IGNORE_INDEX).sum().clamp(min=1)
+        return outputs
+
+    def run(  # type: ignore[override]  # further inputs
+        self,
+        hidden_states: torch.Tensor,
+        kernel_mask: Any,
+        token_mask: torch.Tensor | None,
+        memories: Memories,
+        past_key_values: Cache | None,
+        kl_terms: list[torch.Tensor],
+        target_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> list[torch.Tensor]:
+        """Run the recurrence; append the KL divergences to `kl_terms` if there are target words."""
+        words, memory, targets, real = hidden_states, memories["encoder"], None, None
+        rows = words.shape[0]
+        layer = recurrent_layer(past_key_values)
+        state = self.previous_state(memory, layer, rows)
+        if target_ids is not None:
+            real = target_ids != IGNORE_INDEX
+            targets = self.embeddings(target_ids.masked_fill(~real, self.config.pad_token_id or 0), None)
+            targets = self.embed_input(targets)
+            words = self.drop_words(words)
+        noise = self.draw_noise(words, targets is not None)
+        given = self.given_latents(words, memory, targets, real, noise, past_key_values, kl_terms)
+        keys, values, visible = memory.states, None, memory.kernel_mask
+        if self.recurrence.is_fast():
+            project_memory = functools.partial(self.recurrence.project_latent_memory, targets is not None)
+            cache = past_key_values if targets is None else None
+            keys, values, visible = read_source_memory(
+                "encoder", 0, project_memory, memory.states, visible, cache, rows
+            )
+        if token_mask is not None:
+            token_mask = token_mask[:, -words.shape[1] :]
+        states, _, features, terms = self.recurrence(
+            words, keys, values, visible, state, token_mask, targets, noise, given
+        )
+        if terms is not None and real is not None:
+            kl_terms.append(terms.masked_fill(~real, 0.0))
+        if layer is not None:
+            layer.update_states(state=states)
+        return [words, states, features]
+
+    def drop_words(self, words: torch.Tensor) -> torch.Tensor:
+        """Replace a share of the input words `(batch_size, target_length, d_model)` by zeros."""
+        share = self.config.latent_word_dropout
+        if share == 0:
+            return words
+        kept = torch.rand(words.shape[:2], device=words.device) >= share
+        return words * kept[:, :, None].to(words.dtype)
+
+    def draw_noise(self, words: torch.Tensor, has_targets: bool) -> torch.Tensor | None:
+        """
+        Draw the noise of all latent variables, `(batch_size, target_length or 1, latent_size)`; `None` where their mean
+        is used. It is drawn before the steps, so that all paths, and checkpoints of gradients, have the same.
+        """
+        if not has_targets and self.config.latent_inference == "mean":
+            return None
+        steps = words.shape[1] if self.sentence_latent is None else 1
+        shape = words.shape[0], steps, self.config.latent_size
+        return torch.randn(shape, dtype=wide_type(words.dtype), device=words.device)
+
+    def given_latents(
+        self,
+        words: torch.Tensor,
+        memory: Memory,
+        targets: torch.Tensor | None,
+        real: torch.Tensor | None,
+        noise: torch.Tensor | None,
+        past_key_values: Cache | None,
+        kl_terms: list[torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Return the latent variables that do not depend on the decoder's states, `(batch_size, .., latent_size)`."""
+        rows, size = words.shape[0], self.config.latent_size
+        if self.sentence_latent is None:
+            if self.config.latent_prior == "learned" or targets is not None:
+                return None
+            return words.new_zeros(rows, 1, size) if noise is None else noise.to(words.dtype)
+        if targets is None:
+            compute = functools.partial(self.sentence_latent.mean, memory, size)
+            return cached_vector(past_key_values, "latent", compute, rows)[:, None]
+        assert noise is not None and real is not None
+        source = spread_over_beams(masked_mean(memory.states, memory.token_mask), rows)
+        value, terms = self.sentence_latent(source, targets, real, noise[:, 0])
+        kl_terms.append(terms.masked_fill(~real.any(dim=1), 0.0)[:, None])
+        return value[:, None]
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class VRNMTModel(VRNMTPreTrainedModel, Seq2SeqModelBase):
+    """VRNMT or VNMT without the output matrix."""
+
+    encoder_class = RNMTEncoder
+    decoder_class = VRNMTDecoder
+    training_step: torch.Tensor
+
+    def __init__(self, config: VRNMTConfig):
+        super().__init__(config)
+        # A tensor, since compiled graphs would be compiled again for every number; -1: no trainer reports the step.
+        self.register_buffer("training_step", torch.tensor(-1), persistent=False)
+
+    def initialize(self, start: Initialization) -> None:
+        init.constant_(self.training_step, -1)
+
+
+class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+    """
+    VRNMT or VNMT with its output matrix: `generate` translates, `labels` train. In training the loss includes the KL
+    divergence, whose weight rises during the first `kl_annealing_steps` if the trainer calls [`set_training_step`].
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf import VRNMTConfig, VRNMTForConditionalGeneration
+    >>> model = VRNMTForConditionalGeneration(VRNMTConfig.from_preset("tiny", vocab_size=100)).train()
+    >>> outputs = model(torch.tensor([[5, 6, 7, 2]]), labels=torch.tensor([[8, 9, 2]]))
+    >>> outputs.kl.shape, outputs.kl_terms.shape
+    (torch.Size([]), torch.Size([1, 3]))
+
+    ```
+    """
+
+    model_class = VRNMTModel
+    # Fields of the output, means over the target words, that trainers log.
+    logged_outputs = ("kl",)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def set_training_step(self, step: int) -> None:
+        """Set the number of training steps made so far, on which the weight of the KL divergence depends."""
+        self.model.training_step.fill_(step)
+
+    def current_kl_weight(self) -> torch.Tensor | float:
+        """Return the weight of the KL divergence at the current training step."""
+        steps, weight = self.config.kl_annealing_steps, self.config.kl_weight
+        if steps == 0:
+            return weight
+        step: Any = self.model.training_step
+        share = torch.where(step < 0, 1.0, step / steps)
+        return weight * share.clamp(max=1.0)
+
+    def training_warning(self, means: dict[str, float]) -> str | None:
+        """Return a warning if the logged means of `logged_outputs` show that training fails, or `None`."""
+        annealed = not 0 <= int(self.model.training_step) < self.config.kl_annealing_steps
+        if not annealed or means["kl"] >= COLLAPSED:
+            return None
+        return (
+            f"the latent variables are not used: their KL divergence is {means['kl']:.4f} nats per target word "
+            "(posterior collapse). Start from a trained baseline, or set kl_annealing_steps, latent_free_bits or "
+            "latent_word_dropout to a larger value"
+        )
+
+    def inputs_from_labels(self, labels: torch.Tensor) -> dict[str, Any]:
+        # The posterior is used in training only: validation must not see the words that it predicts.
+        return {"target_ids": labels} if self.training else {}
+
+    def auxiliary_loss(
+        self, outputs: Seq2SeqTranslationOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor | None:
+        terms: torch.Tensor | None = outputs.kl_terms  # type: ignore[attr-defined]
+        if terms is None:
+            return None
+        if self.config.latent_free_bits:
+            real = labels != IGNORE_INDEX
+            real = real if terms.shape[1] == real.shape[1] else real.any(dim=1, keepdim=True)
+            terms = terms.clamp(min=self.config.latent_free_bits) * real
+        return self.current_kl_weight() * terms.sum() / divisor(labels, num_items_in_batch)
+
+    def init_from_baseline(self, baseline: str | Path | PreTrainedModel) -> WarmStartReport:
+        """
+        Copy the parameters of a trained baseline. After a start from RNNsearch or RNNsearch* the model computes the
+        baseline's logits: the matrices that read the latent variables are then zero.
+        """
+        report = super().init_from_baseline(baseline)
+        recurrence = self.model.decoder.recurrence
+        name = "model.decoder.recurrence.latent_gates.weight"
+        if "model.decoder.recurrence.context_cell.weight_hh" in report.copied and name in report.fresh:
+            with torch.no_grad():
+                for linear in (recurrence.latent_gates, recurrence.latent_readout):
+                    if linear is not None:
+                        linear.weight.zero_()
+        return report
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    def check_beams(self, beams: int, field: str = "num_beams") -> None:
+        """Raise `UserError` for a number of beams that the model does not support."""
+        if beams > 1 and self.config.latent_inference == "sample":
+            raise UserError("model.beams_of_samples", field=field, value=beams)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as [`GenerationMixin`]; beam search raises a `UserError` with `latent_inference="sample"`."""
+        given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        choices = (kwargs.get("num_beams"), getattr(given, "num_beams", None), self.generation_config.num_beams)
+        beams = next((beams for beams in choices if beams is not None), 1)
+        self.check_beams(beams)
+        return super().generate(*args, **kwargs)  # type: ignore[misc]  # of GenerationMixin
+
+
+VRNMTModel.register_for_auto_class("AutoModel")
+VRNMTForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = ["VRNMTForConditionalGeneration", "VRNMTModel", "VRNMTPreTrainedModel"]
