@@ -74,6 +74,17 @@ def clock(device: torch.device) -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
+def trees_of(model: Any, batch: Batch) -> Batch:
+    """Return the columns of a model that reads dependency trees: every word depends on the word before."""
+    columns = {}
+    for name in getattr(model.get_encoder(), "source_inputs", ()):
+        columns[name] = torch.arange(-1, batch["input_ids"].shape[1] - 1, device=batch["input_ids"].device)
+        columns[name] = columns[name].expand_as(batch["input_ids"])
+        if name == "dependency_relations":
+            columns[name] = columns[name].clamp(min=0) % model.config.num_relations
+    return columns
+
+
 def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: float) -> Callable[[Batch], object]:
     """Return a step of forward, backward and AdamW, as `Seq2SeqTrainer` runs it."""
     from transformers.trainer_pt_utils import LabelSmoother
@@ -84,6 +95,7 @@ def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: f
     smoother = LabelSmoother(epsilon=label_smoothing)
 
     def step(batch: Batch) -> None:
+        batch = batch | trees_of(model, batch)
         model.train()
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             if own_loss:
@@ -115,6 +127,7 @@ def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> C
             generate(
                 batch["input_ids"],
                 attention_mask=batch["attention_mask"],
+                **trees_of(model, batch),
                 num_beams=beams,
                 do_sample=False,
                 min_new_tokens=length,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .metrics.rouge import Rouge as Rouge
     from .metrics.significance import compare_systems as compare_systems
     from .models.configuration_biarn_transformer import BiARNTransformerConfig as BiARNTransformerConfig
+    from .models.configuration_gcn_rnmt import GCNRNMTConfig as GCNRNMTConfig
     from .models.configuration_gret import GRETConfig as GRETConfig
     from .models.configuration_nmt_transformer import NMTTransformerConfig as NMTTransformerConfig
     from .models.configuration_onlstm_transformer import ONLSTMTransformerConfig as ONLSTMTransformerConfig
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
     )
     from .models.modeling_biarn_transformer import BiARNTransformerModel as BiARNTransformerModel
     from .models.modeling_biarn_transformer import BiARNTransformerPreTrainedModel as BiARNTransformerPreTrainedModel
+    from .models.modeling_gcn_rnmt import GCNRNMTForConditionalGeneration as GCNRNMTForConditionalGeneration
+    from .models.modeling_gcn_rnmt import GCNRNMTModel as GCNRNMTModel
+    from .models.modeling_gcn_rnmt import GCNRNMTPreTrainedModel as GCNRNMTPreTrainedModel
     from .models.modeling_gret import GRETForConditionalGeneration as GRETForConditionalGeneration
     from .models.modeling_gret import GRETModel as GRETModel
     from .models.modeling_gret import GRETPreTrainedModel as GRETPreTrainedModel

@@ -44,7 +44,9 @@ def truncated(ids: list[int], limit: int, ends: Collection[int | None]) -> list[
     """Truncate token ids to `limit`, and keep an end token at the end."""
     if len(ids) <= limit:
         return ids
-    return [*ids[: limit - 1], ids[-1]] if ids[-1] in ends else ids[:limit]
+    kept = [*range(limit - 1), len(ids) - 1 if ids[-1] in ends else limit - 1]
+    select = getattr(ids, "select", None)  # of tokens with a tree
+    return [ids[position] for position in kept] if select is None else select(kept)
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

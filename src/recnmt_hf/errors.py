@@ -93,6 +93,33 @@ DATA: dict[str, str] = {
     "corpus.depths": "{field}={value} is not allowed; it must be above max_depth={max_depth}.",
     "corpus.grammar_too_small": "The grammar has too few sentences of depth {depth}: {count} of {value} after {tries} "
     "tries. Request fewer sentences, or allow more depth.",
+    # dependency trees
+    "corpus.trees": "{field} needs {needed}. Set that, or remove {field}.",
+    "conllu.columns": "{field}: expected the ten columns of CoNLL-U, separated by tabs, got {count}.",
+    "conllu.word_number": "{field}: the word has the ID {value}, expected {expected}. Number the words of a sentence "
+    "1, 2, 3, ..., and separate sentences by a blank line.",
+    "conllu.head": "{field}: the HEAD {value} is not the number of a word. Parse the file; the HEAD of a root is 0.",
+    "tree.not_a_list": "{field} must be a list, got {value}.",
+    "tree.wrong_value": "{field} must contain {allowed}, got {value}.",
+    "tree.lengths": "{words} words, {heads} heads and {relations} relations. Pass one head and one relation for each "
+    "word.",
+    "tree.blank_word": "word {number} is blank. Remove it from the tree.",
+    "tree.head_beyond": "the head of word {number} ({word}) is {value}, but the words are numbered from 1 to {count}, "
+    "and the head of a root is 0. Correct it.",
+    "tree.cycle": "word {number} ({value}) is its own head or descends from itself. Correct the heads.",
+    "trees.too_few": "{field}: the tree is missing, because {trees} ends before. Pass one tree for each line that is "
+    "not blank.",
+    "trees.too_many": "{field}: {text} has only {lines} lines. Pass one tree for each line that is not blank.",
+    "trees.word_count": "{field}: {words} words, but the tree ({trees}, line {row}) has {count}. Separate the words by "
+    "spaces as they are in the tree.",
+    "trees.no_column": "{field}: {value} is missing. A corpus with tree_columns needs the columns {names}.",
+    "trees.slow_tokenizer": "{field} does not know the word of each token, which dependency trees require. Use a fast "
+    "tokenizer (tokenizer.json).",
+    "trees.no_relations": "{field} reads dependency trees, but its relations.json is missing. Copy it from the "
+    "original model.",
+    "trees.other_relations": "{field} has {value} relations, but the model has {rows}. Use the file of this model.",
+    "trees.not_read": "{field} has no effect, because the model {model} reads no dependency trees. Remove it.",
+    "relations.damaged": "{field} is damaged ({reason}). Copy it again from the original model.",
     "dataset.not_loaded": "The dataset {field} cannot be loaded: {reason}. Check name, config, split and connection.",
     "dataset.no_column": "The dataset {field} has no column {value}, only {columns}. Correct source_lang and "
     "target_lang, or set source_column and target_column.",
@@ -166,7 +193,8 @@ INFERENCE: dict[str, str] = {
     "sentence.not_a_list": "{field} must be several sentences, got {value}. Pass a list.",
     "sentence.not_text": "{field}: expected text, got {value}.",
     "sentence.half_character": "{field}: {value} is an unpaired surrogate. Check the encoding of the input.",
-    "sentence.wrong_keys": 'A sentence must be text or {{"text": ..., "prefix": ...}}, got the keys {value}.',
+    "sentence.wrong_keys": 'A sentence must be text or {{"text": ..., "prefix": ...}}, for a model that reads trees '
+    "also with tokens, heads and relations instead of text, got the keys {value}.",
     "sentence.too_long": "{field} has {length} tokens; the maximum is {limit}: {value}. Shorten it, or set on_long "
     "(--on-long) to split or truncate.",
     "sentence.cannot_split": "{field} has a character of more than {limit} tokens. Raise max_source_length.",

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import recnmt_hf
+import recnmt_hf.data
 from recnmt_hf.training.checkpoints import mark_complete
 
 
@@ -114,6 +115,42 @@ def make_records(world):
     for name, line in second.items():
         (world / f"{name}.jsonl").write_text(f"{json.dumps(good[0])}\n{line}\n{json.dumps(good[1])}\n")
     (world / "good.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in good))
+
+
+def make_trees(world, tokenizer):
+    """Write trees of the texts, good and bad ones, and a model that reads them."""
+
+    def tree(*heads):
+        rows = [[str(i), f"w{i}", *"____", str(head), "dep", "_", "_"] for i, head in enumerate(heads, start=1)]
+        return "".join("\t".join(row) + "\n" for row in rows) + "\n"
+
+    first, second, third = tree(2, 3, 0, 3), tree(2, 3, 0, 5, 3, 3), tree(2, 0, 2)
+    files = {
+        "one": first + second + third,
+        "short": first + second,
+        "long": first + second + third + third,
+        "count": first + tree(0, 1) + third,
+        "cycle": first + tree(2, 3, 2, 5, 3, 3) + third,
+        "beyond": first + tree(2, 3, 0, 5, 3, 7) + third,
+        "range": first + second.replace("1\t", "1-2\tab\t_\t_\t_\t_\t_\t_\t_\t_\n1\t", 1) + third,
+        "columns": first + second.replace("\t_", "", 1) + third,
+        "numbers": first + second.replace("4\t", "5\t", 1) + third,
+        "unparsed": first + second.replace("\t0\t", "\t_\t") + third,
+    }
+    for name, text in files.items():
+        (world / f"{name}.conllu").write_text(text)
+    config = recnmt_hf.GCNRNMTConfig.from_preset("tiny", vocab_size=len(tokenizer), d_model=8, num_relations=3)
+    recnmt_hf.GCNRNMTForConditionalGeneration(config).save_pretrained(world / "gcn")
+    relations = recnmt_hf.data.Relations(("<unk>", "dep", "<piece>"))
+    recnmt_hf.data.TokenizerPair(tokenizer, relations=relations).save(world / "gcn")
+    for name, content in (("no-relations", None), ("bad-relations", "["), ("more-relations", "abcd")):
+        shutil.copytree(world / "gcn", world / name)
+        file = world / name / "relations.json"
+        file.unlink()
+        if content == "[":
+            file.write_text(content)
+        elif content:
+            recnmt_hf.data.Relations(("<unk>", *content, "<piece>")).save(world / name)
 
 
 def make_models(world, model, tokenizer):
@@ -255,6 +292,7 @@ def world(tmp_path_factory, tiny_folder, tokenizer):
     make_texts(world)
     make_records(world)
     make_models(world, tiny_folder, tokenizer)
+    make_trees(world, tokenizer)
     make_engines(world)
     make_runs(world)
     return world

@@ -209,3 +209,27 @@ def test_another_model_is_refused(tokenizer, tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path / "marian")
     assert main(["export", str(tmp_path / "marian"), str(tmp_path / "out"), "--format", "onnx"]) == 2
     assert "[export.foreign]" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_graphs_read_trees(exported):
+    """Trees of sentences that were not used for the export; without trees there are no edges."""
+    folder, graphs = exported("gcn_rnmt")
+    own = recnmt_hf.GCNRNMTForConditionalGeneration.from_pretrained(folder).eval()
+    model = recnmt_hf.Translator.from_pretrained(graphs).model
+    generator = torch.Generator().manual_seed(2)
+    source = torch.randint(4, 60, (3, 8), generator=generator)
+    mask = (torch.arange(8)[None] < torch.tensor([8, 5, 2])[:, None]).long()
+    trees = {
+        "dependency_heads": torch.randint(-1, 9, (3, 8), generator=generator),
+        "dependency_relations": torch.randint(0, own.config.num_relations, (3, 8), generator=generator),
+    }
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": source[:, :3]}
+    expected = own(**inputs, **trees).logits
+    torch.testing.assert_close(model(**inputs, **trees).logits, expected, atol=1e-4, rtol=1e-4)
+    assert (own(**inputs).logits - expected).abs().max() > 0.01
+    torch.testing.assert_close(model(**inputs).logits, own(**inputs).logits, atol=1e-4, rtol=1e-4)
+    del inputs["decoder_input_ids"]
+    for beams in (1, 3):
+        options = {"num_beams": beams, "max_new_tokens": 6, "min_new_tokens": 6}
+        assert model.generate(**inputs, **trees, **options).equal(own.generate(**inputs, **trees, **options))

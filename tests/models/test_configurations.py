@@ -43,6 +43,7 @@ LISTS = {
     "alignment_head": (3, "01", ["1", 0], [True, 0], [0.5, 0]),
     "relation_conv_kernels": (3, [], [0], ["1"], [True]),
     "relation_conv_channels": (3, [], [0], ["1"], [True]),
+    "gcn_directions": ("in", [], ["up"], ["in", "in"], [3]),
     "encoder_layer_types": ("onlstm", [], ["gru"], [3]),
     **dict.fromkeys(("kl_weight", "latent_free_bits"), ("a", True, -0.1, float("nan"), None)),  # 1 is allowed
 }

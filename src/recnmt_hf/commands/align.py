@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", nargs="?", help=arguments.MODEL_HELP)
     add("--source", "-s", help="file of source sentences, one per line, words separated by spaces")
     add("--target", "-t", help="file of translations, one per line")
+    arguments.add_trees_argument(parser)
     add("--text", nargs=2, metavar=("SOURCE", "TARGET"), help="one sentence and its translation, instead of files")
     add("--output", "-o", help="file of links (default: standard output, or none with --gold or --plot)")
     add("--gold", help="file of gold alignments to compare with: 0-0 sure, 0p1 possible")
@@ -43,9 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("usage.inputs", inputs="a model with --source and --target or --text, or --links with --gold")
-    for name in ("source", "target", "text", "plot", "output"):
+    for name in ("source", "target", "text", "plot", "output", "source_trees"):
         if args.links is not None and getattr(args, name) is not None:
-            raise UserError("usage.excludes", field=f"--{name}", other="--links")
+            raise UserError("usage.excludes", field=f"--{name.replace('_', '-')}", other="--links")
+    if args.source_trees is not None and args.source is None:
+        raise UserError("usage.requires", field="--source-trees", other="--source")
     files = (args.source is not None) + (args.target is not None)
     if args.model is not None and files != (0 if args.text else 2):
         raise UserError("usage.inputs", inputs="either --source and --target, or --text")
@@ -54,7 +57,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture, plot_alignment
     from ..data.files import open_output, refuse_inputs
-    from ..data.text import SentencePair, read_lines, read_parallel
+    from ..data.text import SentencePair, read_lines
     from ..inference.word_alignment import align_pairs
     from ..metrics.alignment import alignment_error_rate, format_links, parse_links
 
@@ -66,13 +69,16 @@ def run(args: argparse.Namespace) -> None:
         assert gold is not None, "`check` rejects --links without --gold"
         print(alignment_error_rate([links.possible for links in read_links(args.links)], gold))
         return
-    pairs = [SentencePair(*args.text)] if args.text else list(read_parallel(args.source, args.target))
+    if args.text:
+        pairs = [SentencePair(*args.text)]
+    else:
+        pairs = arguments.read_pairs(args)
     if gold is not None:
         check_gold(gold, pairs, args.gold)
     if args.pair > len(pairs):
         allowed = f"a pair from 1 to {len(pairs)}"
         raise UserError("option.value", field="--pair", value=args.pair, allowed=allowed, remedy="choose one of these")
-    inputs = [path for path in (args.source, args.target, args.gold) if path is not None]
+    inputs = [path for path in (args.source, args.target, args.gold, args.source_trees) if path is not None]
     if args.plot is not None:
         check_picture(args.plot)
         refuse_inputs(args.plot, inputs)

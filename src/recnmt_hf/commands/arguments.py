@@ -17,6 +17,7 @@ from ..errors import UserError, short_repr
 
 
 if TYPE_CHECKING:
+    from ..data.text import SentencePair
     from ..inference.translator import Translator
 
 
@@ -152,13 +153,42 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trust-remote-code", action="store_true", help="run Python code from the model's folder or repository")
 
 
+def add_trees_argument(parser: argparse.ArgumentParser, **settings: Any) -> None:
+    """Add the option for dependency trees, which [`load_translator`] checks."""
+    text = "CoNLL-U file with the dependency trees of the sources, for a model that reads them; the words of a source "
+    text += "are separated by spaces"
+    parser.add_argument("--source-trees", **{"metavar": "FILE", "help": text, **settings})
+
+
+def with_trees(lines: Iterator[str], source: str | None, trees: str | None) -> Iterator[str]:
+    """Return the lines of a file (`None`: standard input), with their dependency trees if there is a file of them."""
+    from ..data.trees import attach_trees
+
+    return lines if trees is None else attach_trees(lines, source, trees)
+
+
+def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
+    """Return the pairs of `--source` and `--target`, with the dependency trees of `--source-trees`."""
+    from ..data.text import SentencePair, read_aligned, read_lines
+
+    sources = with_trees(read_lines(args.source), args.source, args.source_trees)
+    lines = [sources, read_lines(args.target)]
+    return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
+
+
 def load_translator(args: argparse.Namespace) -> Translator:
-    """Load the model, or several models as an ensemble, as specified by the arguments."""
+    """
+    Load the model, or several models as an ensemble, as specified by the arguments. `UserError` for `--source-trees` if
+    it reads none.
+    """
     from ..inference.translator import Translator
 
     settings = {name: getattr(args, name) for name in ("device", "dtype", "quantization", "trust_remote_code")}
     models = args.model if isinstance(args.model, list) else [args.model]
-    return Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
+    translator = Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
+    if getattr(args, "source_trees", None) and not translator.reads_trees:
+        raise UserError("trees.not_read", field="--source-trees", model=", ".join(models))
+    return translator
 
 
 def add_generate_argument(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_models_argument(parser)
     add("--source", "-s", help="file of source sentences, one per line")
     add("--target", "-t", help="file of translations, one per line")
+    arguments.add_trees_argument(parser)
     add("--jsonl", help="output of `recnmt translate --format jsonl`, scored by token ids; replaces --source, --target")
     add("--token-scores", action="store_true", help="print the log-probability of each token too")
     arguments.add_options(parser, DecodingOptions, SCORING)
@@ -52,17 +53,16 @@ def check(args: argparse.Namespace) -> None:
     by_files = [args.source is not None, args.target is not None]
     if (args.jsonl is not None) == any(by_files) or any(by_files) != all(by_files):
         raise UserError("usage.inputs", inputs="either --source and --target, or --jsonl")
+    if args.source_trees is not None and args.source is None:
+        raise UserError("usage.requires", field="--source-trees", other="--source")
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..data.text import read_parallel
     from ..inference.translator import check_text
 
     by_record, file = args.jsonl is not None, args.jsonl or args.source
     options = arguments.read_options(DecodingOptions, args, SCORING)
-    pairs: list[tuple[str, Any]] = list(
-        read_records(args.jsonl) if by_record else read_parallel(args.source, args.target)
-    )
+    pairs: list[Any] = list(read_records(args.jsonl)) if by_record else arguments.read_pairs(args)
     if not pairs:
         raise UserError("usage.empty_file", field=file, content="record")
     translator = arguments.load_translator(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._values import LANGUAGE
 from ..errors import UserError
@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ("NAME", "SOURCE REFERENCE [REFERENCE ...]")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
     add("--set", nargs="+", action="append", required=True, metavar=names, help=sets)
+    trees = (
+        "name of a test set, and a CoNLL-U file with the dependency trees of its sources, whose words are separated "
+    )
+    trees += "by spaces, for a model that reads trees; repeat for several sets"
+    arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     baseline = "model already tested on the same sets; adds the p-value of a paired bootstrap"
     add("--baseline", metavar="MODEL", help=baseline)
     add("--source-lang", help="code of the source language (default: that of the run)")
@@ -44,6 +49,12 @@ def check(args: argparse.Namespace) -> None:
         if len(words) < 3:
             raise UserError("test.set", field="--set", value=" ".join(words))
     arguments.refuse_duplicates([name for name, *_ in args.set], "--set")
+    arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")
+    names = [name for name, *_ in args.set]
+    for name, _ in args.source_trees:
+        if name not in names:
+            allowed, remedy = f"one of {', '.join(names)}", "correct the name"
+            raise UserError("option.value", field="--source-trees", value=name, allowed=allowed, remedy=remedy)
     args.generate = arguments.read_settings(args.generate, "--generate")
     args.options = arguments.read_options(DecodingOptions, args, (*OPTIONS, "generate"))
     for name in ("source_lang", "target_lang"):
@@ -78,7 +89,10 @@ def run(args: argparse.Namespace) -> None:
     baseline = None if args.baseline is None else model_folder(args.baseline)
     if baseline is not None:
         Evidence.load(baseline)  # reject a damaged file before translating
+    corpora: dict[str, dict[str, Any]]
     corpora = {name: {"source": source, "target": targets} for name, source, *targets in args.set}
+    for name, path in args.source_trees:
+        corpora[name]["source_trees"] = path
     sets = {name: load_test_set(corpus, "source", "target") for name, corpus in corpora.items()}
     args.model = str(folder)
     translator = arguments.load_translator(args)
@@ -86,8 +100,10 @@ def run(args: argparse.Namespace) -> None:
     scorer = TextScorer("rouge", args.rouge) if args.rouge else TextScorer(lowercase=args.lowercase)
     for name, (sources, references) in sets.items():
         source, *targets = (Path(path).name for path in (corpora[name]["source"], *corpora[name]["target"]))
-        dataset = [{"source": source, "target": targets if len(targets) > 1 else targets[0]}]
-        tested = test_model(translator, name, sources, references, language, args.options, scorer, dataset)
+        dataset: dict[str, Any] = {"source": source, "target": targets if len(targets) > 1 else targets[0]}
+        if trees := corpora[name].get("source_trees"):
+            dataset["source_trees"] = Path(trees).name
+        tested = test_model(translator, name, sources, references, language, args.options, scorer, [dataset])
         score, translations, summary = tested
         if baseline is not None:
             compare_with_baseline(score, translations, references, baseline, public(args.baseline), scorer)

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "object per line with scores and token ids (default: text, or n-best with --n-best)"
     )
     add("--format", choices=("text", "n-best", "jsonl"), help=formats)
+    arguments.add_trees_argument(parser)
     add("--prefix", metavar="FILE", help="file with the beginning of each translation; an empty line sets no prefix")
     arguments.add_options(parser, DecodingOptions, DECODING, num_hypotheses="--n-best")
     arguments.add_generate_argument(parser)
@@ -51,11 +52,12 @@ def run(args: argparse.Namespace) -> None:
     from ..data.text import read_lines
 
     source, target = arguments.stream(args.input), arguments.stream(args.output)
-    inputs = [source, *([] if args.prefix is None else [arguments.stream(args.prefix)])]
+    prefix, trees = args.prefix, args.source_trees
+    inputs = [source, *([] if prefix is None else [arguments.stream(prefix)]), *([] if trees is None else [trees])]
     with open_output(target, inputs) as out:
-        lines = read_lines(source)
+        lines = arguments.with_trees(read_lines(source), source, trees)
         lines = lines if source is None else read_first(lines)
-        prefixes = None if args.prefix is None else read_first(read_lines(arguments.stream(args.prefix)))
+        prefixes = None if prefix is None else read_first(read_lines(arguments.stream(prefix)))
         translations = arguments.load_translator(args).translate(
             lines, args.options, prefixes, scores=args.format != "text"
         )

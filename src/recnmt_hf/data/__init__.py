@@ -12,16 +12,23 @@ if TYPE_CHECKING:
     from .text import SentencePair
     from .tokenization import load_tokenizer, train_tokenizer
     from .tokenizer_pair import TokenizerPair
+    from .tree_inputs import Relations, TreeCollator, TreeEncoder
+    from .trees import ParsedSentence, read_conllu
 
 __all__ = [
     "Corpus",
+    "ParsedSentence",
+    "Relations",
     "SentencePair",
     "TokenBatchSampler",
     "TokenizerPair",
+    "TreeCollator",
+    "TreeEncoder",
     "generate_corpus",
     "load_pairs",
     "load_tokenizer",
     "prepare_dataset",
+    "read_conllu",
     "train_tokenizer",
 ]
 

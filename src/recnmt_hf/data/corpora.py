@@ -34,6 +34,15 @@ from .text import (
     read_tsv,
     skip_blank_pairs,
 )
+from .tree_inputs import TreeEncoder, tree_columns
+from .trees import (
+    COLUMNS,
+    ParsedSentence,
+    attach_trees,
+    columns_of_sentence,
+    sentence_of_columns,
+    sentences_of_columns,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -96,6 +105,14 @@ class Corpus:
         "units that the positions of links count; tokens: those of the tokenizer, without control tokens",
         choices=ALIGNMENT_UNITS,
     )
+    source_trees: str | None = option(
+        None, "CoNLL-U file with the dependency trees of `source`, plain or gzipped; words are separated by spaces"
+    )
+    tree_columns: bool = option(
+        False,
+        "take the source of a dataset or JSON lines with its dependency trees from source_tokens, source_heads and "
+        "source_relations",
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():
@@ -114,6 +131,15 @@ class Corpus:
             raise UserError("corpus.min_score", field="min_score", value=self.min_score)
         if self.alignments is not None and self.source is None:
             raise UserError("corpus.alignments", field="alignments", value=self.alignments)
+        if self.source_trees is not None and self.source is None:
+            raise UserError("corpus.trees", field="source_trees", value=self.source_trees, needed="source and target")
+        if self.tree_columns and not (self.jsonl or self.dataset):
+            raise UserError("corpus.trees", field="tree_columns", value=True, needed="dataset or jsonl")
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether the source sentences have dependency trees."""
+        return self.source_trees is not None or self.tree_columns
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
@@ -132,23 +158,30 @@ class Corpus:
         elif self.tsv:
             place, rows = self.tsv, read_tsv(self.tsv)
         elif self.jsonl:
-            place, rows = self.jsonl, read_jsonl(self.jsonl, *columns)
+            read_source = sentence_of_columns if self.tree_columns else None
+            place, rows = self.jsonl, read_jsonl(self.jsonl, *columns, read_source)
         elif self.lcsts:
             place, rows = self.lcsts, read_lcsts(self.lcsts, self.min_score)
         else:
             self.check_single_target()
             assert self.source is not None and isinstance(self.target, str)
-            lines = [read_lines(self.source), read_lines(self.target)]
-            if self.alignments is not None:
-                lines[1] = attach_links(lines[1], self.target, self.alignments, self.alignment_units)
-            return (SentencePair(*row) for row in read_aligned([self.source, self.target], on_empty, lines))
+            return (SentencePair(*row) for row in self._aligned([self.source, self.target], on_empty))
         return skip_blank_pairs(rows, [place] * 2, on_empty, "row" if self.dataset else "line")
 
     def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[str, ...]]:
         """Yield each source with its references."""
         if isinstance(self.target, list):
-            return read_aligned([str(self.source), *self.target], on_empty)
+            return self._aligned([str(self.source), *self.target], on_empty)
         return self.pairs(source_lang, target_lang, on_empty)
+
+    def _aligned(self, paths: list[str], on_empty: str) -> Iterator[tuple[str, ...]]:
+        """Yield the rows of line-aligned files, the source first, with its trees and the links of the pairs."""
+        lines: list[Iterator[str]] = [read_lines(path) for path in paths]
+        if self.source_trees is not None:
+            lines[0] = attach_trees(lines[0], paths[0], self.source_trees)
+        if self.alignments is not None:
+            lines[1] = attach_links(lines[1], paths[1], self.alignments, self.alignment_units)
+        return read_aligned(paths, on_empty, lines)
 
     def check_single_target(self, place: str = "") -> None:
         """Raise `UserError` if the corpus has several references. `place` is its name in the recipe."""
@@ -159,14 +192,14 @@ class Corpus:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
         if self.generated and {source_lang, target_lang} != {"en", "de"}:
             raise UserError("corpus.generated_languages", languages=f"{source_lang}-{target_lang}")
-        has_columns = self.source_column is not None and self.target_column is not None
+        has_columns = (self.source_column is not None or self.tree_columns) and self.target_column is not None
         if (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns:
             raise UserError("corpus.same_languages", field=self.jsonl or self.dataset, language=source_lang)
 
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
         targets = self.target if isinstance(self.target, list) else [self.target]
-        files = (self.source, *targets, self.tsv, self.jsonl, self.lcsts, self.alignments)
+        files = (self.source, *targets, self.tsv, self.jsonl, self.lcsts, self.alignments, self.source_trees)
         return [path for path in files if path]
 
     def _rows(self, name: str, columns: tuple[str, str]) -> Iterator[tuple[int, SentencePair]]:
@@ -179,8 +212,8 @@ class Corpus:
         nested = self.source_column is None and "translation" in data.column_names
         for number, row in enumerate(data):
             record = row["translation"] if nested else row
-            texts = []
-            for column in columns:
+            texts: list[str] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
+            for column in columns[len(texts) :]:
                 if record and column not in record:
                     known = ", ".join(sorted(map(str, record)))
                     raise UserError("dataset.no_column", field=name, value=column, columns=known)
@@ -204,7 +237,8 @@ class Corpus:
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
         # Fields of later releases are left out where they are not used: the content is the same as before.
-        later = () if self.alignments else ("alignments", "alignment_units")
+        later = set() if self.alignments else {"alignments", "alignment_units"}
+        later |= set() if self.has_trees else {"source_trees", "tree_columns"}
         return [
             {field.name: getattr(self, field.name) for field in fields(self) if field.name not in later},
             [digest_of_file(path) for path in files if Path(path).is_file()],
@@ -269,17 +303,26 @@ def load_test_set(
 
 
 def tokenize_pairs(
-    batch: Mapping[str, list[str]],
+    batch: Mapping[str, list[Any]],
     source_tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase,
     most: tuple[int, int] | None = None,
+    trees: TreeEncoder | None = None,
 ) -> dict[str, list[Any]]:
     """
-    Return token ids and lengths of a batch of `source` and `target` sentences, truncated to `most` tokens, and links
-    between the tokens if it has a column `alignment`. Control tokens in the sentences, such as `</s>`, are text.
+    Return token ids and lengths of a batch of `source` and `target` sentences, truncated to `most` tokens. Control
+    tokens in the sentences, such as `</s>`, are text. With a column `alignment` links between the tokens are added.
+    With `trees` the batch has columns of trees, and the inputs of models that read them are added.
     """
     sources = encode_plain(source_tokenizer, batch["source"])["input_ids"]
     targets = encode_plain(target_tokenizer, batch["target"], is_target=True)["input_ids"]
+    if trees is not None:
+        sentences = sentences_of_columns(batch["source"], batch)
+        parsed = iter(trees([sentence for sentence in sentences if isinstance(sentence, ParsedSentence)]))
+        sources = [
+            next(parsed) if isinstance(sentence, ParsedSentence) else ids
+            for sentence, ids in zip(sentences, sources, strict=True)
+        ]
     if most is not None:
         sources = [truncated(ids, most[0], {source_tokenizer.eos_token_id}) for ids in sources]
         targets = [truncated(ids, most[1], {target_tokenizer.eos_token_id}) for ids in targets]
@@ -288,6 +331,7 @@ def tokenize_pairs(
         "labels": targets,
         "source_length": [len(ids) for ids in sources],
         "target_length": [len(ids) for ids in targets],
+        **({} if trees is None else tree_columns(sources)),
     }
     if "alignment" in batch:
         columns["links"] = links_of_batch(batch, (source_tokenizer, target_tokenizer), (sources, targets))
@@ -308,6 +352,7 @@ def prepare_dataset(
     num_proc: int | None = None,
     keep_text: bool = False,
     on_long: str = "skip",
+    trees: TreeEncoder | None = None,
 ) -> Dataset:
     """
     Prepare a tokenized dataset once, and load it from `cache_dir` afterwards.
@@ -323,10 +368,12 @@ def prepare_dataset(
         num_proc (`int`, *optional*): Processes that tokenize.
         keep_text (`bool`): Whether to keep the columns `source` and `target`, not truncated.
         on_long (`str`): Treatment of pairs with more tokens: `"skip"` or `"truncate"`.
+        trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): For a model that reads dependency trees.
 
     Returns:
-        `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text), and `links` if
-        a corpus has alignments: `[source, target, source, target, ...]`, positions of tokens.
+        `datasets.Dataset` with `input_ids`, `labels`, `source_length`, `target_length` (and the text), `links` if a
+        corpus has alignments (`[source, target, source, target, ...]`, positions of tokens), and with `trees` also
+        `dependency_heads` and `dependency_relations`.
 
     Raises:
         ValueError: All pairs are skipped, a setting is not allowed, or a corpus cannot be read.
@@ -344,6 +391,7 @@ def prepare_dataset(
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
         [tokenizer_fingerprint(tokenizer) for tokenizer in (source_tokenizer, target_tokenizer)],
         *([] if on_long == "skip" else [on_long]),
+        *([] if trees is None else [trees.fingerprint()]),
     ]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / key
@@ -351,7 +399,7 @@ def prepare_dataset(
         return prepared
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     with partial_folder(Path(cache_dir)) as working:
-        data = collect(corpora, source_lang, target_lang, on_empty, working)
+        data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None)
         total = len(data)
         num_proc = max(1, min(num_proc or 1, total // 1000))
         try:
@@ -362,6 +410,7 @@ def prepare_dataset(
                     "source_tokenizer": source_tokenizer,
                     "target_tokenizer": target_tokenizer,
                     "most": (max_source_length, max_target_length) if on_long == "truncate" else None,
+                    "trees": trees,
                 },
                 num_proc=num_proc if num_proc > 1 else None,
                 remove_columns=[name for name in data.column_names if name == "alignment" or not keep_text],
@@ -424,10 +473,12 @@ def warn_about_unknown_tokens(data: Dataset, side: str, column: str, tokenizer: 
         )
 
 
-def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str, working: Path) -> Dataset:
+def collect(
+    corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str, working: Path, trees: bool = False
+) -> Dataset:
     """
-    Write the checked sentence pairs to a dataset with the columns `source` and `target`, and `alignment` if a corpus
-    has links.
+    Write the checked sentence pairs to a dataset with the columns `source` and `target`, `alignment` if a corpus has
+    links, and with `trees` those of the sources' trees, which are null for a sentence without one.
     """
     from datasets.arrow_writer import ArrowWriter
 
@@ -435,10 +486,14 @@ def collect(corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_em
     schema: dict[str, Any] = {"source": text, "target": text}
     if has_links := any(corpus.alignments for corpus in corpora):
         schema["alignment"] = pa.struct(dict.fromkeys(("line", "place", "units"), text))
+    if trees:
+        schema |= zip(COLUMNS, map(pa.list_, (text, pa.int32(), text)), strict=True)
     with ArrowWriter(path=path, schema=pa.schema(schema)) as writer:
         for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
-            links = {"alignment": getattr(pair.target, "alignment", None)} if has_links else {}
-            writer.write(pair._asdict() | links)
+            row: dict[str, Any] = {"source": str(pair.source), "target": str(pair.target)}
+            if has_links:
+                row["alignment"] = getattr(pair.target, "alignment", None)
+            writer.write(row | columns_of_sentence(pair.source) if trees else row)
         count, _ = writer.finalize()
     if not count:
         raise UserError("corpus.all_blank", field="on_empty", value=on_empty)

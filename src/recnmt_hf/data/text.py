@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -196,20 +196,27 @@ def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
         yield number, SentencePair(*fields)
 
 
-def read_jsonl(path: str | Path, source_key: str, target_key: str) -> Iterator[tuple[int, SentencePair]]:
+def read_jsonl(
+    path: str | Path, source_key: str, target_key: str, read_source: Callable[[Any, str], str] | None = None
+) -> Iterator[tuple[int, SentencePair]]:
     """
     Yield line numbers and pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or
-    `{"en": .., "de": ..}`.
+    `{"en": .., "de": ..}`. `read_source` reads the source from an object, instead of `source_key`, with its place for
+    messages.
 
     Raises:
         ValueError: A line is not a JSON object with text under both keys; the message names file and line.
     """
     for number, line in enumerate(read_lines(path), start=1):
         try:
-            record = json.loads(line)
-            record = record.get("translation", record)
-            pair = SentencePair(record[source_key].strip(), record[target_key].strip())
+            whole = json.loads(line)
+            record = whole.get("translation", whole)
+            place = f"{path}, line {number}"
+            source = record[source_key].strip() if read_source is None else read_source(whole, place)
+            pair = SentencePair(source, record[target_key].strip())
             "".join(pair).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
+        except UserError:
+            raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             keys = {"source": source_key, "target": target_key}
             raise UserError("corpus.json_line", field=str(path), line=number, **keys, reason=str(error)) from error

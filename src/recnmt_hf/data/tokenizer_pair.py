@@ -13,6 +13,7 @@ from .._loading_errors import explained_loading, looks_local
 from ..errors import UserError
 from .tokenization import load_unchecked
 from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error
+from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 
 
 # Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
@@ -30,11 +31,18 @@ class TokenizerPair:
         source (`PreTrainedTokenizerBase`): Tokenizer of the source.
         target (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target; defaults to that of the source, for one
             vocabulary on both sides.
+        relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
     """
 
-    def __init__(self, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None):
+    def __init__(
+        self,
+        source: PreTrainedTokenizerBase,
+        target: PreTrainedTokenizerBase | None = None,
+        relations: Relations | None = None,
+    ):
         self.source = source
         self.target = source if target is None else target
+        self.relations = relations
 
     def __iter__(self) -> Iterator[PreTrainedTokenizerBase]:
         return iter((self.source, self.target))
@@ -65,7 +73,7 @@ class TokenizerPair:
         place = str(Path(path) / source_subfolder) if source_subfolder else str(path)
         source = load_unchecked(place, "tokenizer of", trust_remote_code=trust_remote_code, **kwargs)
         target = load_target_tokenizer(str(path), trust_remote_code=trust_remote_code, **kwargs)
-        return cls(source, target)
+        return cls(source, target, Relations.load(path, **kwargs))
 
     def save(self, folder: str | Path, *, source_subfolder: str = "") -> None:
         """
@@ -76,12 +84,27 @@ class TokenizerPair:
             source_subfolder (`str`, *optional*): As for [`load`].
         """
         self.source.save_pretrained(str(Path(folder) / source_subfolder))
-        self.save_target(folder)
+        self.save_beside_source(folder)
 
-    def save_target(self, folder: str | Path) -> None:
-        """Save the target's own tokenizer, if there is one, without that of the source."""
+    def save_beside_source(self, folder: str | Path) -> None:
+        """Save the target's own tokenizer and the relations, if there are any, without the tokenizer of the source."""
         if not self.is_joint:
             self.target.save_pretrained(str(Path(folder) / TARGET_TOKENIZER))
+        if self.relations is not None:
+            self.relations.save(folder)
+
+    def tree_encoder(self, model_config: Any) -> TreeEncoder | None:
+        """
+        Return what encodes the dependency trees of sources for a model, or `None` if the model reads none or there are
+        no relations. `UserError` for a slow tokenizer, or for more relations than the model has.
+        """
+        options = tree_options(model_config)
+        if options is None or self.relations is None:
+            return None
+        if len(self.relations) > model_config.num_relations:
+            sizes = {"value": len(self.relations), "rows": model_config.num_relations}
+            raise UserError("trees.other_relations", field=RELATIONS_FILE, **sizes)
+        return TreeEncoder(self.source, self.relations, **options)
 
     def check(self, model: Any, strict: bool = True) -> None:
         """

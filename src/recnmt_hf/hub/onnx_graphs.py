@@ -58,12 +58,14 @@ def export_onnx(source: str | Path, output: str | Path, quantization: str = "flo
 
     | graph | inputs | outputs |
     |---|---|---|
-    | `encoder_model.onnx` | `input_ids`, `attention_mask` | states and memories for the decoder |
+    | `encoder_model.onnx` | `input_ids`, `attention_mask`, trees | states and memories for the decoder |
     | `decoder_model.onnx` | these, any number of `decoder_input_ids` | logits, cache (`present.*`) |
     | `decoder_with_past_model.onnx` | these, one word, cache (`past.*`) | logits, changed parts of the cache |
 
-    Batch sizes and lengths are free. The graphs share the weights in `weights.onnx_data`. They are run on sentences
-    that were not used for the export, and must give the model's logits.
+    Models that read dependency trees have the inputs `dependency_heads` and `dependency_relations`, with one edge for
+    each token; [`OnnxModel`] sets missing ones to -1, no edge. Batch sizes and lengths are free. The graphs share the
+    weights in `weights.onnx_data`. They are run on sentences that were not used for the export, and must give the
+    model's logits.
 
     Args:
         source (`str` or `Path`): Folder or model id.
@@ -122,8 +124,12 @@ class EncoderGraph(nn.Module):
         self.read = {"last_hidden_state", *memories}
         self.names: list[str] = []
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *columns: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Compute the outputs; `columns` are the encoder's `source_inputs`, or missing."""
+        further = dict(zip(self.encoder.source_inputs, columns, strict=False))
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **further, return_dict=True)
         self.names = [name for name, value in outputs.items() if name in self.read and value is not None]
         return tuple(outputs[name] for name in self.names)
 
@@ -239,9 +245,11 @@ def graphs_of(model: Any) -> dict[str, Any]:
     of_source = {0: batch, 1: source}
 
     encoder = EncoderGraph(model)
-    names = ["input_ids", "attention_mask"]
-    encoded = encoder(input_ids, attention_mask)
-    programs = {ENCODER: export(encoder, (input_ids, attention_mask), names, (of_source, of_source))}
+    columns = tuple(columns_of(model, input_ids).values())
+    names = ["input_ids", "attention_mask", *columns_of(model, input_ids)]
+    encoded = encoder(input_ids, attention_mask, *columns)
+    encoder_axes: Any = (of_source, of_source, *((tuple(of_source for _ in columns),) if columns else ()))
+    programs = {ENCODER: export(encoder, (input_ids, attention_mask, *columns), names, encoder_axes)}
 
     decoder = DecoderGraph(model, encoder.names)
     shapes = tuple(free_axes(tensor, {length: source}, batch) for tensor in encoded)
@@ -261,6 +269,11 @@ def graphs_of(model: Any) -> dict[str, Any]:
     names = ["decoder_input_ids", *encoder.names, *(f"past.{name}" for name in cache_names)]
     programs[STEP] = export(step, inputs, names, ({0: batch}, (*shapes, *axes)))
     return programs
+
+
+def columns_of(model: Any, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return columns of zeros for the encoder's `source_inputs`: trees in which all words depend on the first."""
+    return {name: torch.zeros_like(input_ids) for name in model.get_encoder().source_inputs}
 
 
 def unused_lengths(config: Any) -> tuple[int, int]:
@@ -362,7 +375,7 @@ def check_logits(model: Any, graphs: OnnxModel, tolerance: float = TOLERANCE) ->
         attention_mask = torch.ones_like(input_ids)
         attention_mask[0, max(source // 2, 1) :] = 0
         target = (torch.arange(batch * (words + 3)) * 7).view(batch, -1) % rows
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **columns_of(model, input_ids)}
         first = graphs(**inputs, decoder_input_ids=target[:, :words], use_cache=True)
         rest = graphs(decoder_input_ids=target[:, words:], past_key_values=first.past_key_values)
         logits = torch.cat([first.logits, rest.logits], 1)

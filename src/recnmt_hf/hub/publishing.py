@@ -28,6 +28,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from .._loading_errors import shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
+from ..data.tree_inputs import RELATIONS_FILE
 from ..errors import MissingFileError, UserError
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
 from ..training.output_folder import RECIPE
@@ -54,13 +55,20 @@ ALLOWED = (
     "target.spm",
     "target_tokenizer/*.json",
     "target_tokenizer/*.spm",
+    RELATIONS_FILE,
     "*.py",
     RECIPE,
     EVIDENCE,
     f"{TRANSLATIONS}/*",
 )
 # Files of an earlier upload that are deleted if the folder no longer has them.
-REPLACED = ("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*")
+REPLACED = (
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    f"{TRANSLATIONS}/*",
+    "target_tokenizer/*",
+    RELATIONS_FILE,
+)
 # Remedies by the status of the Hub's answer.
 REMEDIES: dict[int | None, str] = {
     401: "log in with a valid token (`hf auth login`), or set HF_TOKEN",

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from ..data.tree_inputs import TreeTokens, pad_tree_columns, tree_columns
+
 
 T = TypeVar("T")
 # Token ids of several sentences, without padding.
@@ -37,6 +39,14 @@ def run_batches(
         rows = run([sources[i] for i in batch], [targets[i] for i in batch])
         results.update(zip(batch, rows, strict=True))
     return [results[i] for i in range(len(sources))]
+
+
+def tree_inputs(rows: Tokens, width: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Return the model's inputs with the trees of tokens, right-padded to `width`; none if no row has a tree."""
+    if not any(isinstance(row, TreeTokens) for row in rows):
+        return {}
+    columns = pad_tree_columns(tree_columns(rows), width)
+    return {name: values.to(device) for name, values in columns.items()}
 
 
 def pad_rows(rows: Tokens, pad_id: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:

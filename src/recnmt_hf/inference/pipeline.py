@@ -9,6 +9,8 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .._values import options_of
 from ..data.tokenizer_pair import load_target_tokenizer
+from ..data.tree_inputs import Relations, tree_options
+from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .loading import silence_loading_report
 from .model_checks import check_loading
@@ -22,6 +24,8 @@ from .translator import Translator
 TASK = "recnmt-translation"
 # Options of preparing a sentence.
 PREPARING = ("max_source_length", "on_long", "split_sentences", "source_lang", "alignments")
+# Keys of a sentence with a dependency tree.
+TREE_KEYS = ("tokens", "heads", "relations")
 # Attribute of a model with its loading report, until the pipeline has checked it.
 LOADING_INFO = "_recnmt_loading_info"
 
@@ -45,8 +49,9 @@ class TranslationPipeline(Pipeline):
     Its options, at construction and in calls, are those of [`DecodingOptions`] or transformers' names for them:
     `num_beams`, `num_return_sequences`, `max_new_tokens`, `do_sample`, `no_repeat_ngram_size` and other settings of
     `generate` (`length_penalty` is the alpha of `length_penalty_type`). Sentences are texts, or mappings with `"text"`
-    and `"prefix"`, the beginning of the translation; lists, datasets and generators of them are read `batch_size` at a
-    time, by default 2000, and grouped into batches for the model by length and `max_tokens`.
+    and `"prefix"`, the beginning of the translation. For a model that reads dependency trees, `"tokens"`, `"heads"` and
+    `"relations"` ([`~recnmt_hf.data.ParsedSentence`]) may replace `"text"`. Lists, datasets and generators of them are
+    read `batch_size` at a time, by default 2000, and grouped into batches for the model by length and `max_tokens`.
 
     Args:
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of a target with a vocabulary of its own;
@@ -81,7 +86,10 @@ class TranslationPipeline(Pipeline):
         revision = {"revision": commit} if commit else {}
         if target_tokenizer is None and path and not is_joint:
             target_tokenizer = load_target_tokenizer(path, **revision)
-        self.translator = Translator(self.model, self.tokenizer, target_tokenizer)
+        relations = None
+        if path and tree_options(self.model.config) is not None:
+            relations = Relations.load(path, **revision)
+        self.translator = Translator(self.model, self.tokenizer, target_tokenizer, relations=relations)
         if path:
             self.translator.task = read_model_task(path, **revision)
         self.translated = 0  # sentences of this call
@@ -94,14 +102,18 @@ class TranslationPipeline(Pipeline):
 
     # In transformers the first parameter of these methods has other names; it is passed by position.
     def preprocess(  # type: ignore[override]
-        self, sentence: str | dict[str, str], **kwargs: Any
+        self, sentence: Any, **kwargs: Any
     ) -> dict[str, Any]:
         prefix = ""
         if isinstance(sentence, dict):
-            if "text" not in sentence or sentence.keys() - {"text", "prefix"}:
-                raise UserError("sentence.wrong_keys", value=list(sentence))
             prefix = sentence.get("prefix") or ""
-            sentence = sentence["text"]
+            keys = sentence.keys() - {"prefix"}
+            if keys == {"text"}:
+                sentence = sentence["text"]
+            elif keys == {*TREE_KEYS}:
+                sentence = ParsedSentence(*(sentence[key] for key in TREE_KEYS))
+            else:
+                raise UserError("sentence.wrong_keys", value=list(sentence))
         return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain, is_blank, truncated
 from ..data.tokenizer_pair import TokenizerPair
+from ..data.tree_inputs import Relations, TreeTokens, tree_options
+from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.ensemble import EnsembleBackend
@@ -55,10 +57,12 @@ class Translator:
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target.
         check (`bool`, *optional*, defaults to `True`): Whether to reject weights that are not finite and tokenizers of
             other models ([`~recnmt_hf.data.TokenizerPair.check`]).
+        relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
 
     Attributes:
         backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Runs the model.
         task ([`ModelTask`]): Task that the model was trained for, if known.
+        trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): Encodes dependency trees, if the model reads them.
 
     Raises:
         ValueError: The weights are not finite, or a tokenizer is not the model's.
@@ -70,9 +74,11 @@ class Translator:
         tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         check: bool = True,
+        relations: Relations | None = None,
     ):
-        self.backend: Backend = TorchBackend(model, TokenizerPair(tokenizer, target_tokenizer), check)
+        self.backend: Backend = TorchBackend(model, TokenizerPair(tokenizer, target_tokenizer, relations), check)
         self.task = ModelTask()
+        self.trees = self.tokenizers.tree_encoder(self.model.config)
         self.control_ids = [control_ids(tokenizer) for tokenizer in self.tokenizers]
 
     @classmethod
@@ -80,6 +86,7 @@ class Translator:
         """Create a translator for a [`~recnmt_hf.inference.backends.protocol.Backend`] and a [`ModelTask`]."""
         translator = cls.__new__(cls)
         translator.backend, translator.task = backend, task or ModelTask()
+        translator.trees = translator.tokenizers.tree_encoder(translator.model.config)
         translator.control_ids = [control_ids(tokenizer) for tokenizer in translator.tokenizers]
         return translator
 
@@ -136,6 +143,11 @@ class Translator:
         """The tokenizer of the target."""
         return self.tokenizers.target
 
+    @property
+    def reads_trees(self) -> bool:
+        """Whether the model reads the dependency trees of sources."""
+        return tree_options(self.model.config) is not None
+
     def inspected_model(self) -> Any:
         """Return the PyTorch model for inspection; `ValueError` for an exported model or an ensemble."""
         return self.backend.inspected_model()
@@ -165,7 +177,8 @@ class Translator:
         the letters of their source.
 
         Args:
-            sentences (iterable of `str`): Sentences; read in buffers, so files may have any size.
+            sentences (iterable of `str`): Sentences; read in buffers, so files may have any size. For a model that
+                reads dependency trees, a sentence may be a [`~recnmt_hf.data.ParsedSentence`].
             options ([`DecodingOptions`], *optional*): Defaults to those of the class.
             prefixes (iterable of `str`, *optional*): Text that each translation begins with; may be empty.
             scores (`bool`, *optional*, defaults to `True`): Whether to score hypotheses, which takes another pass of
@@ -211,7 +224,8 @@ class Translator:
             return prepared
         parts = [("", sentence, whole)]
         splits_by_default = not prepared.prefix and not self.is_summarizing(options)
-        if options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default):
+        splits = options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default)
+        if splits and not isinstance(whole, TreeTokens):  # a tree is that of one sentence
             parts = self.encode_sentences(sentence, whole, options)
         space = ""
         for number, (separator, text, ids) in enumerate(parts, start=1):
@@ -253,6 +267,9 @@ class Translator:
         if options.on_long != "split":
             raise UserError("sentence.too_long", field=place, value=text, length=len(ids), limit=limit)
         texts = split_text(text.strip(), limit, lambda part: len(self.encode_source(part)), separator)
+        if isinstance(text, ParsedSentence):
+            spaces, parts_of_text = zip(*texts, strict=True)
+            texts = list(zip(spaces, text.parts(parts_of_text), strict=True))
         parts = [(space_before, self.encode_source(part)) for space_before, part in texts]
         if any(len(part) > limit and not self.is_empty(part) for _, part in parts):
             raise UserError("sentence.cannot_split", field=place, limit=limit)
@@ -447,7 +464,14 @@ class Translator:
     # -- text and token ids --------------------------------------------------------------------------------------------
 
     def encode_source(self, sentence: str) -> list[int]:
-        """Return the token ids of a source sentence, in which `</s>` and the like are text."""
+        """
+        Return the token ids of a source sentence, in which `</s>` and the like are text. They have the edges of the
+        sentence's tree, if it has one and the model reads it.
+        """
+        if isinstance(sentence, ParsedSentence) and self.reads_trees:
+            if self.trees is None:
+                raise UserError("trees.no_relations", field=self.model.name_or_path or type(self.model).__name__)
+            return self.trees([sentence])[0]
         return encode_plain(self.tokenizers.source, sentence)["input_ids"]
 
     def encode_target(self, sentence: str) -> list[int]:

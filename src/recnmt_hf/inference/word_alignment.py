@@ -9,6 +9,7 @@ import numpy as np
 
 from .._plain_text import is_blank
 from ..data.alignments import words_of_tokens
+from ..data.trees import ParsedSentence
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
@@ -52,7 +53,8 @@ def align_pairs(
 
     Args:
         translator ([`Translator`]): Model and tokenizers.
-        sources, targets (sequence of `str`): Text whose words are separated by spaces.
+        sources, targets (sequence of `str`): Text whose words are separated by spaces. For a model that reads
+            dependency trees, a source may be a [`~recnmt_hf.data.ParsedSentence`].
         layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
         max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
 
@@ -67,7 +69,10 @@ def align_pairs(
         check_text(target, f"Pair {number}: translation")
         if is_blank(source) or is_blank(target):
             raise UserError("pair.empty", field=f"Pair {number}")
-        source_sides.append(words_of_tokens(translator.tokenizer, source))
+        ids, words_of_source = words_of_tokens(translator.tokenizer, source)
+        if isinstance(source, ParsedSentence) and (tokens := translator.encode_source(source)) == ids:
+            ids = tokens  # with the edges of the tree
+        source_sides.append((ids, words_of_source))
         target_sides.append(words_of_tokens(translator.target_tokenizer, target, True))
         translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
     source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))

@@ -196,6 +196,11 @@ class Seq2SeqConfig(PreTrainedConfig):
         """`True` if the weights of the decoder's attention link target to source words."""
         return True
 
+    @property
+    def tree_options(self) -> dict[str, str] | None:
+        """How a model that reads `dependency_heads` wants them: `subwords` and `root` of `TreeEncoder`; else `None`."""
+        return None
+
     def baseline(self) -> "Seq2SeqConfig | None":
         """Return the configuration of the plain model from which two-stage training starts this variant, or `None`."""
         return None

@@ -298,8 +298,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
         self.relation_layers = nn.ModuleList()
         width = config.d_model
         for index in range(config.encoder_layers):
-            layout = config.encoder_rnn_layout
-            self.layers.append(RNMTRecurrentLayer(width, config.d_model, layout, is_backward=index % 2 == 1))
+            self.layers.append(self.build_layer(config, index, width))
             width = config.annotation_size
             if index < config.relation_layers:
                 self.relation_layers.append(RelationLayer(config))
@@ -312,6 +311,11 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
                 [nn.Linear((below + count) * config.d_model, config.d_model) for count in range(1, total + 1)]
             )
         self.post_init()
+
+    def build_layer(self, config: Any, index: int, input_size: int) -> nn.Module:
+        """Return the layer with this index; it maps left-aligned states of this width and their mask."""
+        layout = config.encoder_rnn_layout
+        return RNMTRecurrentLayer(input_size, config.d_model, layout, is_backward=index % 2 == 1)
 
     def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
         """
@@ -342,8 +346,12 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
                 states = record(states)
                 output, _ = self.relation_layers[index](states, token_mask, view, **kwargs)
                 states = self.connect(states, output, below)
-            states = record(dropout(states, self.config.dropout, self.training))
+            states = record(self.drop(states, index))
         return recorded if records_all else [view.restore(states)]
+
+    def drop(self, states: torch.Tensor, index: int) -> torch.Tensor:
+        """Apply dropout to the states after the recurrent layer with this index and its relation layer."""
+        return dropout(states, self.config.dropout, self.training)
 
     def connect(self, inputs: torch.Tensor, output: torch.Tensor, below: list[torch.Tensor]) -> torch.Tensor:
         """Return the next layer's input from a layer's input and output; append h^l to `below`."""

@@ -107,8 +107,12 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise UserError("model.missing_decoder_input", field="decoder_input_ids")
         kwargs["return_dict"] = True  # type: ignore[typeddict-unknown-key]
+        source: dict[str, Any] = {
+            name: kwargs.pop(name, None)  # type: ignore[misc]  # of the family
+            for name in self.encoder_class.source_inputs
+        }
         if encoder_outputs is None:
-            source = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            source |= {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encoder(**source, **kwargs)
         encoder_outputs = self.encoder.output_class.rebuild(encoder_outputs)
         decoder_outputs = self.decoder(
@@ -313,6 +317,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     ) -> Any:
         # Beams share their source: its memories stay one row per source, and the decoder folds its beams into them.
         shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
+        for name in self.model_class.encoder_class.source_inputs:
+            model_kwargs.pop(name, None)  # the encoder has read them
         input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]  # of GenerationMixin
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )

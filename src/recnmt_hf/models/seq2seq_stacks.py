@@ -219,6 +219,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
 
     output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput
     needs_token_mask = False
+    source_inputs: tuple[str, ...] = ()  # inputs of `run` in addition to token ids (or embeddings) and their mask
     layers: nn.ModuleList
 
     def __init__(self, config: Seq2SeqConfig):

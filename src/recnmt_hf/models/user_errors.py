@@ -23,6 +23,9 @@ MESSAGES: dict[str, str] = {
     "model.id_outside_vocabulary": "{field} contains {value}; it must be from 0 to {last}. Use the model's tokenizer.",
     "model.wrong_label": "{field} contains {value}; it must be from 0 to {last}, or -100 to be ignored.",
     "model.missing_special_token": "{field} is None in the configuration. Set it, or pass decoder_input_ids.",
+    "model.missing_heads": "{field} is missing. Pass it with dependency_relations.",
+    "model.tree_shape": "{field} has the shape {value}; it must be {shape}, or with a third dimension for several "
+    "edges of a token. Both columns have the same shape.",
     "model.mask_shape": "{field} has the shape {value}; it must be (batch_size, source_length), 1 for tokens.",
     "model.sequence_too_long": "A sequence of {length} tokens exceeds {field}={value}. Shorten or split the input.",
     "model.missing_memory": "{field} lacks {memory}_hidden_state. Pass the unchanged output of get_encoder().",

@@ -125,6 +125,11 @@ def build_config(section: ModelSection, **vocabulary: Any) -> Any:
             raise error.inside("model.fields") from error
 
 
+def has_field(section: ModelSection, name: str) -> bool:
+    """Return whether the configuration of a recipe's model has a field."""
+    return name in {field.name for field in fields(config_class_of(section.type))}
+
+
 def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """
     Build the configuration of a recipe's model for its tokenizers; with a baseline stage, after that of the baseline.
@@ -142,9 +147,10 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
         "bos_token_id": target.bos_token_id,
         "decoder_start_token_id": start,
     }
-    for name in ("vocab_size", "decoder_vocab_size"):
-        size = section.fields.get(name)
-        symbols = vocabulary[name]
+    if tokenizers.relations is not None and has_field(section, "num_relations"):
+        vocabulary["num_relations"] = len(tokenizers.relations)
+    for name in ("vocab_size", "decoder_vocab_size", "num_relations"):
+        size, symbols = section.fields.get(name), vocabulary.get(name, 0)
         if isinstance(size, int) and size < symbols:
             raise UserError("recipe.vocabulary_too_small", field=f"model.fields.{name}", value=size, symbols=symbols)
     config = build_config(section, **vocabulary)

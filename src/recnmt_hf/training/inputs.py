@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from ..data.corpora import Corpus, load_pairs, prepare_dataset
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
+from ..data.tree_inputs import Relations, TreeEncoder
+from .building import stage_configs
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
 
@@ -30,6 +32,7 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
     """Return the tokenizers, which a resumed run takes from its checkpoint, and the training and validation data."""
     data = recipe.data
     tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else load_tokenizers(checkpoint)
+    trees = prepare_trees(recipe, tokenizers)
     longest = (data.max_source_length, data.max_target_length)
     # Validation pairs are limited only by the model's positions.
     positions = recipe.model.fields.get("max_position_embeddings", 1024) - 1
@@ -48,6 +51,7 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
             on_empty=data.on_empty,
             num_proc=data.num_proc,
             on_long=data.on_long,
+            trees=trees,
             **settings,
         )
 
@@ -75,6 +79,26 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
         tokenizers = train_tokenizers(recipe.data, section)
     save_tokenizers(tokenizers, output_dir)
     return tokenizers
+
+
+def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | None:
+    """
+    Return what encodes dependency trees, or `None` if the model reads none or the training data has none. The relations
+    are added to the tokenizers, unless they come with those of a trained model.
+    """
+    data = recipe.data
+    if not any(corpus.has_trees for corpus in data.train):
+        return None
+    if stage_configs(recipe.model, tokenizers)[-1].tree_options is None:
+        return None
+    if tokenizers.relations is None:
+        pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
+        sources = (pair.source for pair in pairs)
+        tokenizers.relations = Relations.count(sources, recipe.tokenizer.relation_subtypes)
+        logger.info(f"{len(tokenizers.relations)} relations of dependency trees.")
+    if places := [place for place, corpus in recipe.corpora if not corpus.has_trees]:
+        logger.warning(f"Warning: no dependency trees in {', '.join(places)}. The model reads their sources without.")
+    return tokenizers.tree_encoder(stage_configs(recipe.model, tokenizers)[-1])
 
 
 def save_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:

@@ -112,6 +112,9 @@ class TokenizerSection:
     max_sentences: Annotated[int | None, Range(least=1)] = option(
         None, "maximum number of sentence pairs to train it on"
     )
+    relation_subtypes: bool = option(
+        False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
+    )
     source: str | None = option(None, "folder or model id of an existing source tokenizer")
     target: str | None = option(None, "folder or model id of an existing target tokenizer")
 

@@ -199,6 +199,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 stage.arguments,
                 tokenizer=tokenizers.source,
                 target_tokenizer=tokenizers.target,
+                relations=tokenizers.relations,
                 train_dataset=train_data,
                 eval_dataset=validation_data,
                 callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],

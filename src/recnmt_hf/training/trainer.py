@@ -17,7 +17,6 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import (
-    DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -32,7 +31,10 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data.alignments import collate_links
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_pair import TokenizerPair
+from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
+from ..data.trees import sentences_of_columns
 from ..errors import UserError
+from ..inference.backends.torch_model import TorchBackend
 from ..inference.translator import DecodingOptions, Translator
 from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
@@ -140,6 +142,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Source tokenizer, and target tokenizer unless that is given.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Target tokenizer.
+        relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
         last_step (`int`, *optional*): Training ends after this step, with a checkpoint, but has the learning rate of
             the whole run: the first of two stages.
         baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, which initialises `model`: the second
@@ -172,6 +175,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         *,
         tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
+        relations: Relations | None = None,
         last_step: int | None = None,
         baseline: str | Path | None = None,
         validation_decoding: Mapping[str, Any] | None = None,
@@ -196,9 +200,10 @@ class TranslationTrainer(Seq2SeqTrainer):
             # The Trainer writes this into the configuration. With labels these models use no cache anyway, and
             # generation with the trained model needs one.
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
-        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer)
+        self.tokenizers = TokenizerPair(tokenizer, target_tokenizer, relations)
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
         # transformers' own models need the decoder's input where the Trainer smooths labels.
+        self.reads_trees = tree_options(getattr(model, "config", None)) is not None
         kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
@@ -248,6 +253,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         names = ["input_ids", "labels"]
         if self.alignment_guide is not None and "links" in dataset.column_names:
             names.append("links")
+        if self.reads_trees:
+            names += [name for name in TREE_INPUTS if name in dataset.column_names]
         columns = dataset.select_columns(names).with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
@@ -413,9 +420,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         own = list(range(rank, len(sample), world))
         model = self.accelerator.unwrap_model(self.model)
-        translator = Translator(model, self.tokenizers.source, self.tokenizers.target, check=False)
+        translator = Translator.from_backend(TorchBackend(model, self.tokenizers, check=False))
         options = self.validation_options
-        sources, references = sample["source"][:], sample["target"][:]
+        sources, references = sentences_of_columns(sample["source"][:], sample[:]), sample["target"][:]
         translations = translator.translate((sources[i] for i in own), options, scores=False, warn_short=False)
         pairs = [(i, translation.text) for i, translation in zip(own, translations, strict=True)]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
@@ -427,7 +434,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.tokenizers.save_target(output_dir or self.args.folder)  # the Trainer saves the source's
+            self.tokenizers.save_beside_source(output_dir or self.args.folder)  # the Trainer saves the source's
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
@@ -505,8 +512,8 @@ def smooths_itself(model: torch.nn.Module | None) -> bool:
     return bool(getattr(model, "computes_smoothed_loss", False))
 
 
-class TranslationCollator(DataCollatorForSeq2Seq):
-    """transformers' collator, which also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`])."""
+class TranslationCollator(TreeCollator):
+    """A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`])."""
 
     def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
         if "links" not in features[0]:
@@ -518,7 +525,7 @@ class TranslationCollator(DataCollatorForSeq2Seq):
         return batch
 
 
-def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> DataCollatorForSeq2Seq:
+def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> TranslationCollator:
     """Return a collator that pads on the right, as shifting labels to the right requires."""
     if tokenizer.padding_side != "right":
         tokenizer = copy.deepcopy(tokenizer)

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from ...data.tokenizer_checks import stamp
+from ...data.tree_inputs import tree_options
 from ...errors import UserError
 from ..batching import Tokens
 from ..decoding import MaxLengthPerSentence, PrefixPerSentence
@@ -58,7 +59,10 @@ class EnsembleBackend(TranslatesOnly):
             name = "An ensemble" if isinstance(others[0], EnsembleBackend) else name
             raise UserError("ensemble.unsupported_member", field=name)
         check_compatible(self.members)
-        self.model, self.tokenizers = self.members[0].model, self.members[0].tokenizers
+        readers = [member for member in self.members if tree_options(member.model.config) is not None]
+        check_trees(readers)
+        first = [*readers, *self.members][0]  # the one whose inputs are encoded
+        self.model, self.tokenizers = first.model, first.tokenizers
 
     @property
     def limits(self) -> LengthLimits:
@@ -118,6 +122,16 @@ def check_compatible(members: Sequence[Backend]) -> None:
             if value != expected[name]:
                 names = (backend.model.name_or_path for backend in (member, first))
                 raise UserError("ensemble.different_models", field=" and ".join(names), difference=name)
+
+
+def check_trees(members: Sequence[Backend]) -> None:
+    """Raise `UserError` if models that read dependency trees have different relations, or want trees differently."""
+    settings = [(member.tokenizers.relations, tree_options(member.model.config)) for member in members]
+    for member, own in zip(members, settings, strict=True):
+        if own != settings[0]:
+            names = (backend.model.name_or_path for backend in (member, members[0]))
+            difference = "the relations of dependency trees"
+            raise UserError("ensemble.different_models", field=" and ".join(names), difference=difference)
 
 
 def shared_settings(backend: Backend) -> dict[str, Any]:

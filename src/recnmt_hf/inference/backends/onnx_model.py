@@ -84,14 +84,20 @@ class OnnxEncoder:
     def __init__(self, model: OnnxModel):
         self.model = model
         of_family: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(model.config)]
-        self.output_class = of_family.model_class.encoder_class.output_class
+        of_encoder = of_family.model_class.encoder_class
+        self.output_class, self.source_inputs = of_encoder.output_class, of_encoder.source_inputs
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutput:
+        """Run the graph; `kwargs` are columns that it reads, such as trees, and -1 is in missing ones."""
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        outputs = self.model.run_graph(ENCODER, {"input_ids": input_ids, "attention_mask": attention_mask})
+        values: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        for name in self.source_inputs:
+            column = kwargs.get(name)
+            values[name] = torch.full_like(input_ids, -1) if column is None else column
+        outputs = self.model.run_graph(ENCODER, values)
         return self.output_class(**{name: self.model.tensor(value) for name, value in outputs.items()})
 
     __call__ = forward
@@ -180,6 +186,8 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         past_key_values: OnnxCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool = True,
+        dependency_heads: torch.Tensor | None = None,
+        dependency_relations: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """
@@ -193,7 +201,8 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             return self.continued(decoder_input_ids, past_key_values)
         if encoder_outputs is None:
             assert input_ids is not None
-            encoder_outputs = self.encoder(input_ids, attention_mask)
+            trees = {"dependency_heads": dependency_heads, "dependency_relations": dependency_relations}
+            encoder_outputs = self.encoder(input_ids, attention_mask, **trees)
         states = encoder_outputs["last_hidden_state"]
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)

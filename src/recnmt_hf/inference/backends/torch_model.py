@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from ...data.tokenizer_pair import TokenizerPair
+from ...data.tree_inputs import tree_options
 from ...errors import UserError
-from ..batching import Tokens, pad_rows
+from ..batching import Tokens, pad_rows, tree_inputs
 from ..decoding import MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
@@ -78,14 +79,14 @@ class TorchBackend:
 
     def run_encoder(self, sources: Tokens) -> EncodedSources:
         """Run the encoder; unlike [`encode`], also that of a model that cannot be inspected."""
-        input_ids, attention_mask = self.pad_sources(sources)
+        inputs = self.source_inputs(sources)
         with eval_mode(self.model):
-            output = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)
-        return EncodedSources(output, input_ids, attention_mask)
+            output = self.model.get_encoder()(**inputs, return_dict=True)
+        return EncodedSources(output, inputs["input_ids"], inputs["attention_mask"])
 
     def search(self, request: SearchRequest) -> SearchResult:
         options = request.options
-        input_ids, attention_mask = self.pad_sources(request.sources)
+        inputs = self.source_inputs(request.sources)
         settings: dict[str, Any] = {"do_sample": False, **options.generate}
         settings |= {"length_penalty": options.penalty()} if options.beams > 1 else {}
         if options.beams > 1 or options.num_hypotheses > 1:
@@ -100,8 +101,7 @@ class TorchBackend:
             settings["custom_generate"] = search
         with eval_mode(self.model), explained_generation(options):
             outputs = self.model.generate(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
+                **inputs,
                 num_beams=options.beams,
                 max_length=1 + max(request.max_lengths),
                 max_new_tokens=None,
@@ -112,12 +112,10 @@ class TorchBackend:
         return SearchResult(outputs[:, 1:].tolist())
 
     def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
-        input_ids, attention_mask = self.pad_sources(sources)
-        labels = self.pad_targets(targets)
+        inputs, labels = self.source_inputs(sources), self.pad_targets(targets)
         with eval_mode(self.model):
             logits = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
+                **inputs,
                 decoder_input_ids=shift_right(self.model, labels),
                 use_cache=False,
             ).logits
@@ -158,6 +156,12 @@ class TorchBackend:
         """Return an empty cache for the decoder."""
         config = self.model.config.get_text_config(decoder=True)
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+
+    def source_inputs(self, sources: Tokens) -> dict[str, torch.Tensor]:
+        """Return the inputs of the encoder: padded token ids and their mask, and trees if the model reads them."""
+        ids, mask = self.pad_sources(sources)
+        trees = {} if tree_options(self.model.config) is None else tree_inputs(sources, ids.shape[1], ids.device)
+        return {"input_ids": ids, "attention_mask": mask, **trees}
 
     def pad_sources(self, sources: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Return padded token ids and their mask, on the model's device."""

@@ -1,0 +1,457 @@
+"""
+Recurrent encoder-decoder with graph convolutions over the source's dependency tree (BiRNN+GCN; Bastings et al., 2017,
+"Graph Convolutional Encoders for Syntax-aware Neural Machine Translation", EMNLP).
+
+The edges of a batch of trees, the graph-convolution layer, the encoders below it, the encoder. The decoder is that of
+[`RNMTModel`].
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, utils
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.output_capturing import OutputRecorder
+
+from .configuration_gcn_rnmt import GCNRNMTConfig
+from .kernels_shared import allowed, dropout, project, wide_type
+from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderOutput, RNMTPreTrainedModel
+from .recurrent_layers import take
+from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
+from .seq2seq_loading import Initialization
+from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput
+from .seq2seq_stacks import TokenAndPositionInput
+from .user_errors import UserError
+
+
+logger = utils.logging.get_logger(__name__)
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GCNRNMTEncoderOutput(RNMTEncoderOutput):
+    """
+    Output of the encoder.
+
+    Args:
+        edge_gates (tuple of `torch.Tensor` of shape `(batch_size, directions, source_length, K)`, *optional*):
+            With `output_attentions=True`, trees and gates: for each graph-convolution layer the gates of the K edges to
+            the heads of each word, 0 where there is no edge. The directions are `"in"` and `"out"`, where the model has
+            both.
+    """
+
+    edge_gates: tuple[torch.Tensor, ...] | None = None
+
+
+# -- edges -------------------------------------------------------------------------------------------------------------
+
+
+class Edges(NamedTuple):
+    """
+    K edges of each word to its heads, all `(batch_size, source_length, K)`: positions of the heads, ids of the
+    relations (both 0 where there is no edge), and whether there is an edge.
+    """
+
+    heads: torch.Tensor
+    relations: torch.Tensor
+    exists: torch.Tensor
+
+    @classmethod
+    def from_columns(
+        cls, heads: torch.Tensor, relations: torch.Tensor | None, token_mask: torch.Tensor | None
+    ) -> "Edges":
+        """
+        Return the edges of `dependency_heads` and `dependency_relations`; without relations they are the unknown one. A
+        head outside of the sentence, and an edge from or to padding, is no edge.
+        """
+        if heads.dim() == 2:
+            heads = heads[:, :, None]
+        relations = torch.zeros_like(heads) if relations is None else relations.view(heads.shape)
+        exists = (heads >= 0) & (heads < heads.shape[1])
+        heads = heads.masked_fill(~exists, 0).long()
+        if token_mask is not None:
+            real = token_mask != 0
+            exists = exists & real[:, :, None] & real.gather(1, heads.flatten(1)).view(heads.shape)
+            heads = heads.masked_fill(~exists, 0)
+        return cls(heads, relations.masked_fill(~exists, 0).long(), exists)
+
+
+# -- graph convolution -------------------------------------------------------------------------------------------------
+
+
+class Messages(nn.Module):
+    """
+    Messages in one direction: `g_uv (W h_u + b_lab)` from sender u to receiver v, `g_uv = sigmoid(w . h_u + c_lab)`.
+    `biases` is the number of b and c: one for each relation, or 1.
+    """
+
+    def __init__(self, width: int, biases: int, has_gates: bool, gate_bias: float | None = None):
+        super().__init__()
+        self.initial_gate_bias = gate_bias
+        self.proj = nn.Linear(width, width, bias=False)
+        self.bias = nn.Parameter(torch.empty(biases, width))
+        self.gate_proj = self.gate_bias = None
+        if has_gates:
+            self.gate_proj = nn.Linear(width, 1, bias=False)
+            self.gate_bias = nn.Parameter(torch.empty(biases))
+
+    def initialize(self, start: Initialization) -> None:
+        for parameter in self.parameters():
+            init.normal_(parameter, std=0.01)
+        if self.gate_bias is not None and self.initial_gate_bias is not None:
+            init.constant_(self.gate_bias, self.initial_gate_bias)
+
+    def gate_logits(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Return `w . h_u` `(batch_size, source_length)` in at least float32; `None` without gates."""
+        if self.gate_proj is None:
+            return None
+        return self.gate_proj(states)[:, :, 0].to(wide_type(states.dtype))
+
+
+def sum_messages(
+    messages: Messages, states: torch.Tensor, edges: Edges, gates: torch.Tensor, to_heads: bool
+) -> torch.Tensor:
+    """
+    Return `sum_u g_uv (W h_u + b_lab)` `(batch_size, source_length, width)` over the edges from dependents to heads
+    (`to_heads`) or from heads to dependents, in at least float32. States and biases are summed first, and then mapped:
+
+        W (sum_u g_uv h_u) + sum_lab (sum_u g_uv) b_lab
+    """
+    (batch, length, count), relations = edges.heads.shape, messages.bias.shape[0]
+    labels = edges.relations if relations > 1 else torch.zeros_like(edges.relations)
+    wide = states.to(gates.dtype)
+    if to_heads:
+        sent = (gates[..., None] * wide[:, :, None]).flatten(1, 2)
+        rows = edges.heads.flatten(1)[:, :, None].expand(-1, -1, wide.shape[-1])
+        sums = torch.zeros_like(wide).scatter_add(1, rows, sent)
+        weights = gates.new_zeros(batch, length * relations)
+        weights = weights.scatter_add(1, (edges.heads * relations + labels).flatten(1), gates.flatten(1))
+        weights = weights.view(batch, length, relations)
+    else:
+        sent = take(wide, edges.heads.flatten(1)).view(batch, length, count, -1)
+        sums = (gates[..., None] * sent).sum(dim=2)
+        weights = gates.new_zeros(batch, length, relations).scatter_add(2, labels, gates)
+    mapped = project(messages.proj, sums.to(states.dtype)).to(gates.dtype)
+    return mapped + torch.matmul(weights.to(states.dtype), messages.bias)
+
+
+def sum_messages_reference(
+    messages: Messages, states: torch.Tensor, edges: Edges, gates: torch.Tensor, to_heads: bool
+) -> torch.Tensor:
+    """Compute [`sum_messages`] with one message for each edge, as in the equations."""
+    length, labels = states.shape[1], edges.relations
+    biases = messages.bias[labels if messages.bias.shape[0] > 1 else torch.zeros_like(labels)]
+    mapped = messages.proj(states)
+    if not to_heads:
+        senders = take(mapped, edges.heads.flatten(1)).view(*edges.heads.shape, -1)
+        return (gates[..., None] * (senders + biases)).sum(dim=2)
+    sent = gates[..., None] * (mapped[:, :, None] + biases)
+    receives = edges.heads[:, None] == torch.arange(length, device=states.device)[None, :, None, None]
+    return torch.einsum("bvuk,bukd->bvd", receives.to(sent.dtype), sent)
+
+
+class GraphConvolution(GradientCheckpointingLayer):
+    """
+    A graph-convolution layer over dependency trees. The word v receives messages from its dependents (`"in"`), its head
+    (`"out"`) and itself (`"loop"`), each direction with parameters of its own:
+
+        h'_v = relu(sum_(u,v) g_uv (W h_u + b_lab)) [+ h_v]
+
+    Messages are summed as [`sum_messages`], or as [`sum_messages_reference`] with `RECNMT_FAST_PATHS=0`.
+    """
+
+    def __init__(self, config: GCNRNMTConfig):
+        super().__init__()
+        width = config.annotation_size
+        relations = config.num_relations if config.gcn_label_biases else 1
+        self.is_residual, self.edge_dropout = config.adds_graph_input, config.gcn_edge_dropout
+        self.in_messages = self.out_messages = self.loop_messages = None
+        if "in" in config.gcn_directions:
+            self.in_messages = Messages(width, relations, config.gcn_gates)
+        if "out" in config.gcn_directions:
+            self.out_messages = Messages(width, relations, config.gcn_gates)
+        if "loop" in config.gcn_directions:
+            self.loop_messages = Messages(width, 1, config.gcn_gates, gate_bias=1.0)
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        edges: Edges | None,
+        token_mask: torch.Tensor | None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """
+        Map states `(batch_size, source_length, width)`, zero at padding, to states of the same shape; return with them
+        the gates of [`GCNRNMTEncoderOutput`], or `None`.
+        """
+        total = torch.zeros_like(states, dtype=wide_type(states.dtype))
+        if self.loop_messages is not None:
+            total = total + self.loop(self.loop_messages, states)
+        sum_all = sum_messages if allowed() else sum_messages_reference
+        recorded = []
+        for messages, to_heads in ((self.in_messages, True), (self.out_messages, False)):
+            if messages is not None and edges is not None:
+                gates = self.gates(messages, states, edges, to_heads)
+                kept = dropout(gates, self.edge_dropout, self.training)
+                total = total + sum_all(messages, states, edges, kept, to_heads)
+                if messages.gate_proj is not None:
+                    recorded.append(gates)
+        outputs = torch.relu(total).to(states.dtype)
+        if self.is_residual:
+            outputs = states + outputs
+        if token_mask is not None:
+            outputs = outputs.masked_fill(token_mask[:, :, None] == 0, 0.0)
+        return outputs, torch.stack(recorded, dim=1) if output_attentions and recorded else None
+
+    def gates(self, messages: Messages, states: torch.Tensor, edges: Edges, to_heads: bool) -> torch.Tensor:
+        """Return g `(batch_size, source_length, K)` of all edges, 0 where there is none."""
+        exists, logits = edges.exists.to(wide_type(states.dtype)), messages.gate_logits(states)
+        if logits is None or messages.gate_bias is None:
+            return exists
+        # The sender decides: the dependent itself, or its head.
+        heads = edges.heads.flatten(1)
+        logits = logits[:, :, None] if to_heads else logits.gather(1, heads).view(exists.shape)
+        bias = messages.gate_bias if messages.gate_bias.shape[0] == 1 else messages.gate_bias[edges.relations]
+        return torch.sigmoid(logits + bias) * exists
+
+    def loop(self, messages: Messages, states: torch.Tensor) -> torch.Tensor:
+        """Return the messages of the words to themselves, in at least float32."""
+        mapped = project(messages.proj, states).to(wide_type(states.dtype)) + messages.bias
+        logits = messages.gate_logits(states)
+        if logits is None or messages.gate_bias is None:
+            return mapped
+        return torch.sigmoid(logits + messages.gate_bias)[:, :, None] * mapped
+
+
+# -- encoder -----------------------------------------------------------------------------------------------------------
+
+
+class ConvolutionLayer(GradientCheckpointingLayer):
+    """A convolution over words with a residual connection, zeros outside the sentence (Gehring et al., 2017)."""
+
+    def __init__(self, width: int, kernel_size: int):
+        super().__init__()
+        self.convolution = nn.Conv1d(width, width, kernel_size, padding=kernel_size // 2)
+
+    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Map left-aligned states `(batch_size, length, width)` to states of the same shape."""
+        if attention_mask is not None:
+            states = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
+        return states + self.convolution(states.transpose(1, 2)).transpose(1, 2)
+
+
+class BagOfWords(nn.Module):
+    """The words themselves, in place of a layer that reads their neighbours."""
+
+    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        return states
+
+
+class GCNRNMTPreTrainedModel(RNMTPreTrainedModel):
+    config: GCNRNMTConfig
+    _no_split_modules = ["RNMTRecurrentLayer", "RelationPropagation", "ConvolutionLayer", "GraphConvolution"]
+
+
+class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
+    """A recurrent, convolutional or bag-of-words encoder, and graph convolutions over its output."""
+
+    output_class = GCNRNMTEncoderOutput
+    source_inputs = ("dependency_heads", "dependency_relations")
+    _can_record_outputs = {
+        "relation_scores": OutputRecorder(RelationLayer, index=1),
+        "edge_gates": OutputRecorder(GraphConvolution, index=1),
+    }
+
+    def __init__(self, config: GCNRNMTConfig):
+        super().__init__(config)
+        self.gcn_layers = nn.ModuleList([GraphConvolution(config) for _ in range(config.gcn_layers)])
+        self.post_init()
+
+    def build_input(self, config: Any) -> nn.Module:
+        return TokenAndPositionInput(config, "learned" if config.encoder_type == "cnn" else "none")
+
+    def build_layer(self, config: Any, index: int, input_size: int) -> nn.Module:
+        if config.encoder_type == "cnn":
+            return ConvolutionLayer(input_size, config.cnn_kernel_size)
+        if config.encoder_type == "bow":
+            return BagOfWords()
+        return super().build_layer(config, index, input_size)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        dependency_heads: torch.Tensor | None = None,
+        dependency_relations: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqEncoderOutput:
+        """Args as for [`GCNRNMTForConditionalGeneration`]."""
+        trees = {"dependency_heads": dependency_heads, "dependency_relations": dependency_relations}
+        return super().forward(input_ids, attention_mask, inputs_embeds, **trees, **kwargs)
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        dependency_heads: torch.Tensor | None = None,
+        dependency_relations: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> list[torch.Tensor]:
+        states = super().run(hidden_states, token_mask, **kwargs)
+        if not self.gcn_layers:
+            return states
+        edges = self.edges(hidden_states, token_mask, dependency_heads, dependency_relations)
+        for layer in self.gcn_layers:
+            output, _ = layer(states[-1], edges, token_mask, **kwargs)
+            states.append(output)
+        states[-1] = dropout(states[-1], self.config.gcn_dropout, self.training)
+        return states
+
+    def drop(self, states: torch.Tensor, index: int) -> torch.Tensor:
+        # Where graph convolutions follow, dropout applies to their output.
+        is_last = index == self.config.encoder_layers - 1
+        return states if is_last and self.gcn_layers else super().drop(states, index)
+
+    def edges(
+        self,
+        states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        heads: torch.Tensor | None,
+        relations: torch.Tensor | None,
+    ) -> Edges | None:
+        """Return the edges of the columns, `None` without; raises `UserError` for wrong shapes and relations."""
+        if not self.config.reads_trees:
+            return None
+        if heads is None:
+            if relations is not None:
+                raise UserError("model.missing_heads", field="dependency_heads")
+            if not torch.compiler.is_compiling():
+                logger.warning_once(
+                    "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
+                    "them. Pass dependency_heads and dependency_relations."
+                )
+            return None
+        rows, length = states.shape[:2]
+        if heads.dim() not in (2, 3) or heads.shape[:2] != (rows, length):
+            raise UserError(
+                "model.tree_shape", field="dependency_heads", value=tuple(heads.shape), shape=f"({rows}, {length})"
+            )
+        if relations is not None and relations.shape != heads.shape:
+            raise UserError(
+                "model.tree_shape",
+                field="dependency_relations",
+                value=tuple(relations.shape),
+                shape=str(tuple(heads.shape)),
+            )
+        edges = Edges.from_columns(heads, relations, token_mask)
+        self.check_relations(edges.relations)
+        return edges
+
+    def check_relations(self, relations: torch.Tensor) -> None:
+        """Raise a `UserError` for an unknown id, where reading it costs no synchronization."""
+        if torch.compiler.is_compiling() or relations.device.type != "cpu" or relations.numel() == 0:
+            return
+        last = self.config.num_relations - 1
+        wrong = int(relations.max() if relations.min() >= 0 else relations.min())
+        if not 0 <= wrong <= last:
+            raise UserError("model.id_outside_vocabulary", field="dependency_relations", value=wrong, last=last)
+
+
+# -- model -------------------------------------------------------------------------------------------------------------
+
+
+class GCNRNMTModel(GCNRNMTPreTrainedModel, Seq2SeqModelBase):
+    """BiRNN+GCN, CNN+GCN or BoW+GCN without the output matrix (Bastings et al., 2017)."""
+
+    encoder_class = GCNRNMTEncoder
+    decoder_class = RNMTDecoder
+
+
+class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+    """
+    BiRNN+GCN, CNN+GCN or BoW+GCN with its output matrix: `generate` translates, `labels` train. Both take the source's
+    dependency trees; without them words receive messages from themselves alone.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration
+    >>> config = GCNRNMTConfig.from_preset("tiny", vocab_size=100, num_relations=10)
+    >>> model = GCNRNMTForConditionalGeneration(config).eval()
+    >>> source = torch.tensor([[5, 6, 7, 2]])  # the third word is the root, and has the first two as dependents
+    >>> trees = {
+    ...     "dependency_heads": torch.tensor([[2, 2, -1, -1]]),
+    ...     "dependency_relations": torch.tensor([[4, 5, 0, 0]]),
+    ... }
+    >>> outputs = model(source, decoder_input_ids=torch.tensor([[1, 8]]), **trees, output_attentions=True)
+    >>> outputs.cross_attentions[0].shape, outputs.edge_gates[0].shape
+    (torch.Size([1, 1, 2, 4]), torch.Size([1, 2, 4, 1]))
+    >>> model.generate(source, **trees, num_beams=4, max_new_tokens=5).shape[0]
+    1
+
+    ```
+    """
+
+    model_class = GCNRNMTModel
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        smoothing: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_logits: bool = True,
+        dependency_heads: torch.Tensor | None = None,
+        dependency_relations: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqTranslationOutput:
+        """
+        Args as for [`Seq2SeqConditionalGeneration`], and:
+            dependency_heads (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Position of each
+                token's head in the same row, or -1. Positions outside of the row or of padding are no edges. With a
+                third dimension, a token has several heads.
+            dependency_relations (`torch.LongTensor` of the same shape, *optional*): Ids of the edges' relations, from 0
+                (unknown) to `num_relations - 1`.
+        """
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            labels=labels,
+            use_cache=use_cache,
+            smoothing=smoothing,
+            num_items_in_batch=num_items_in_batch,
+            return_logits=return_logits,
+            dependency_heads=dependency_heads,
+            dependency_relations=dependency_relations,
+            **kwargs,
+        )
+
+
+GCNRNMTModel.register_for_auto_class("AutoModel")
+GCNRNMTForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = ["GCNRNMTForConditionalGeneration", "GCNRNMTModel", "GCNRNMTPreTrainedModel"]

@@ -1,0 +1,469 @@
+"""Dependency trees: CoNLL-U and columns of corpora, relations, the mapping to tokens, padding."""
+
+import copy
+import gzip
+import json
+import pickle
+
+import pytest
+import torch
+from datasets import Dataset
+from user_errors import rejects
+
+from recnmt_hf.data import (
+    Corpus,
+    ParsedSentence,
+    Relations,
+    TokenizerPair,
+    TreeCollator,
+    TreeEncoder,
+    load_pairs,
+    prepare_dataset,
+    read_conllu,
+    train_tokenizer,
+    tree_inputs,
+)
+from recnmt_hf.data.corpora import load_test_set
+from recnmt_hf.data.tree_inputs import TreeTokens
+from recnmt_hf.data.trees import attach_trees
+
+
+def row(number, form, head, relation="dep"):
+    return "\t".join([str(number), form, "_", "_", "_", "_", str(head), relation, "_", "_"])
+
+
+def block(*rows):
+    return "".join(f"{line}\n" for line in rows) + "\n"
+
+
+DOG = block("# text = The dog sleeps", row(1, "The", 2, "det"), row(2, "dog", 3, "nsubj"), row(3, "sleeps", 0, "root"))
+# A range, an empty node and a word with a space.
+RANGE = block(
+    "# sent_id = 2",
+    row("1-2", "don't", "_", "_"),
+    row(1, "do", 2, "aux:x"),
+    row(2, "n't", 0, "root"),
+    row("2.1", "see", "_", "_"),
+    row(3, "10 000", 2, "obj"),
+)
+BIRD = block(row(1, "Birds", 0, "root"))
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A corpus of three lines, of which the second is blank, with the trees of the others."""
+    (tmp_path / "a.en").write_text("The dog sleeps\n\ndo n't 10 000\n")
+    (tmp_path / "a.de").write_text("Der Hund schläft\nLeer\nNicht\n")
+    (tmp_path / "a.conllu").write_text(DOG + "\n" + RANGE)
+    return tmp_path
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", ["", "\n", "\n\n\n"])
+@pytest.mark.parametrize("name", ["a.conllu", "a.conllu.gz"])
+def test_conllu(tmp_path, name, ends, last):
+    text = (DOG + "\n\n" + RANGE + BIRD).rstrip("\n") + last
+    content = text.replace("\n", ends).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    found = list(read_conllu(tmp_path / name))
+    assert [number for number, _ in found] == [2, 10, 15]
+    sentences = [sentence for _, sentence in found]
+    assert sentences == ["The dog sleeps", "do n't 10 000", "Birds"]
+    assert [sentence.heads for sentence in sentences] == [(2, 3, 0), (2, 0, 2), (0,)]
+    assert sentences[1].words == ("do", "n't", "10 000") and sentences[1].relations == ("aux:x", "root", "obj")
+
+
+def test_several_roots_are_allowed(tmp_path):
+    (tmp_path / "a").write_text(block(row(1, "Yes", 0, "root"), row(2, "No", 0, "root")))
+    assert [sentence.heads for _, sentence in read_conllu(tmp_path / "a")] == [(0, 0)]
+
+
+# Content after a good sentence of five lines, code of the error, and its line.
+BAD_TREES = {
+    "text": ("The dog sleeps\n", "conllu.columns", 6),
+    "nine columns": (row(1, "a", 0).rpartition("\t")[0] + "\n", "conllu.columns", 6),
+    "spaces": (row(1, "a", 0).replace("\t", " ") + "\n", "conllu.columns", 6),
+    "no number": (row("x", "a", 0), "conllu.word_number", 6),
+    "number repeated": (row(1, "a", 0) + "\n" + row(1, "b", 1), "conllu.word_number", 7),
+    "number skipped": (row(1, "a", 0) + "\n" + row(3, "b", 1), "conllu.word_number", 7),
+    "number 0": (row(0, "a", 0), "conllu.word_number", 6),
+    "no blank line": (DOG.rstrip("\n") + "\n" + BIRD, "conllu.word_number", 10),
+    "head missing": (row(1, "a", "_"), "conllu.head", 6),
+    "head below 0": (row(1, "a", -1), "conllu.head", 6),
+    "head of words": (row(1, "a", "root"), "conllu.head", 6),
+    "head beyond": (row(1, "a", 0) + "\n" + row(2, "b", 3), "tree.head_beyond", 7),
+    "head far beyond": (row(1, "a", 10**30), "conllu.head", 6),
+    "own head": (row(1, "a", 0) + "\n" + row(2, "b", 2), "tree.cycle", 7),
+    "cycle": (row(1, "a", 0) + "\n" + row(2, "b", 4) + "\n" + row(3, "c", 1) + "\n" + row(4, "d", 2), "tree.cycle", 7),
+    "blank word": (row(1, " ", 0), "tree.blank_word", 6),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TREES)
+def test_bad_trees_are_rejected_with_file_and_line(tmp_path, name):
+    content, code, line = BAD_TREES[name]
+    path = tmp_path / "a.conllu"
+    path.write_text(DOG + content)
+    with rejects(code, f"{path}, line {line}") as caught:
+        list(read_conllu(path))
+    assert f"{path}, line {line}: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_long_chain_and_a_long_cycle():
+    count = 3000
+    chain = ParsedSentence(["a"] * count, [*range(2, count + 1), 0], ["x"] * count)
+    assert len(chain.heads) == count
+    with rejects("tree.cycle"):
+        ParsedSentence(["a"] * count, [*range(2, count + 1), 1], ["x"] * count)
+
+
+@pytest.mark.parametrize(
+    ("words", "heads", "relations", "code", "field"),
+    [
+        ("a b", [0, 1], ["x", "y"], "tree.not_a_list", "words"),
+        (["a"], 0, ["x"], "tree.not_a_list", "heads"),
+        (["a"], [0], None, "tree.not_a_list", "relations"),
+        ([1], [0], ["x"], "tree.wrong_value", "words"),
+        (["\ud800"], [0], ["x"], "tree.wrong_value", "words"),
+        (["a"], ["0"], ["x"], "tree.wrong_value", "heads"),
+        (["a"], [False], ["x"], "tree.wrong_value", "heads"),
+        (["a"], [0], [None], "tree.wrong_value", "relations"),
+        (["a", "b"], [0], ["x", "y"], "tree.lengths", None),
+        (["a", "b"], [0, 1], ["x"], "tree.lengths", None),
+        (["a", ""], [0, 1], ["x", "y"], "tree.blank_word", None),
+        (["a", "b"], [0, -1], ["x", "y"], "tree.head_beyond", None),
+        (["a", "b"], [0, 3], ["x", "y"], "tree.head_beyond", None),
+        (["a", "b"], [2, 1], ["x", "y"], "tree.cycle", None),
+    ],
+)
+def test_bad_sentences(words, heads, relations, code, field):
+    with rejects(code, field):
+        ParsedSentence(words, heads, relations)
+
+
+def test_a_parsed_sentence_is_text():
+    sentence = ParsedSentence(["The", "dog", "sleeps"], [2, 3, 0], ["det", "nsubj", "root"])
+    assert sentence == "The dog sleeps" and json.dumps([sentence]) == '["The dog sleeps"]'
+    for other in (pickle.loads(pickle.dumps(sentence)), copy.deepcopy(sentence)):
+        assert other == sentence and (other.heads, other.relations) == (sentence.heads, sentence.relations)
+    part = sentence.part(0, 2)
+    assert part == "The dog" and part.heads == (2, 0) and part.relations == ("det", "nsubj")
+
+
+def test_parts_keep_the_edges_within():
+    sentence = ParsedSentence(["a", "10 000", "birdsong", "c"], [2, 0, 2, 3], ["w", "x", "y", "z"])
+    first, second = sentence.parts(["a 10 000", "birdsong c"])
+    assert (first.heads, second.heads) == ((2, 0), (0, 1))
+    assert second.relations == ("y", "z")
+    # From a cut within a word on, parts have no tree.
+    first, *rest = sentence.parts(["a 10 000", "bird", "song c"])
+    assert first.heads == (2, 0) and rest == ["bird", "song c"]
+    assert not any(isinstance(part, ParsedSentence) for part in rest)
+
+
+def test_trees_beside_text(files):
+    lines = (files / "a.en").read_text().splitlines()
+    first, blank, last = attach_trees(lines, files / "a.en", files / "a.conllu")
+    assert first.heads == (2, 3, 0) and blank == "" and not isinstance(blank, ParsedSentence)
+    assert last.words == ("do", "n't", "10 000")
+    # The words are those of the text.
+    (other,) = attach_trees(["Ein Hund bellt"], None, write(files / "b.conllu", DOG))
+    assert other == "Ein Hund bellt" and other.relations == ("det", "nsubj", "root")
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+# -- corpora -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(*sentences):
+    return [
+        {
+            "source_tokens": list(s.words),
+            "source_heads": list(s.heads),
+            "source_relations": list(s.relations),
+            "de": "Ja",
+        }
+        for s in sentences
+    ]
+
+
+def test_corpora_with_trees(files):
+    corpus = Corpus(source=files / "a.en", target=files / "a.de", source_trees=files / "a.conllu")
+    pairs = list(load_pairs(corpus, "en", "de", "skip"))
+    assert [pair.source.heads for pair in pairs] == [(2, 3, 0), (2, 0, 2)] and pairs[1].target == "Nicht"
+    sources, references = load_test_set({"source": files / "a.en", "target": [files / "a.de"] * 2,
+                                         "source_trees": files / "a.conllu"}, "en", "de", "skip")  # fmt: skip
+    assert sources[1].relations == ("aux:x", "root", "obj") and len(references) == 2
+    records = rows_of(*sources)
+    lines = write(files / "a.jsonl", "".join(f"{json.dumps(record)}\n" for record in records))
+    Dataset.from_list(records).to_json(files / "set" / "train.jsonl")
+    for settings in ({"jsonl": lines}, {"dataset": str(files / "set")}):
+        pairs = list(load_pairs({**settings, "tree_columns": True}, "en", "de"))
+        assert [pair.source for pair in pairs] == sources and pairs[0].target == "Ja"
+        assert [pair.source.heads for pair in pairs] == [sentence.heads for sentence in sources]
+
+
+def test_a_corpus_without_trees_keeps_its_fingerprint(files):
+    names = set(Corpus(source=files / "a.en", target=files / "a.de").fingerprint()[0])
+    assert not names & {"source_trees", "tree_columns"}
+    with_trees = Corpus(source=files / "a.en", target=files / "a.de", source_trees=files / "a.conllu")
+    before = with_trees.fingerprint()
+    write(files / "a.conllu", DOG + RANGE.replace("obj", "iobj"))
+    assert with_trees.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"a.en": "The dog\n\ndo n't 10 000\n"}, "trees.word_count", "a.en, line 1"),
+        ({"a.en": "The dog sleeps\n\ndo n't 10000\n"}, "trees.word_count", "a.en, line 3"),
+        ({"a.conllu": DOG}, "trees.too_few", "a.en, line 3"),
+        ({"a.conllu": DOG + RANGE + BIRD}, "trees.too_many", "a.conllu, line 13"),
+        ({"a.conllu": DOG.replace("2\tdog", "3\tdog") + RANGE}, "conllu.word_number", "a.conllu, line 3"),
+        ({"a.conllu": DOG + RANGE.replace("\t0\t", "\t9\t")}, "tree.head_beyond", "a.conllu, line 9"),
+        ({"a.de": "Der Hund schläft\nLeer\n"}, "corpus.different_lengths", None),
+        ({"a.conllu": ""}, "trees.too_few", "a.en, line 1"),
+    ],
+)
+def test_files_that_do_not_match(files, changes, code, field):
+    for name, text in changes.items():
+        write(files / name, text)
+    corpus = Corpus(source=files / "a.en", target=files / "a.de", source_trees=files / "a.conllu")
+    tokenizer = train_tokenizer(["The dog sleeps do n't 10 000"], "bpe", 60)
+    with rejects(code, None if field is None else f"{files}/{field}"):
+        prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, files / "cache", on_empty="skip")
+    assert not list((files / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"source_heads": None}, "trees.no_column", ""),
+        ({"source_tokens": "The dog sleeps"}, "tree.not_a_list", ": words"),
+        ({"source_tokens": ["The", "dog"]}, "tree.lengths", ""),
+        ({"source_heads": [2, 3, "0"]}, "tree.wrong_value", ": heads"),
+        ({"source_heads": [2, 1, 0]}, "tree.cycle", ""),
+        ({"source_heads": [2, 4, 0]}, "tree.head_beyond", ""),
+        ({"de": None}, "corpus.json_line", None),
+    ],
+)
+def test_bad_columns(tmp_path, change, code, field):
+    (good,) = rows_of(ParsedSentence(["The", "dog", "sleeps"], [2, 3, 0], ["det", "nsubj", "root"]))
+    path = write(tmp_path / "a.jsonl", f"{json.dumps(good)}\n{json.dumps({**good, **change})}\n")
+    with rejects(code, None if field is None else f"{path}, line 2{field}"):
+        list(load_pairs({"jsonl": path, "tree_columns": True}, "en", "de"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tsv": "a", "source_trees": "b"},
+        {"jsonl": "a", "source_trees": "b"},
+        {"generated": "train", "source_trees": "b"},
+        {"source": "a", "target": "b", "tree_columns": True},
+        {"tsv": "a", "tree_columns": True},
+    ],
+)
+def test_corpora_that_cannot_have_trees(settings):
+    with rejects("corpus.trees", "tree_columns" if "tree_columns" in settings else "source_trees"):
+        Corpus(**settings)
+
+
+# -- relations ---------------------------------------------------------------------------------------------------------
+
+
+def test_relations_are_counted_saved_and_loaded(tmp_path):
+    one = ParsedSentence(["a", "b", "c"], [0, 1, 1], ["root", "nsubj:pass", "nsubj"])
+    two = ParsedSentence(["a", "b"], [0, 1], ["root", "<piece>"])
+    main = Relations.count([one, "text", two, one])
+    assert main.names == ("<unk>", "nsubj", "root", "<piece>")
+    assert Relations.count([one, two], most=1).names == ("<unk>", "nsubj", "<piece>")
+    subtypes = Relations.count([one], subtypes=True)
+    assert subtypes.names == ("<unk>", "nsubj", "nsubj:pass", "root", "<piece>")
+    assert Relations.load(tmp_path) is None
+    for relations in (main, subtypes):
+        relations.save(tmp_path)
+        assert Relations.load(tmp_path) == relations and len(relations) == len(relations.names)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[", "[]", "null", "{}", '{"relations": ["<unk>", "<piece>"]}', '{"relations": [], "subtypes": false}',
+        '{"relations": ["a", "<piece>"], "subtypes": false}', '{"relations": ["<unk>", "a"], "subtypes": false}',
+        '{"relations": ["<unk>", 1, "<piece>"], "subtypes": false}',
+        '{"relations": ["<unk>", "<piece>"], "subtypes": 1}',
+        '{"relations": ["<unk>", "a", "a", "<piece>"], "subtypes": false}',
+    ],
+)  # fmt: skip
+def test_damaged_relations(tmp_path, content):
+    write(tmp_path / "relations.json", content)
+    with rejects("relations.damaged", f"{tmp_path}/relations.json"):
+        Relations.load(tmp_path)
+
+
+def test_relations_of_a_model_on_the_hub(tmp_path, monkeypatch):
+    Relations(("<unk>", "root", "<piece>")).save(tmp_path)
+    requests = []
+
+    def has_file(name, file, **place):
+        requests.append((name, file, place))
+        return name == "user/trees"
+
+    monkeypatch.setattr(tree_inputs, "has_file", has_file)
+    monkeypatch.setattr(tree_inputs, "cached_file", lambda name, file, **place: str(tmp_path / file))
+    assert Relations.load("user/trees", revision="v1", dtype="float32").names == ("<unk>", "root", "<piece>")
+    assert Relations.load("user/plain") is None
+    assert requests[0] == ("user/trees", "relations.json", {"revision": "v1"})
+
+
+def test_tokenizers_keep_their_relations(tmp_path, tokenizer):
+    relations = Relations(("<unk>", "root", "<piece>"))
+    TokenizerPair(tokenizer, relations=relations).save(tmp_path)
+    assert TokenizerPair.load(tmp_path).relations == relations
+    TokenizerPair(tokenizer).save(tmp_path / "without")
+    assert TokenizerPair.load(tmp_path / "without").relations is None
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+RELATIONS = Relations(("<unk>", "nsubj", "det", "<piece>"))
+# The pieces of the last two words are single characters.
+SENTENCE = ParsedSentence(["the", "dogs", "sing"], [2, 3, 0], ["det", "nsubj:x", "root"])
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """Return a tokenizer that knows "the" and splits other words into single characters."""
+    return train_tokenizer(["the"] * 50 + ["dogs", "sing"], "bpe", 17)
+
+
+def test_pieces_of_words(pieces):
+    tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
+    assert pieces.convert_ids_to_tokens(tokens) == ["▁the", "▁", "d", "o", "g", "s", "▁", "s", "i", "n", "g", "</s>"]
+    assert tokens.heads == [1, 6, 1, 1, 1, 1, -1, 6, 6, 6, 6, -1]
+    assert tokens.relations == [2, 1, 3, 3, 3, 3, 0, 3, 3, 3, 3, 0]
+    tokens = TreeEncoder(pieces, RELATIONS, subwords="all_pieces")([SENTENCE])[0]
+    assert tokens.heads == [1, 6, 6, 6, 6, 6, -1, -1, -1, -1, -1, -1]
+    assert tokens.relations == [2, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    # The end of the sentence as the head of the root, whose relation is unknown.
+    tokens = TreeEncoder(pieces, RELATIONS, root="token")([SENTENCE])[0]
+    assert tokens.heads == [1, 6, 1, 1, 1, 1, 11, 6, 6, 6, 6, -1]
+    assert tokens.relations[6] == 0
+
+
+def test_subtypes_of_relations(pieces):
+    relations = Relations(("<unk>", "nsubj", "nsubj:x", "<piece>"), subtypes=True)
+    assert TreeEncoder(pieces, relations)([SENTENCE])[0].relations[:2] == [0, 2]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word", "space"])
+def test_ids_are_those_of_the_text(kind):
+    sentence = ParsedSentence(["Isn't", "</s>", "10 000", "\u200b", "A-b."], [0, 1, 1, 1, 4], ["x"] * 5)
+    tokenizer = train_tokenizer(["Isn't it 10 000 </s> A-b ."], kind, 60)
+    tokens = TreeEncoder(tokenizer, RELATIONS)([sentence])[0]
+    assert list(tokens) == tokenizer(str(sentence))["input_ids"]
+    # The fourth word has no tokens, so the fifth has no head.
+    assert tokens.heads[-1] == -1 and len(tokens.heads) == len(tokens.relations) == len(tokens)
+
+
+def test_control_tokens_have_no_edges(pieces):
+    tagged = copy.deepcopy(pieces)
+    tagged.backend_tokenizer.post_processor = type(pieces.backend_tokenizer.post_processor)(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokens = TreeEncoder(tagged, RELATIONS)([SENTENCE])[0]
+    assert tokens.heads == [-1, 2, 7, 2, 2, 2, 2, -1, 7, 7, 7, 7, -1]
+    assert tokens.relations[0] == tokens.relations[-1] == 0
+
+
+def test_truncation_removes_edges_to_removed_words(pieces):
+    tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
+    short = tokens.select([0, 1, 2, 11])
+    assert list(short) == [tokens[0], tokens[1], tokens[2], tokens[11]]
+    assert short.heads == [1, -1, 1, -1] and short.relations == [2, 0, 3, 0]
+    assert tokens.heads[1] == 6
+
+
+def test_slow_tokenizers_are_rejected():
+    class Slow:
+        is_fast = False
+
+    with rejects("trees.slow_tokenizer", "Slow"):
+        TreeEncoder(Slow(), RELATIONS)
+
+
+# -- datasets and batches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+def test_prepared_columns(files, pieces, keep_text):
+    trees = TreeEncoder(pieces, RELATIONS)
+    corpora = [
+        Corpus(source=files / "a.en", target=files / "a.de", source_trees=files / "a.conllu"),
+        Corpus(source=files / "a.de", target=files / "a.de"),
+    ]
+    settings = {"on_empty": "skip", "keep_text": keep_text}
+    data = prepare_dataset(corpora, "en", "de", pieces, pieces, files / "cache", trees=trees, **settings)
+    sentences = [pair.source for pair in load_pairs(corpora, "en", "de", "skip")]
+    for record, sentence in zip(data, sentences, strict=True):
+        ids, heads = record["input_ids"], record["dependency_heads"]
+        assert ids == pieces(str(sentence))["input_ids"] and record["source_length"] == len(ids) == len(heads)
+        if isinstance(sentence, ParsedSentence):
+            (expected,) = trees([sentence])
+            assert (heads, record["dependency_relations"]) == (expected.heads, expected.relations)
+        else:
+            assert heads == [-1] * len(ids) and record["dependency_relations"] == [0] * len(ids)
+        assert ("source_heads" in record) == ("source" in record) == keep_text
+    # Another vocabulary of relations is other data; without trees the columns are missing.
+    other = TreeEncoder(pieces, Relations(("<unk>", "<piece>")))
+    again = prepare_dataset(corpora, "en", "de", pieces, pieces, files / "cache", trees=other, **settings)
+    assert again["dependency_relations"][0] != data["dependency_relations"][0]
+    plain = prepare_dataset(corpora, "en", "de", pieces, pieces, files / "cache", **settings)
+    assert not {"dependency_heads", "source_heads"} & set(plain.column_names)
+    assert plain["input_ids"][:] == data["input_ids"][:]
+
+
+def test_truncated_training_data(files, pieces):
+    trees = TreeEncoder(pieces, RELATIONS)
+    write(files / "b.en", "the dogs sing\n")
+    write(files / "b.de", "the\n")
+    write(files / "b.conllu", block(row(1, "the", 2, "det"), row(2, "dogs", 3, "nsubj"), row(3, "sing", 0)))
+    corpus = Corpus(source=files / "b.en", target=files / "b.de", source_trees=files / "b.conllu")
+    limits = {"max_source_length": 4, "on_long": "truncate"}
+    data = prepare_dataset(corpus, "en", "de", pieces, pieces, files / "cache", trees=trees, **limits)
+    assert data["dependency_heads"][:] == [[1, -1, 1, -1]] and data["source_length"][:] == [4]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding(pieces, side):
+    features = [
+        {"input_ids": [5, 6, 2], "labels": [5, 2], "dependency_heads": [1, -1, -1], "dependency_relations": [3, 0, 0]},
+        {"input_ids": [5, 6, 7, 8, 2], "labels": [2], "dependency_heads": [3, 3, 3, -1, -1],
+         "dependency_relations": [1, 1, 2, 0, 0]},
+    ]  # fmt: skip
+    tokenizer = copy.deepcopy(pieces)
+    tokenizer.padding_side = side
+    batch = TreeCollator(tokenizer)(features)
+    padded = {"right": [1, -1, -1, -1, -1], "left": [-1, -1, 3, -1, -1]}[side]
+    assert batch["dependency_heads"].tolist() == [padded, [3, 3, 3, -1, -1]]
+    first = {"right": [3, 0, 0, 0, 0], "left": [0, 0, 3, 0, 0]}[side]
+    assert batch["dependency_relations"].tolist() == [first, [1, 1, 2, 0, 0]]
+    assert batch["dependency_heads"].dtype == torch.long and batch["input_ids"].shape == (2, 5)
+    # Every head is the token that it was before padding.
+    heads = batch["dependency_heads"]
+    assert batch["input_ids"][0][heads[0][heads[0] >= 0]].tolist() == [6]
+    plain = TreeCollator(tokenizer)([{name: f[name] for name in ("input_ids", "labels")} for f in features])
+    assert set(plain) == {"input_ids", "attention_mask", "labels"}
+
+
+def test_tokens_with_trees_are_lists(pieces):
+    tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
+    assert isinstance(tokens, TreeTokens) and tokens == list(tokens) and TreeEncoder(pieces, RELATIONS)([]) == []

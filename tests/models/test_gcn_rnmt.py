@@ -1,0 +1,683 @@
+"""BiRNN+GCN: the contract with trees, the equations, what padding may do, and a task that needs syntax."""
+
+import importlib.util
+import itertools
+import logging
+import math
+import sys
+
+import pytest
+import torch
+from compiled_graphs import ALL_LENGTHS
+from model_contract import VOCABULARY, ModelContract, scatter_parameters
+from transformers.utils import logging as transformers_logging
+from user_errors import rejects
+
+from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration, RNMTConfig, RNMTForConditionalGeneration
+from recnmt_hf.models.configuration_gcn_rnmt import DIRECTIONS
+from recnmt_hf.models.modeling_gcn_rnmt import Edges, GCNRNMTEncoder, GraphConvolution
+from recnmt_hf.models.recurrent_layers import left_aligned
+
+
+RELATIONS = 6
+BOW = {"encoder_type": "bow", "encoder_layers": 1}
+CNN = {"encoder_type": "cnn", "cnn_kernel_size": 3}
+
+
+def chain(states, token_mask):
+    """Heads for sentences without trees: the word before and the one before that, whatever the padding."""
+    rows, length = states.shape[:2]
+    real = torch.ones(rows, length, device=states.device) if token_mask is None else token_mask
+    rank, order = (real != 0).cumsum(1) - 1, left_aligned(real)
+    heads = [torch.where(rank >= back, order.gather(1, (rank - back).clamp(min=0)), -1) for back in (1, 2)]
+    return torch.stack(heads, dim=2), torch.stack([rank % RELATIONS, (rank + 3) % RELATIONS], dim=2).clamp(min=0)
+
+
+class TestGCNRNMT(ModelContract):
+    """Sources without trees get a [`chain`], so that every promise holds for the graph convolutions too."""
+
+    config_class = GCNRNMTConfig
+    model_class = GCNRNMTForConditionalGeneration
+    compiled_lengths = ALL_LENGTHS
+    variants = {
+        "default": {},
+        "cnn": {**CNN, "gcn_layers": 1, "gcn_residual": "always", "decoder_type": "conditional_gru"},
+        "bow": {**BOW, "gcn_gates": False, "gcn_label_biases": False},
+    }
+
+    @pytest.fixture(autouse=True)
+    def trees(self, request, monkeypatch):
+        edges = GCNRNMTEncoder.edges
+
+        def edges_of_chains(encoder, states, token_mask, heads, relations):
+            if heads is None:
+                heads, relations = chain(states, token_mask)
+            return edges(encoder, states, token_mask, heads, relations)
+
+        if request.function.__name__ != "test_hub_code_loads_without_the_package":  # it has the saved code
+            monkeypatch.setattr(GCNRNMTEncoder, "edges", edges_of_chains)
+
+    def config(self, **fields):
+        small = {
+            "decoder_layers": 1,
+            "num_relations": RELATIONS,
+            "readout_dropout": 0.0,
+            "gcn_dropout": 0.0,
+            "gcn_edge_dropout": 0.0,
+            "init_uniform": None,
+        }
+        return super().config(**{**small, **fields})
+
+
+# -- equations --
+
+
+def build(seed=5, **fields):
+    """A small model in float64 with large random parameters."""
+    small = {"vocab_size": VOCABULARY, "d_model": 10, "num_relations": RELATIONS, "init_uniform": None}
+    torch.manual_seed(seed)
+    return scatter_parameters(GCNRNMTForConditionalGeneration(GCNRNMTConfig(**{**small, **fields})).double().eval())
+
+
+def random_trees(rows, length, count=None, seed=1):
+    """Random edges: cycles, words that head themselves, several edges between two words, positions outside."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, length) if count is None else (rows, length, count)
+    heads = torch.randint(-2, length + 2, shape, generator=generator)
+    return {
+        "dependency_heads": heads,
+        "dependency_relations": torch.randint(0, RELATIONS, shape, generator=generator),
+    }
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+class SlowEncoder:
+    """
+    The encoder of one sentence after the equations (SPEC_RIVALS section 2), a word and an edge at a time. It shares
+    nothing with the model but the parameters.
+    """
+
+    def __init__(self, model):
+        self.config = model.config
+        self.p = {n.removeprefix("model.encoder."): t.detach() for n, t in model.state_dict().items()}
+
+    def gru(self, name, xs, order):
+        h, states = torch.zeros(self.config.d_model, dtype=torch.float64), {}
+        (wr, wz, wn), (ur, uz, un) = (self.p[f"{name}.weight_{kind}_l0"].chunk(3) for kind in ("ih", "hh"))
+        (br, bz, bn), (cr, cz, cn) = (self.p[f"{name}.bias_{kind}_l0"].chunk(3) for kind in ("ih", "hh"))
+        for i in order:
+            r = torch.sigmoid(wr @ xs[i] + br + ur @ h + cr)
+            z = torch.sigmoid(wz @ xs[i] + bz + uz @ h + cz)
+            h = states[i] = (1 - z) * torch.tanh(wn @ xs[i] + bn + r * (un @ h + cn)) + z * h
+        return [states[i] for i in range(len(xs))]
+
+    def below(self, ids):
+        words = [self.p["embed_tokens.weight"][i] for i in ids]
+        count = len(words)
+        if self.config.encoder_type == "bow":
+            return words
+        if self.config.encoder_type == "birnn":
+            for k in range(self.config.encoder_layers):
+                forward = self.gru(f"layers.{k}.rnn.forward_rnn", words, range(count))
+                backward = self.gru(f"layers.{k}.rnn.backward_rnn", words, reversed(range(count)))
+                words = [torch.cat(pair) for pair in zip(forward, backward, strict=True)]
+            return words
+        words = [word + self.p["embed_input.embed_positions.weight"][i] for i, word in enumerate(words)]
+        half = self.config.cnn_kernel_size // 2
+        for k in range(self.config.encoder_layers):
+            weight, bias = (self.p[f"layers.{k}.convolution.{kind}"] for kind in ("weight", "bias"))
+            made = []
+            for i in range(count):
+                near = [o for o in range(-half, half + 1) if 0 <= i + o < count]
+                made.append(words[i] + bias + sum(weight[:, :, o + half] @ words[i + o] for o in near))
+            words = made
+        return words
+
+    def edges(self, heads, relations):
+        """All edges (sender, receiver, direction, label) of a sentence, loops included."""
+        found = [(v, v, "loop", 0) for v in range(len(heads))]
+        for v, (row, labels) in enumerate(zip(heads, relations, strict=True)):
+            for head, label in zip(row, labels, strict=True):
+                if 0 <= head < len(heads):
+                    label = label if self.config.gcn_label_biases else 0
+                    found += [(v, head, "in", label), (head, v, "out", label)]
+        return [edge for edge in found if edge[2] in self.config.gcn_directions]
+
+    def graph_layer(self, index, words, edges):
+        sums = [torch.zeros_like(word) for word in words]
+        for sender, receiver, direction, label in edges:
+            name, h = f"gcn_layers.{index}.{direction}_messages", words[sender]
+            gate = 1.0
+            if self.config.gcn_gates:
+                logit = self.p[f"{name}.gate_proj.weight"][0] @ h + self.p[f"{name}.gate_bias"][label]
+                gate = sigmoid(float(logit))
+            message = self.p[f"{name}.proj.weight"] @ h + self.p[f"{name}.bias"][label]
+            sums[receiver] = sums[receiver] + gate * message
+        always = self.config.gcn_residual == "always"
+        is_residual = always or (self.config.gcn_residual is True and self.config.gcn_layers >= 2)
+        outputs = [torch.clamp(total, min=0) for total in sums]
+        return [o + w for o, w in zip(outputs, words, strict=True)] if is_residual else outputs
+
+    def __call__(self, ids, heads, relations):
+        words, edges = self.below(ids.tolist()), self.edges(heads.tolist(), relations.tolist())
+        for index in range(self.config.gcn_layers):
+            words = self.graph_layer(index, words, edges)
+        return torch.stack(words)
+
+
+SWITCHES = {
+    "default": {},
+    "one layer": {"gcn_layers": 1},
+    "one layer with a residual": {"gcn_layers": 1, "gcn_residual": "always"},
+    "without residuals": {"gcn_residual": False},
+    "without gates": {"gcn_gates": False},
+    "without labels": {"gcn_label_biases": False},
+    "neither": {"gcn_gates": False, "gcn_label_biases": False, "gcn_layers": 1},
+    "three layers of a CNN": {**CNN, "encoder_layers": 2, "gcn_layers": 3},
+    "bag of words": BOW,
+    **{
+        f"only {'+'.join(names)}": {**BOW, "gcn_directions": list(names)}
+        for count in (1, 2)
+        for names in itertools.combinations(DIRECTIONS, count)
+    },
+}
+
+
+@pytest.mark.parametrize("fast", ["1", "0"], ids=["summed first", "message by message"])
+@pytest.mark.parametrize("fields", SWITCHES.values(), ids=SWITCHES.keys())
+def test_the_encoder_follows_the_equations(fields, fast, monkeypatch):
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+    model = build(**fields)
+    source = torch.randint(4, VOCABULARY, (2, 6))
+    trees = random_trees(2, 6, count=3)
+    found = model.get_encoder()(source, **trees).last_hidden_state
+    slow = SlowEncoder(model)
+    for row in range(2):
+        expected = slow(source[row], trees["dependency_heads"][row], trees["dependency_relations"][row])
+        torch.testing.assert_close(found[row], expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("fields", [{}, {"gcn_gates": False}, {"gcn_label_biases": False}])
+def test_both_sums_have_the_same_gradients(fields, monkeypatch):
+    model = build(**fields)
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6, count=2)
+
+    def gradients(fast):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
+        model.zero_grad()
+        model(source, labels=source, **trees).loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    expected = gradients("0")
+    for name, gradient in gradients("auto").items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-10, rtol=1e-9)
+
+
+def test_one_edge_per_word_needs_no_third_dimension():
+    encoder = build().get_encoder()
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
+    several = {name: column[:, :, None] for name, column in trees.items()}
+    assert torch.equal(encoder(source, **trees)[0], encoder(source, **several)[0])
+    # An empty second place adds nothing.
+    several["dependency_heads"] = torch.stack([trees["dependency_heads"], torch.full((2, 6), -1)], 2)
+    several["dependency_relations"] = torch.stack([trees["dependency_relations"], torch.full((2, 6), 3)], 2)
+    torch.testing.assert_close(encoder(source, **several)[0], encoder(source, **trees)[0], atol=1e-10, rtol=0)
+
+
+# -- properties of the graph --
+
+
+def test_without_edges_only_loops_are_left():
+    encoder = build(**BOW).get_encoder()
+    source = torch.randint(4, VOCABULARY, (2, 6))
+    expected = encoder(source)[0]
+    none = {"dependency_heads": torch.full((2, 6), -1), "dependency_relations": torch.full((2, 6), 2)}
+    assert torch.equal(encoder(source, **none)[0], expected)
+    # Position by position: the words of a bag can be encoded alone.
+    alone = [encoder(source[:, i : i + 1])[0] for i in range(6)]
+    torch.testing.assert_close(torch.cat(alone, 1), expected, atol=1e-10, rtol=0)
+
+
+def test_a_permuted_bag_of_words_with_its_tree_is_encoded_alike():
+    encoder = build(**BOW).get_encoder()
+    source, trees = torch.randint(4, VOCABULARY, (1, 7)), random_trees(1, 7, count=2)
+    order = torch.randperm(7)
+    new_place = torch.argsort(order)
+    heads = trees["dependency_heads"]
+    inside = (heads >= 0) & (heads < 7)
+    moved = torch.where(inside, new_place[heads.clamp(0, 6)], -1)[:, order]
+    relations = trees["dependency_relations"][:, order]
+    found = encoder(source[:, order], dependency_heads=moved, dependency_relations=relations)[0]
+    torch.testing.assert_close(found, encoder(source, **trees)[0][:, order], atol=1e-10, rtol=0)
+
+
+def test_reversed_edges_with_swapped_parameters_change_nothing():
+    model = build(**BOW)
+    length, trees = 6, random_trees(1, 6, count=2)
+    source = torch.randint(4, VOCABULARY, (1, length))
+    expected = model.get_encoder()(source, **trees)[0]
+    reversed_edges = [[] for _ in range(length)]
+    for v in range(length):
+        for head, label in zip(trees["dependency_heads"][0, v], trees["dependency_relations"][0, v], strict=True):
+            if 0 <= head < length:
+                reversed_edges[head].append((v, int(label)))
+    most = max(map(len, reversed_edges))
+    padded = torch.tensor([row + [(-1, 0)] * (most - len(row)) for row in reversed_edges])
+    for layer in model.get_encoder().gcn_layers:
+        layer.in_messages, layer.out_messages = layer.out_messages, layer.in_messages
+    found = model.get_encoder()(
+        source, dependency_heads=padded[None, ..., 0], dependency_relations=padded[None, ..., 1]
+    )
+    torch.testing.assert_close(found[0], expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_stack_sees_as_far_as_it_has_layers(layers):
+    """The words that a state depends on are those within this distance in the tree."""
+    model = build(**BOW, gcn_layers=layers, gcn_residual="always")
+    encoder = model.get_encoder()
+    heads = [1, -1, 1, 2, 3, 4, 1]  # distances up to 5
+    distance = torch.full((7, 7), 99)
+    distance.fill_diagonal_(0)
+    for v, head in enumerate(heads):
+        if head >= 0:
+            distance[v, head] = distance[head, v] = 1
+    for middle in range(7):
+        distance = torch.minimum(distance, distance[:, middle : middle + 1] + distance[middle : middle + 1])
+    # Positive numbers throughout, so that no unit of a ReLU is closed.
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.abs_()
+    embedded = encoder.embed_tokens(torch.arange(4, 11))[None].detach().requires_grad_()
+    states = encoder(inputs_embeds=embedded, dependency_heads=torch.tensor([heads]))[0]
+    for v in range(7):
+        (gradient,) = torch.autograd.grad(states[0, v].sum(), embedded, retain_graph=True)
+        assert torch.equal(gradient[0].abs().sum(-1) > 0, distance[v] <= layers)
+
+
+@pytest.mark.parametrize("fields", [{}, CNN, BOW], ids=["birnn", "cnn", "bow"])
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_padding_with_any_columns_changes_nothing(fields, side):
+    """Garbage as heads and relations of padding, and real words with heads at padding, are no edges."""
+    model = build(**fields)
+    source, target = torch.randint(4, VOCABULARY, (2, 5)), torch.randint(4, VOCABULARY, (2, 4))
+    trees = random_trees(2, 5, count=2)
+    trees["dependency_heads"] = trees["dependency_heads"].clamp(-1, 4)
+    expected = model(source, decoder_input_ids=target, **trees).logits
+    left, right = {"left": (3, 0), "right": (0, 3), "both": (2, 1)}[side]
+
+    def surrounded(column, before, after):
+        parts = [torch.full((2, left, *column.shape[2:]), before), column]
+        return torch.cat([*parts, torch.full((2, right, *column.shape[2:]), after)], dim=1)
+
+    heads = trees["dependency_heads"]
+    heads = torch.where(heads >= 0, heads + left, torch.tensor(0 if left else 7))  # roots point at padding
+    for filling in (-1, left, 99):
+        columns = {
+            "dependency_heads": surrounded(heads, filling, filling),
+            "dependency_relations": surrounded(trees["dependency_relations"], 99, -5),
+        }
+        mask = surrounded(torch.ones_like(source), 0, 0)
+        found = model(surrounded(source, 7, 8), mask, decoder_input_ids=target, **columns)
+        torch.testing.assert_close(found.logits, expected, atol=1e-10, rtol=0)
+        states = found.encoder_last_hidden_state
+        assert (states[mask == 0] == 0).all()
+        gates = model(surrounded(source, 7, 8), mask, decoder_input_ids=target, output_attentions=True, **columns)
+        for gate in gates.edge_gates:
+            assert (gate.transpose(1, 2)[mask == 0] == 0).all()
+
+
+@pytest.mark.parametrize("fields", [{}, CNN, BOW], ids=["birnn", "cnn", "bow"])
+def test_a_batch_encodes_every_sentence_as_alone(fields):
+    encoder = build(**fields).get_encoder()
+    lengths = (6, 3, 1)
+    source, trees = torch.randint(4, VOCABULARY, (3, 6)), random_trees(3, 6, count=2)
+    trees["dependency_heads"] = torch.stack(
+        [torch.where(h < n, h, -1) for h, n in zip(trees["dependency_heads"], lengths, strict=True)]
+    )
+    mask = (torch.arange(6)[None] < torch.tensor(lengths)[:, None]).long()
+    together = encoder(source, mask, **trees)[0]
+    for row, length in enumerate(lengths):
+        own = {name: column[row : row + 1, :length] for name, column in trees.items()}
+        alone = encoder(source[row : row + 1, :length], **own)[0]
+        torch.testing.assert_close(together[row : row + 1, :length], alone, atol=1e-10, rtol=0)
+
+
+# -- edge dropout --
+
+
+def layer_and_inputs(**fields):
+    """A layer in training mode whose sums are all positive, so that the ReLU changes nothing."""
+    config = {"d_model": 10, "num_relations": RELATIONS, "gcn_layers": 1, **BOW, **fields}
+    torch.manual_seed(2)
+    layer = GraphConvolution(GCNRNMTConfig(**config)).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(0.0, 1.0)
+    trees = random_trees(2, 6, count=2)
+    edges = Edges.from_columns(trees["dependency_heads"], trees["dependency_relations"], None)
+    return layer.train(), torch.rand(2, 6, 10, dtype=torch.float64), edges
+
+
+def test_edge_dropout_is_right_on_average():
+    layer, states, edges = layer_and_inputs(gcn_edge_dropout=0.2)
+    with torch.no_grad():
+        mean = sum(layer(states, edges, None)[0] for _ in range(4000)) / 4000
+        expected = layer.eval()(states, edges, None)[0]
+    torch.testing.assert_close(mean, expected, rtol=0.03, atol=0)
+
+
+def test_edge_dropout_draws_each_direction_and_no_loop():
+    layer, states, edges = layer_and_inputs(gcn_edge_dropout=0.2, gcn_gates=False)
+    alone = edges._replace(exists=torch.zeros_like(edges.exists))
+    alone.exists[0, 2, 0] = True
+    head = int(edges.heads[0, 2, 0])
+    assert head != 2
+    with torch.no_grad():
+        loops = layer(states, None, None)[0]
+        messages = {
+            name: states[0, sender] @ direction.proj.weight.T + direction.bias[edges.relations[0, 2, 0]]
+            for name, direction, sender in (("in", layer.in_messages, 2), ("out", layer.out_messages, head))
+        }
+        kept = {"in": 0, "out": 0, "both": 0}
+        for _ in range(400):
+            change = layer(states, alone, None)[0] - loops
+            found = {"in": change[0, head].clone(), "out": change[0, 2].clone()}
+            change[0, [head, 2]] = 0
+            assert (change.abs() < 1e-12).all()  # loops are never removed
+            is_kept = {name: bool(value.abs().max() > 1e-9) for name, value in found.items()}
+            for name, value in found.items():
+                if is_kept[name]:
+                    torch.testing.assert_close(value, messages[name] / 0.8)
+                kept[name] += is_kept[name]
+            kept["both"] += all(is_kept.values())
+    assert abs(kept["in"] / 400 - 0.8) < 0.06 and abs(kept["out"] / 400 - 0.8) < 0.06
+    assert abs(kept["both"] / 400 - 0.64) < 0.07
+
+
+def test_dropout_acts_on_what_the_decoder_reads():
+    """In training `gcn_dropout` replaces the dropout after the last layer below; in eval mode there is none."""
+    model = build(gcn_dropout=0.5, dropout=0.0, gcn_edge_dropout=0.0)
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
+    encoder = model.get_encoder()
+    expected = encoder(source, **trees)[0]
+    assert torch.equal(encoder(source, **trees)[0], expected)
+    dropped = encoder.train()(source, **trees)[0]
+    is_kept = dropped != 0
+    torch.testing.assert_close(dropped[is_kept], 2 * expected[is_kept])
+    assert 0.35 < is_kept.double().mean() < 0.65
+
+
+# -- precision --
+
+
+def test_many_messages_are_summed_in_float32():
+    """A head with 600 dependents under bfloat16 autocast: each further message still counts."""
+    count = 600
+    torch.manual_seed(3)
+    layer = GraphConvolution(GCNRNMTConfig(d_model=10, gcn_layers=1, gcn_directions=["in"], **BOW)).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(0.0, 1.0)
+    states = torch.rand(1, count, 10)
+    edges = Edges.from_columns(torch.zeros(1, count, dtype=torch.long), None, None)
+    exact = layer.double()(states.double(), edges, None)[0][0, 0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer.float()(states, edges, None)[0][0, 0]
+    torch.testing.assert_close(found.double(), exact, rtol=0.01, atol=0)
+
+
+# -- columns --
+
+
+@pytest.mark.parametrize(
+    "mode", [{}, {"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 3}, {"do_sample": True}]
+)
+def test_generate_reads_trees(mode):
+    """Searches of a ragged batch find what single sentences with their trees give; trees change the translation."""
+    model = build(d_model=16)
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():  # for translations of different words
+        model.model.decoder.embed_tokens.weight.mul_(3)
+        weight = model.lm_head.weight
+        weight.copy_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    lengths = (7, 4)
+    source, trees = torch.randint(4, VOCABULARY, (2, 7)), random_trees(2, 7)
+    trees["dependency_heads"] = torch.stack(
+        [torch.where(h < n, h, -1) for h, n in zip(trees["dependency_heads"], lengths, strict=True)]
+    )
+    mask = (torch.arange(7)[None] < torch.tensor(lengths)[:, None]).long()
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, **mode}
+
+    def translations(*inputs, **settings):
+        torch.manual_seed(4)
+        return model.generate(*inputs, **options, **settings)
+
+    found = translations(source, attention_mask=mask, **trees)
+    encoded = model.get_encoder()(source, mask, **trees)
+    assert found.equal(translations(encoder_outputs=encoded, attention_mask=mask))
+    assert not found.equal(translations(source, attention_mask=mask))
+    for cache in ({"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}):
+        assert found.equal(translations(source, attention_mask=mask, **trees, **cache))
+    if "do_sample" not in mode:
+        group = mode.get("num_return_sequences", 1)
+        for row, length in enumerate(lengths):
+            own = {name: column[row : row + 1, :length] for name, column in trees.items()}
+            alone = translations(source[row : row + 1, :length], **own)
+            assert found[row * group : (row + 1) * group].equal(alone)
+
+
+def test_assisted_decoding_with_trees():
+    """The assistant may be a model that reads no trees."""
+    model = build(d_model=16)
+    source, trees = torch.randint(4, VOCABULARY, (1, 6)), random_trees(1, 6)
+    torch.manual_seed(1)
+    plain = RNMTConfig(vocab_size=VOCABULARY, d_model=16, relation_layers=0)
+    for assistant in (build(seed=6), RNMTForConditionalGeneration(plain).double().eval()):
+        found = model.generate(source, **trees, max_new_tokens=8, assistant_model=assistant)
+        assert found.equal(model.generate(source, **trees, max_new_tokens=8))
+
+
+def test_encoder_outputs_replace_trees():
+    model = build()
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
+    expected = model(source, labels=source, **trees)
+    encoded = model.get_encoder()(source, **trees)
+    assert model(encoder_outputs=encoded, labels=source, **random_trees(2, 6, seed=9)).loss == expected.loss
+    assert model.model(source, decoder_input_ids=source, **trees).encoder_last_hidden_state.equal(encoded[0])
+
+
+def test_missing_trees_warn_once(caplog):
+    transformers_logging.get_logger().warning_once.cache_clear()
+    source = torch.randint(4, VOCABULARY, (2, 6))
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        for fields in ({"gcn_layers": 0}, {"gcn_directions": ["loop"]}):
+            build(**fields)(source, labels=source)
+        assert not caplog.records
+        model = build()
+        model(source, labels=source, **random_trees(2, 6))
+        assert not caplog.records
+        for _ in range(2):
+            model(source, labels=source)
+            model.generate(source, max_new_tokens=2)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert len(caplog.records) == 1 and "dependency_heads" in caplog.text
+
+
+def test_wrong_columns_are_named():
+    model = build()
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
+    heads, relations = trees["dependency_heads"], trees["dependency_relations"]
+    for wrong in (heads[:, :5], heads[:1], heads[0], heads[..., None, None]):
+        with rejects("model.tree_shape", "dependency_heads"):
+            model(source, labels=source, dependency_heads=wrong, dependency_relations=relations)
+    with rejects("model.tree_shape", "dependency_relations"):
+        model(source, labels=source, dependency_heads=heads, dependency_relations=relations[:, :, None])
+    with rejects("model.missing_heads", "dependency_heads"):
+        model(source, labels=source, dependency_relations=relations)
+    everywhere = torch.ones_like(heads)
+    for wrong in (RELATIONS, -1):
+        with rejects("model.id_outside_vocabulary", "dependency_relations") as caught:
+            model(source, labels=source, dependency_heads=everywhere, dependency_relations=everywhere * wrong)
+        assert (caught.value.value, caught.value.details["last"]) == (wrong, RELATIONS - 1)
+
+
+def test_trees_without_relations_have_the_unknown_one():
+    encoder = build().get_encoder()
+    source, heads = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)["dependency_heads"]
+    expected = encoder(source, dependency_heads=heads, dependency_relations=torch.zeros_like(heads))[0]
+    assert torch.equal(encoder(source, dependency_heads=heads)[0], expected)
+    narrow = encoder(source, dependency_heads=heads.int(), dependency_relations=torch.zeros_like(heads).int())[0]
+    assert torch.equal(narrow, expected)
+
+
+def test_gates_are_reported():
+    """One gate for each edge, direction and layer, 0 without an edge, in the order of the input."""
+    model = build()
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6, count=3)
+    outputs = model(source, labels=source, output_attentions=True, **trees)
+    assert [gates.shape for gates in outputs.edge_gates] == [(2, 2, 6, 3)] * 2
+    exists = (trees["dependency_heads"] >= 0) & (trees["dependency_heads"] < 6)
+    for gates in outputs.edge_gates:
+        assert torch.equal(gates > 0, exists[:, None].expand_as(gates)) and (gates < 1).all()
+    for fields in ({"gcn_gates": False}, {"gcn_directions": ["loop"]}, {"gcn_layers": 0}):
+        assert build(**fields)(source, labels=source, output_attentions=True, **trees).edge_gates is None
+
+
+# -- sizes and baselines --
+
+
+def size(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("width", "millions"), [(1024, 3.24), (1600, 7.83)])
+def test_sizes(width, millions):
+    """3w^2 + 4w + 2Rw + 2R + 1 parameters for each layer."""
+    relations = 45
+    with torch.device("meta"):
+        layer = GraphConvolution(GCNRNMTConfig(d_model=width // 2, num_relations=relations))
+        unlabelled = GraphConvolution(GCNRNMTConfig(d_model=width // 2, gcn_label_biases=False))
+        ungated = GraphConvolution(GCNRNMTConfig(d_model=width // 2, num_relations=relations, gcn_gates=False))
+    expected = 3 * width**2 + 4 * width + 2 * relations * width + 2 * relations + 1
+    assert size(layer) == expected and round(expected / 1e6, 2) == millions
+    assert size(unlabelled) == 3 * width**2 + 4 * width + 2 * width + 2 + 1
+    assert size(layer) - size(ungated) == 3 * width + 2 * relations + 1
+
+
+def test_initial_values():
+    torch.manual_seed(0)
+    for fields in ({}, {"init_uniform": None, "init_std": 0.5}):
+        model = GCNRNMTForConditionalGeneration(GCNRNMTConfig(vocab_size=50, d_model=64, **fields))
+        for layer in model.get_encoder().gcn_layers:
+            for name, parameter in layer.named_parameters():
+                if name == "loop_messages.gate_bias":
+                    assert parameter.tolist() == [1.0]
+                elif parameter.numel() > 500:
+                    assert 0.008 < parameter.std() < 0.012 and parameter.mean().abs() < 0.002
+
+
+def test_the_baseline_has_all_other_parameters():
+    config = GCNRNMTConfig(vocab_size=50, d_model=16, num_relations=RELATIONS)
+    baseline = config.baseline()
+    assert (baseline.gcn_layers, baseline.baseline(), config.baseline_first) == (0, None, None)
+    model = GCNRNMTForConditionalGeneration(config)
+    report = model.init_from_baseline(GCNRNMTForConditionalGeneration(baseline))
+    assert report.fresh and all("gcn_layers" in name for name in report.fresh) and report.unused == []
+    # The same model as RNNsearch in the family of RNMT.
+    rnnsearch = RNMTConfig(vocab_size=50, d_model=16, decoder_type="rnnsearch", relation_layers=0)
+    rnnsearch = RNMTForConditionalGeneration(rnnsearch).eval()
+    twin = GCNRNMTForConditionalGeneration(baseline).eval()
+    assert twin.init_from_baseline(rnnsearch).fresh == []
+    source = torch.randint(4, 50, (2, 6))
+    logits = twin(source, labels=source, **random_trees(2, 6)).logits  # without layers, trees change nothing
+    assert torch.equal(logits, rnnsearch(source, labels=source).logits)
+
+
+def test_fields_that_contradict_each_other():
+    for fields, wrong in (
+        ({"encoder_type": "bow", "encoder_layers": 2}, "encoder_layers"),
+        ({"encoder_type": "cnn", "encoder_rnn_layout": "stacked", "relation_layers": 1}, "relation_layers"),
+        (
+            {"encoder_type": "bow", "encoder_rnn_layout": "stacked", "connections_without_relations": True},
+            "connections_without_relations",
+        ),
+    ):
+        with rejects("config.conflict", wrong):
+            GCNRNMTConfig(**fields)
+    with rejects("config.wrong_value", "cnn_kernel_size"):
+        GCNRNMTConfig(cnn_kernel_size=4)
+
+
+def test_graph_convolutions_on_relation_networks():
+    """The layers of RNMT below them."""
+    model = build(encoder_rnn_layout="stacked", relation_layers=1, relation_conv_channels=[4], relation_hidden_size=4)
+    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
+    outputs = model(source, labels=source, output_attentions=True, output_hidden_states=True, **trees)
+    assert len(outputs.relation_scores) == 1 and len(outputs.edge_gates) == 2
+    assert len(outputs.encoder_hidden_states) == 1 + 3 + 2
+    outputs.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+# -- the artificial task --
+
+
+@pytest.fixture(scope="module")
+def reordering(repository):
+    """The script of the artificial task of the paper."""
+    spec = importlib.util.spec_from_file_location("reordering", repository / "scripts/examples/reordering.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reordering"] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["reordering"]
+
+
+def small_task(reordering):
+    sizes = {"letters": 10, "longest": 9, "train": 6400, "validation": 200}
+    return reordering.Task(**sizes, batch_size=64, epochs=4, d_model=32, learning_rate=5e-3)
+
+
+def test_the_edges_of_the_artificial_task_solve_it(reordering):
+    """Each letter, put where its true edge points to, gives the target; the fake edge is a permutation too."""
+    task = small_task(reordering)
+    data = task.make(50, seed=3)
+    rows = zip(data["input_ids"], data["labels"], data["dependency_heads"], data["dependency_relations"], strict=True)
+    differing = 0
+    for source, labels, heads, relations in rows:
+        length = int((source != 0).sum()) - 2
+        assert 3 <= length <= 9 and source[0] == 1 and source[length + 1] == 2
+        for kind, ids in ((0, range(1, 6)), (1, range(6, 11))):
+            assert sorted(heads[1 : length + 1, kind].tolist()) == list(range(length))
+            assert set(relations[1 : length + 1, kind].tolist()) <= set(ids)
+        places = heads[1 : length + 1, 0]
+        restored = torch.empty(length, dtype=torch.long).scatter(0, places, source[1 : length + 1])
+        assert restored.tolist() == labels[:length].tolist() and labels[length] == 2
+        assert (labels[length + 1 :] == -100).all()
+        differing += labels[:length].tolist() != source[1 : length + 1].tolist()
+        none = torch.cat([heads[:1], heads[length + 1 :]])
+        assert (none == -1).all()
+    assert differing > 35
+
+
+@pytest.mark.slow
+def test_shuffled_letters_are_put_back_by_their_edges(reordering):
+    """BLEU above 95, and the gates tell true from fake edges; without edges the task cannot be solved."""
+    task = small_task(reordering)
+    model = task.build()
+    assert list(reordering.train(task, model)) == [1, 2, 3, 4]
+    assert reordering.evaluate(task, model) > 95
+    true, fake = reordering.gate_biases(model)
+    assert true > 0.2 and fake < 0
+    assert reordering.evaluate(task, model, has_edges=False) < 40
+    task.epochs = 2
+    model = task.build()
+    assert list(reordering.train(task, model, has_edges=False)) == [1, 2]
+    assert reordering.evaluate(task, model, has_edges=False) < 40
