@@ -106,7 +106,7 @@ ENTRIES = {
 NOT_RUN = {
     *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
     "quantization.quantize_model",
-    *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
+    *("ensemble.check_compatible", "ensemble.check_trees", "ensemble.shared_settings", "torch_model.shift_right"),
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.missing_values"),
 }
 METHODS_NOT_RUN = {
