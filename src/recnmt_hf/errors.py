@@ -106,9 +106,9 @@ DATA: dict[str, str] = {
     "tree.blank_word": "word {number} is blank. Remove it from the tree.",
     "tree.head_beyond": "the head of word {number} ({word}) is {value}, but the words are numbered from 1 to {count}, "
     "and the head of a root is 0. Correct it.",
-    "tree.cycle": "word {number} ({value}) is its own head or descends from itself. Correct the heads.",
-    "trees.too_few": "{field}: the tree is missing, because {trees} ends before. Pass one tree for each line that is "
-    "not blank.",
+    "tree.cycle": "the heads of word {number} ({value}) form a cycle. Correct them.",
+    "trees.too_few": "{field}: the tree is missing, because {trees} has fewer trees. Pass one tree for each line that "
+    "is not blank.",
     "trees.too_many": "{field}: {text} has only {lines} lines. Pass one tree for each line that is not blank.",
     "trees.word_count": "{field}: {words} words, but the tree ({trees}, line {row}) has {count}. Separate the words by "
     "spaces as they are in the tree.",
@@ -380,8 +380,10 @@ HUB: dict[str, str] = {
     "marian.unknown_setting": "{path} has the setting {field}={value}, which is unknown. Only Transformers are "
     "supported.",
     "marian.setting": "{path} has the setting {field}={value}, which is not supported; it must be {allowed}.",
-    "marian.arrays": "{field} does not have the arrays of its settings: unknown arrays {unknown}; missing {missing}.",
-    "marian.shape": "{field}: the array {name} has the shape {value}; by the settings it must be {needed}.",
+    "marian.arrays": "{field} does not have the arrays of its settings: unknown arrays {unknown}; missing {missing}. "
+    "Pass the model as Marian saved it; other architectures are not supported.",
+    "marian.shape": "{field}: the array {name} has the shape {value}; by the settings it must be {needed}. "
+    "Pass the model as Marian saved it.",
     "marian.vocabulary": "{field} is not a SentencePiece model with an end token and an unknown token. Pass the .spm "
     "file of the model.",
     "marian.vocabulary_size": "{field} has {value} symbols, but the embedding of {path} has {rows}. Pass the .spm file "

@@ -211,6 +211,12 @@ def test_another_model_is_refused(tokenizer, tmp_path, capsys):
     assert "[export.foreign]" in capsys.readouterr().err
 
 
+def test_models_that_draw_samples_are_rejected(tokenizer, tmp_path, capsys):
+    saved(tmp_path / "model", tokenizer, FAMILIES["vrnmt"], {"latent_inference": "sample"})
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert "latent_inference='sample'. Use" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_graphs_read_trees(exported):
     """Trees of sentences that were not used for the export; without trees there are no edges."""

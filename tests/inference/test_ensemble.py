@@ -75,7 +75,7 @@ def slow_beam_search(members, source, beams, most, end):
             return finished[0][1]
 
 
-@pytest.mark.parametrize("chosen", [(0, 1), (2, 3, 4), (5, 6), (0, 1, 2, 3, 4, 5, 6)])
+@pytest.mark.parametrize("chosen", [(0, 1), (2, 3, 4), (5, 6), (7, 8), range(9)])
 def test_equal_to_the_slow_reference(members, chosen, corpus):
     members = [members[number] for number in chosen]
     ensemble = recnmt_hf.EnsembleTranslator(members)
@@ -96,6 +96,16 @@ def test_equal_to_the_slow_reference(members, chosen, corpus):
     (score,) = ensemble.score(sentences[:1], [corpus["test"][0].de])
     alone = [member.score(sentences[:1], [corpus["test"][0].de])[0].log_prob for member in members]
     assert score.log_prob == pytest.approx(sum(alone) / len(alone), abs=1e-4)
+
+
+def test_beams_of_samples_are_refused(members, tokenizer):
+    model = model_of("VRNMT", len(tokenizer), latent_inference="sample")
+    sampling = recnmt_hf.Translator(model, tokenizer, check=False)
+    for chosen in ([sampling, members[0]], [members[0], sampling]):
+        ensemble = recnmt_hf.EnsembleTranslator(chosen)
+        with rejects("model.beams_of_samples", "beams"):
+            ensemble("The dog sleeps.", beams=2)
+        assert ensemble("The dog sleeps.", beams=1, max_new_tokens=2)
 
 
 def test_one_model_twice_is_that_model(members, corpus):

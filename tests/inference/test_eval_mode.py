@@ -117,7 +117,7 @@ METHODS_NOT_RUN = {
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {"attention", "encode", "run_encoder", "score", "search", "start_rows"}
 BACKEND_METHODS_NOT_RUN = {
-    *("inspected_model", "new_cache", "pad_sources", "pad_targets", "processors", "seeded"),
+    *("inspected_model", "new_cache", "pad_sources", "pad_targets", "processors", "seeded", "source_inputs"),
 }
 
 

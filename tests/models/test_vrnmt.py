@@ -28,8 +28,7 @@ class TestVRNMT(ModelContract):
     model_class = VRNMTForConditionalGeneration
     variants = {
         "default": {},
-        "rnnsearch": {**RNNSEARCH, **OWN_SIZES},
-        "standard-prior": {"latent_prior": "standard", "latent_readout": True},
+        "rnnsearch": {**RNNSEARCH, **OWN_SIZES, "latent_prior": "standard", "latent_readout": True},
         "sentence": {"latent_level": "sentence", "latent_readout": True},
     }
 

@@ -10,10 +10,13 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.data import ParsedSentence, Relations, TokenizerPair, load_pairs, train_tokenizer
+from recnmt_hf.hub.card import template_values
 from recnmt_hf.hub.checked_copy import write_checked_copy
 from recnmt_hf.hub.publishing import is_allowed
 from recnmt_hf.inference import Translator
+from recnmt_hf.models.configuration_gcn_rnmt import GCNRNMTConfig
 from recnmt_hf.models.modeling_gcn_rnmt import GCNRNMTForConditionalGeneration
+from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.inputs import prepare_trees
 from recnmt_hf.training.processes import logger as progress_logger
 from recnmt_hf.training.recipe import Recipe
@@ -173,7 +176,15 @@ def test_corpora_without_trees_are_named(corpora, tmp_path, caplog):
     tokenizers = TokenizerPair(train_tokenizer(["a b"], "bpe", 20))
     with caplog.at_level("WARNING", logger=progress_logger.name):
         assert prepare_trees(recipe, tokenizers).relations == tokenizers.relations
-    assert [record.message for record in caplog.records if "data.validation[0]" in record.message]
+        assert [record.message for record in caplog.records if "data.validation[0]" in record.message]
+        caplog.clear()
+        assert prepare_trees(recipe_of({**corpora, "train": recipe.data.validation[0]}, test={}), tokenizers) is None
+    assert [record.message for record in caplog.records if "source_trees" in record.message]
+
+
+def test_the_card_of_a_model_that_reads_trees_names_them(run):
+    assert template_values(GCNRNMTConfig.from_preset("tiny"), Evidence.load(run[0]))["reads_trees"]
+    assert not template_values(GCNRNMTConfig.from_preset("tiny", gcn_layers=0), Evidence.load(run[0]))["reads_trees"]
 
 
 def test_too_few_relations_are_rejected(corpora, tmp_path):

@@ -19,6 +19,7 @@ from .._loading_errors import shorten
 from .._plain_card import CARD, usage
 from ..data.files import open_output
 from ..data.tokenizer_pair import TARGET_TOKENIZER
+from ..data.tree_inputs import tree_options
 from ..errors import UserError
 from ..families import FAMILIES, PaperTable
 from ..training.evidence import Evidence, TestScore, average_of
@@ -202,6 +203,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
         "curve_table": curve_table(evidence.curve),
         "versions": ", ".join(f"{name} {number}" for name, number in evidence.versions.items()),
         "recipe": yaml.safe_dump(evidence.recipe, sort_keys=False, allow_unicode=True, width=110).strip(),
+        "reads_trees": tree_options(config) is not None,
         "max_source_length": getattr(config, "max_position_embeddings", None) if has_limit else None,
     }
 

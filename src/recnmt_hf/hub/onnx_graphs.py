@@ -106,9 +106,15 @@ def load_onnx_packages() -> None:
 
 
 def check_family(model: Any) -> None:
-    """Raise `UserError` for a model of transformers' own, whose cache has no graphs."""
+    """
+    Raise `UserError` for a model of transformers' own, whose cache has no graphs, and for one that draws samples, which
+    would ignore the seed in a graph.
+    """
     if not hasattr(model, "init_from_baseline"):
         raise UserError("export.foreign", field=model.name_or_path, family=model.config.model_type)
+    inference = getattr(model.config, "latent_inference", "mean")
+    if inference != "mean":
+        raise UserError("export.config", engine="ONNX", field="latent_inference", value=inference)
 
 
 # -- modules of the graphs ---------------------------------------------------------------------------------------------
@@ -313,15 +319,17 @@ def export(
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Silence warnings of the exporter about optional packages and renamed functions."""
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence warnings of the exporter about optional packages, renamed functions and skipped optimizations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def save_graphs(programs: dict[str, Any], folder: Path) -> None:

@@ -337,7 +337,7 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
             if not torch.compiler.is_compiling():
                 logger.warning_once(
                     "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
-                    "them. Pass dependency_heads and dependency_relations."
+                    "them. Pass dependency_heads and dependency_relations (recnmt: --source-trees)."
                 )
             return None
         rows, length = states.shape[:2]

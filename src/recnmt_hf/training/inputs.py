@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.corpora import Corpus, load_pairs, prepare_dataset
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
-from ..data.tree_inputs import Relations, TreeEncoder
+from ..data.tree_inputs import Relations, TreeEncoder, tree_options
 from .building import stage_configs
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
@@ -87,9 +87,13 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
     are added to the tokenizers, unless they come with those of a trained model.
     """
     data = recipe.data
-    if not any(corpus.has_trees for corpus in data.train):
+    if tree_options(stage_configs(recipe.model, tokenizers)[-1]) is None:
         return None
-    if stage_configs(recipe.model, tokenizers)[-1].tree_options is None:
+    if not any(corpus.has_trees for corpus in data.train):
+        logger.warning(
+            "Warning: the model reads dependency trees, but data.train has none, so that it is trained without them. "
+            "Set source_trees or tree_columns."
+        )
         return None
     if tokenizers.relations is None:
         pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)

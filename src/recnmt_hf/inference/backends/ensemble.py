@@ -89,6 +89,10 @@ class EnsembleBackend(TranslatesOnly):
                 EosTokenCriteria(torch.tensor(ends, device=device)),
             ]
         )
+        for member in self.members:
+            check_beams: Any = getattr(member.model, "check_beams", None)
+            if check_beams is not None:
+                check_beams(options.beams, "beams")
         start = torch.full((len(request.sources) * options.beams, 1), start_id(self.model), device=device)
         with explained_generation(options), eval_mode(*(member.model for member in self.members)):
             processors = self.processors(options)
