@@ -171,6 +171,7 @@ METRICS: dict[str, str] = {
     "metric.edges": "{field}={value} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
     "metric.repeated_systems": "Several systems have the same name: {value}. Give each a different name.",
     "metric.too_few_systems": "A comparison needs a baseline and at least one other system.",
+    "metric.run_counts": "{field} has {value} runs, but the baseline has {expected}. Pass runs with the same seeds.",
     "alignment.not_a_link": "{field}: {value} is not a link. Write e.g. 0-1 (source-target) or 0p1 (possible).",
     "alignment.position_below_one": "{field}: {value} has a position below 1. Omit one_based for positions from 0.",
     "alignment.sure_not_possible": "The possible links lack the sure links {value}. Add them to the possible links.",
@@ -330,6 +331,19 @@ EXPERIMENTS: dict[str, str] = {
     "Correct the cause and start the sweep again; finished runs are skipped.",
     "sweep.no_score": "There is no score {value}. Choose one of {columns}.",
     "sweep.empty_score": "No run has the score {value}. Choose another score.",
+    "results.no_runs": "{field} has no folder ROW-SEED with evidence. Copy evidence.json and translations of a model "
+    "into it.",
+    "results.folder": "{field} does not have the name of a row of {rows} and a seed, such as {example}. Rename it.",
+    "results.missing": "{field} does not exist. Copy it from the model's folder.",
+    "results.incomplete": "{field} has no {value}. Copy the evidence of a finished, tested model of recnmt train.",
+    "results.differs": "{field}: {name} is {value}, but {expected} in {other}. Compare only runs of one budget, with "
+    "the same test sets, signatures and decoding.",
+    "results.damaged": "{field} cannot be read ({reason}). Delete it and measure again.",
+    "results.score": "{field} has BLEU {value} on {name}, but its translations have {score}. Copy both from one model.",
+    "results.references": "{field} does not have the references of {name}, whose checksum is in the evidence. "
+    "Correct the path.",
+    "results.no_evidence": "{value} has no evidence of the model {field}. Copy its evidence.json there first.",
+    "results.section": "{field}: there is no section {value}. Choose one of {sections}.",
     "logic.no_models": "{field} is empty. Add a model, e.g. models: {{hybrid: {{preset: logic_hybrid}}}}.",
     "logic.model_name": "{field}: the name {value} is not allowed. Use letters, digits, _, - and . in the name.",
     "logic.warmup": "{field}={value} has no effect with schedule=plateau. Remove one of them.",

@@ -10,7 +10,7 @@ from user_errors import rejects
 
 from recnmt_hf.metrics.bleu import sacrebleu_score
 from recnmt_hf.metrics.rouge import rouge_scores
-from recnmt_hf.metrics.significance import compare_systems, sign_p_value
+from recnmt_hf.metrics.significance import compare_runs, compare_systems, holm, sign_p_value
 
 
 REFERENCES = [f"The farmer number {i} invites the girl that the dog follows" for i in range(12)]
@@ -118,3 +118,44 @@ def test_sign_p_values_against_all_outcomes():
     # 2,000 and 1,800 of 3,800: normal approximation with continuity correction
     assert sign_p_value(2000, 1800) == pytest.approx(math.erfc(199 / math.sqrt(2 * 3800)), rel=1e-2)
     assert 0 < sign_p_value(3000, 2000) < 1e-40
+
+
+def test_runs_against_all_exchanges():
+    """Translations of a sentence are exchanged by all runs together: 2^8 cases, with scores of whole corpora."""
+    references = [text.replace("number", f"number {i % 3}") for i, text in enumerate(REFERENCES[:8])]
+
+    def texts(word, places):
+        return [text.replace(word, "or") if i in places else text for i, text in enumerate(references)]
+
+    baseline = [texts("invites", {0, 2, 3, 4, 6}), texts("dog", {1, 2, 4, 5})]
+    system = [texts("girl", {3, 7}), texts("farmer", {2, 3, 5})]
+
+    def difference(mask):
+        pairs = [
+            [[two[i], one[i]] if mask[i] else [one[i], two[i]] for i in range(8)]
+            for one, two in zip(baseline, system, strict=True)
+        ]
+        scores = [[sacrebleu_score([pair[side] for pair in run], references).score for side in (0, 1)] for run in pairs]
+        return abs(sum(two - one for one, two in scores) / len(scores))
+
+    observed, exchanges = difference([0] * 8), list(product((0, 1), repeat=8))
+    exact = sum(difference(mask) >= observed - 1e-9 for mask in exchanges) / len(exchanges)
+    assert 0.05 < exact < 0.95
+    assert compare_runs(baseline, system, references, samples=4000) == pytest.approx(exact, abs=0.03)
+    assert compare_runs(baseline, baseline, references, samples=10) == 1.0
+    for runs in ([], system[:1]):
+        with rejects("metric.run_counts", "system"):
+            compare_runs(baseline, runs, references)
+    with rejects("pair.counts_differ"):
+        compare_runs(baseline, [system[0], system[1][1:]], references)
+
+
+def test_one_run_agrees_with_the_test_of_one_system():
+    (_, system) = compare_systems(SYSTEMS, REFERENCES, "randomization", samples=2000)
+    assert compare_runs([BASELINE], [SYSTEM], REFERENCES, 2000) == pytest.approx(system.p_value, abs=0.05)
+
+
+def test_holm_against_its_steps():
+    """Holm (1979): the k-th smallest of n times n - k + 1, and never less than a smaller one."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []

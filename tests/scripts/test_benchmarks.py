@@ -4,6 +4,7 @@ import importlib
 import json
 import platform
 import re
+import shutil
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+from recnmt_hf.training.evidence import Evidence, hardware
 
 
 TINY = ["--size", "tiny", "--vocab-size", "100", "--repeats", "1", "--mean-length", "4"]
@@ -135,3 +137,38 @@ def test_table_of_teacher_and_students(script, tiny_folder, tmp_path, capsys):
     size = (tiny_folder / "model.safetensors").stat().st_size
     assert [row[-1] for row in rows[1:] if row[1] == "float32"] == [f"{size / 1e6:.1f}"] * 2
     assert float(rows[2][-1]) < float(rows[1][-1])
+
+
+def test_speed_is_added_to_the_evidence_of_the_model(script, tiny_folder, tmp_path, capsys):
+    (tmp_path / "source").write_text("The dog sleeps.\nWe see a cat.\nThey sleep.\n")
+    training = {"steps": 1, "processes": 1, "hardware": "CPU", "seed": 1}
+    for seed in (1, 2):
+        model = shutil.copytree(tiny_folder, tmp_path / f"model-{seed}")
+        evidence = Evidence(training={**training, "seed": seed})
+        evidence.save(model)
+        evidence.save(make_folder(tmp_path / f"evidence/row-{seed}"))
+    words = ["--source", str(tmp_path / "source"), "--evidence", str(tmp_path / "evidence")]
+    speed = script("table_speed")
+    for rounds in ("1", "2"):  # the second replaces the first
+        options = ["--sentences", "2", "--rounds", rounds, "--beams", "2"]
+        speed.main([str(tmp_path / "model-2"), *words, *options])
+    assert not (tmp_path / "evidence/row-1/speed.json").exists()
+    path = tmp_path / "evidence/row-2/speed.json"
+    (entry,) = json.loads(path.read_text())
+    rounds = entry.pop("sentences_per_second")
+    assert len(rounds) == 2 and min(rounds) > 0 and capsys.readouterr().out.count("row-2: ") == 2
+    expected = {"beams": 2, "batch": 16, "threads": 1, "sentences": 2, "hardware": hardware(torch.device("cpu"))}
+    assert expected.items() <= entry.items()
+    path.write_text(json.dumps([{**entry, "hardware": "another", "sentences_per_second": rounds}]))
+    speed.main([str(tmp_path / "model-2"), *words, *options])
+    assert [entry["hardware"] for entry in json.loads(path.read_text())] == ["another", expected["hardware"]]
+    path.write_text("[1]")
+    with pytest.raises(recnmt_hf.UserError, match=re.escape(str(path))):
+        speed.main([str(tmp_path / "model-2"), *words])
+    with pytest.raises(recnmt_hf.UserError, match="has no evidence of the model"):
+        speed.main([str(tiny_folder), *words])
+
+
+def make_folder(path):
+    path.mkdir(parents=True)
+    return path

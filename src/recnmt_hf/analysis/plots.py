@@ -155,6 +155,34 @@ def points_of_scores(path: str | Path, values: Mapping[str, Sequence[float]], ax
         axis.set_ylabel(name, parse_math=False)
 
 
+def labelled_points(
+    path: str | Path,
+    panels: Mapping[str, Mapping[str, tuple[float, float, float, float]]],
+    axis_name: str,
+    name: str,
+) -> None:
+    """Plot panels of points side by side, with a common legend: x, its deviation, y, its deviation by title, label."""
+    labels = list(dict.fromkeys(label for points in panels.values() for label in points))
+    with canvas(path, 2.6 + 3.8 * len(panels), max(3.6, 1.0 + 0.18 * len(labels))) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        handles: dict[str, Any] = {}
+        for axis, (title, points) in zip(axes, panels.items(), strict=True):
+            for label, (x, x_deviation, y, y_deviation) in points.items():
+                number = labels.index(label)
+                style: dict[str, Any] = {
+                    "color": f"C{number % 10}",
+                    "marker": "os^Dv"[(number + number // 10) % 5],
+                    "markersize": 5,
+                }
+                deviations = {"xerr": x_deviation or None, "yerr": y_deviation or None, "capsize": 2}
+                handles[label] = axis.errorbar(x, y, linestyle="none", **deviations, **style)
+            axis.margins(0.1)
+            axis.set_title(title, fontsize=10, loc="left", parse_math=False)
+            axis.set_xlabel(axis_name, fontsize=9, parse_math=False)
+            axis.set_ylabel(name, fontsize=9, parse_math=False)
+        figure.legend([handles[label] for label in labels], labels, loc="outside right upper", fontsize=8)
+
+
 def line_panels(
     path: str | Path,
     panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         tokenized_bleu_score,
     )
     from .rouge import Rouge, rouge_scores
-    from .significance import Comparison, compare_systems
+    from .significance import Comparison, compare_runs, compare_systems, holm
 
 __all__ = [
     "AlignmentErrorRate",
@@ -42,8 +42,10 @@ __all__ = [
     "TokenizedBleu",
     "alignment_error_rate",
     "chrf_score",
+    "compare_runs",
     "compare_systems",
     "format_links",
+    "holm",
     "parse_links",
     "rouge_scores",
     "sacrebleu_score",

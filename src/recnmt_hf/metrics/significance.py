@@ -167,3 +167,59 @@ def sign_p_value(better: int, worse: int) -> float:
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
     return min(1.0, 2 * tail / 2**count)
+
+
+def compare_runs(
+    baseline: Sequence[Sequence[str]],
+    system: Sequence[Sequence[str]],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    samples: int = 1000,
+    seed: int = 12345,
+) -> float:
+    """
+    Return the p-value of the difference between the mean BLEU of two systems over several training runs (seeds):
+    approximate randomization (Riezler and Maxwell, 2005), in which the translations of a sentence by all runs of the
+    two systems are exchanged together. The runs are therefore not treated as independent test sets; the test covers
+    the choice of sentences, not that of seeds.
+
+    Args:
+        baseline, system (sequence of sequences of `str`): For each run its translations; both have the same seeds.
+        references (sequence of `str`, or of such sequences): One reference set or several.
+        samples (`int`, *optional*, defaults to 1000): Random exchanges; the p-value is at least 1 / (samples + 1).
+        seed (`int`, *optional*, defaults to 12345): Seed of the exchanges.
+
+    Raises:
+        ValueError: The systems have no runs or different numbers of runs, or lengths differ.
+    """
+    samples = check_value("samples", samples, int, Range(least=1))
+    if not baseline or len(baseline) != len(system):
+        raise UserError("metric.run_counts", field="system", value=len(system), expected=len(baseline))
+    for hypotheses in (*baseline, *system):
+        streams = reference_sets(hypotheses, references)
+    measure = bleu_metric(references=streams)
+    # Statistics of shape (runs, sentences, counts).
+    own, other = (
+        np.array([measure._extract_corpus_statistics(list(texts), None) for texts in runs])
+        for runs in (system, baseline)
+    )
+
+    def mean_score(sums: np.ndarray) -> float:
+        return float(np.mean([measure._compute_score_from_stats(row.tolist()).score for row in sums]))
+
+    sums, base = own.sum(axis=1), other.sum(axis=1)
+    observed = abs(mean_score(sums) - mean_score(base))
+    generator, difference, extreme = np.random.default_rng(seed), own - other, 0
+    for _ in range(samples):
+        moved = difference[:, generator.integers(2, size=difference.shape[1]).astype(bool)].sum(axis=1)
+        extreme += abs(mean_score(sums - moved) - mean_score(base + moved)) >= observed
+    return (extreme + 1) / (samples + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for the number of comparisons (Holm, 1979), in their order."""
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected

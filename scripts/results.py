@@ -1,0 +1,644 @@
+#!/usr/bin/env python
+"""
+Write the results of a comparison of models from their evidence: the sections of the README, the cards and the page
+between `<!-- results: NAME SECTION -->` and `<!-- end -->`, a CSV file and plots.
+
+    python scripts/results.py                                  # with the stored chrF and significance
+    python scripts/results.py --references data/multi30k       # computes and stores both
+
+The folder `model_cards/evidence/NAME` has a subfolder ROW-SEED for each run with `evidence.json` and `translations/` of
+its model, and optionally `speed.json` (see `scripts/benchmarks/table_speed.py`). The rows are those of
+`scripts/recipes/rows/NAME.yaml`; the first one is the baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from recnmt_hf.analysis.plots import check_picture, labelled_points
+from recnmt_hf.commands.arguments import Parser, whole
+from recnmt_hf.data.files import locked_file, open_output
+from recnmt_hf.data.text import read_lines
+from recnmt_hf.errors import MissingFileError, UserError
+from recnmt_hf.experiments.sweep import read_rows
+from recnmt_hf.hub.card import describe_decoding, markdown_table, number
+from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
+from recnmt_hf.metrics.significance import compare_runs, holm
+from recnmt_hf.training.evidence import EVIDENCE, Evidence, TestScore, sum_of_lines
+
+
+SPEED, SCORES, TABLE = "speed.json", "scores.json", "table.csv"
+# Settings of a recipe's training that all rows share: they determine how many words are read, and how often.
+BUDGET = ("max_steps", "max_tokens", "gradient_accumulation_steps", "eval_steps", "bleu_samples", "bf16", "fp16")
+SPEED_SETTINGS = ("beams", "batch", "threads", "sentences", "source_sha256")
+PLACE = re.compile(r"(<!-- results: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TOLERANCE = 1e-6  # of BLEU
+
+
+@dataclass
+class Run:
+    """A trained model of a row."""
+
+    folder: Path
+    seed: int
+    evidence: Evidence
+    speeds: list[dict[str, Any]]
+
+    @property
+    def hours(self) -> float:
+        return self.evidence.training["seconds"] / 3600
+
+    def test(self, name: str) -> TestScore:
+        return next(test for test in self.evidence.tests if test.name == name)
+
+    def translations(self, name: str) -> list[str]:
+        return list(read_lines(self.folder / self.test(name).translations))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [point for point in self.evidence.curve if "eval_loss" in point]
+
+    def hours_at(self, step: int) -> float:
+        """
+        Return the hours until a step, with steps of equal length. In a run of two stages those of the second one have
+        the length that the evidence records, and those of the first one share the rest of the time.
+        """
+        training, first = self.evidence.training, self.baseline_steps
+        hours, steps = self.hours, training["steps"]
+        if first is None or training["seconds_per_step"] is None:
+            return hours * step / steps
+        second_stage = min(hours, training["seconds_per_step"] * (steps - first) / 3600)
+        if step <= first:
+            return (hours - second_stage) * step / first
+        return hours - second_stage * (steps - step) / (steps - first)
+
+    @property
+    def baseline_steps(self) -> int | None:
+        return self.evidence.recipe.get("training", {}).get("baseline_steps")
+
+
+@dataclass
+class Row:
+    """A row of the table: the runs of a model with different seeds."""
+
+    name: str
+    runs: list[Run]
+    chrf: dict[str, list[float]] = field(default_factory=dict)  # by test set, one for each run
+    p_values: dict[str, float] = field(default_factory=dict)  # by test set, not corrected
+    corrected: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.runs[0].evidence
+
+    @property
+    def label(self) -> str:
+        return self.name + (" (two stages)" if self.runs[0].baseline_steps is not None else "")
+
+    def bleu(self, test: str) -> list[float]:
+        return [run.test(test).scores["bleu"] for run in self.runs]
+
+    def by_hardware(self, value: Callable[[Run], float | None]) -> dict[str, list[float]]:
+        """Return values of the runs by the hardware that trained them."""
+        values: dict[str, list[float]] = {}
+        for run in self.runs:
+            if (own := value(run)) is not None:
+                values.setdefault(run.evidence.training["hardware"], []).append(own)
+        return values
+
+    def speeds(self) -> dict[str, list[float]]:
+        """Return sentences per second by hardware, one value for each run: the median of its rounds."""
+        values: dict[str, list[float]] = {}
+        for speed in chain(*(run.speeds for run in self.runs)):
+            values.setdefault(speed["hardware"], []).append(median(speed["sentences_per_second"]))
+        return values
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def slug(name: str) -> str:
+    """Return the name of a row as folders have it, such as `relative_positions`."""
+    return re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def read_json(path: Path, default: Any) -> Any:
+    """Return the content of an optional file that this script or `table_speed.py` wrote."""
+    if not path.is_file():
+        return default
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("results.damaged", field=str(path), reason=str(error)) from error
+    if not isinstance(content, type(default)):
+        raise UserError("results.damaged", field=str(path), reason=f"it is not a {type(default).__name__}")
+    return content
+
+
+def read_speeds(folder: Path) -> list[dict[str, Any]]:
+    """Return the speeds in a run's folder."""
+    speeds = read_json(folder / SPEED, [])
+    for speed in speeds:
+        check_entry(folder / SPEED, speed, "hardware", "sentences_per_second", *SPEED_SETTINGS)
+        rounds = speed["sentences_per_second"]
+        if not isinstance(rounds, list) or not rounds or not all(isinstance(value, float | int) for value in rounds):
+            raise UserError("results.damaged", field=str(folder / SPEED), reason="sentences_per_second has no numbers")
+    return speeds
+
+
+def read_scores(path: Path) -> dict[str, Any]:
+    """Return the stored chrF and p-values, as [`measure`] returns them."""
+    stored = read_json(path, {})
+    for section, entries in (
+        ("chrf", ("score", "signature", "sha256")),
+        ("p_values", ("p_value", "samples", "sha256")),
+    ):
+        check_entry(path, stored.setdefault(section, {}))
+        for tests in stored[section].values():
+            check_entry(path, tests)
+            for entry in tests.values():
+                check_entry(path, entry, *entries)
+    return stored
+
+
+def check_entry(path: Path, entry: Any, *names: str) -> None:
+    """Raise `UserError` unless an entry of a file is a mapping with these names."""
+    if not isinstance(entry, dict) or not all(name in entry for name in names):
+        reason = f"an entry is not a mapping with {', '.join(names)}" if names else "an entry is not a mapping"
+        raise UserError("results.damaged", field=str(path), reason=reason)
+
+
+def read_run(folder: Path, seed: int) -> Run:
+    """Return the run in a folder; `UserError` if its evidence is missing, damaged or incomplete."""
+    path = folder / EVIDENCE
+    if not path.is_file():
+        raise MissingFileError("results.missing", field=str(path))
+    run = Run(folder, seed, Evidence.load(folder), read_speeds(folder))
+    training = run.evidence.training
+    for name, value in (
+        ("parameters", run.evidence.model.get("parameters")),
+        ("training time", training.get("seconds")),
+        ("evaluations", run.evaluations()),
+        ("test sets with BLEU", run.evidence.tests and all("bleu" in test.scores for test in run.evidence.tests)),
+    ):
+        if not value:
+            raise UserError("results.incomplete", field=str(path), value=name)
+    if training["seed"] != seed:
+        other = {"name": "the seed", "expected": seed, "other": "the name of the folder"}
+        raise UserError("results.differs", field=str(path), value=training["seed"], **other)
+    for test in run.evidence.tests:
+        if not (folder / test.translations).is_file():
+            raise MissingFileError("results.missing", field=str(folder / test.translations))
+    return run
+
+
+def budget_of(run: Run) -> dict[str, Any]:
+    """Return what must be the same in all runs, by name."""
+    evidence, training = run.evidence, run.evidence.recipe.get("training", {})
+    values: dict[str, Any] = {"languages": evidence.languages, "data": evidence.data, "tokenizer": evidence.tokenizer}
+    values |= {"steps": evidence.training["steps"], "processes": evidence.training["processes"]}
+    values |= {f"training.{name}": training.get(name) for name in BUDGET}
+    values["test sets"] = sorted(test.name for test in evidence.tests)
+    for test in evidence.tests:
+        values |= {
+            f"{name} of {test.name}": getattr(test, name)
+            for name in ("signature", "decoding", "sentences", "source_sha256", "reference_sha256")
+        }
+    return values
+
+
+def model_of(run: Run) -> dict[str, Any]:
+    """Return what must be the same in all runs of a row, by name."""
+    recipe = {section: dict(values) for section, values in run.evidence.recipe.items()}
+    recipe.get("training", {}).pop("seed", None)
+    return {"model": run.evidence.model, **{f"recipe.{section}": values for section, values in recipe.items()}}
+
+
+def check_same(runs: Sequence[Run], values_of: Callable[[Run], Mapping[str, Any]]) -> None:
+    """Raise `UserError` unless all runs have the values of the first one."""
+    first = values_of(runs[0])
+    for run in runs[1:]:
+        own = values_of(run)
+        for name in dict.fromkeys([*first, *own]):
+            if own.get(name) != first.get(name):
+                other = {"name": name, "expected": first.get(name), "other": runs[0].folder.name}
+                raise UserError("results.differs", field=str(run.folder / EVIDENCE), value=own.get(name), **other)
+
+
+def check_speeds(runs: Sequence[Run]) -> None:
+    """Raise `UserError` unless all speeds were measured with the same settings."""
+    speeds = [(run, speed) for run in runs for speed in run.speeds]
+    for run, speed in speeds[1:]:
+        for name in SPEED_SETTINGS:
+            if speed[name] != speeds[0][1][name]:
+                other = {"name": name, "expected": speeds[0][1][name], "other": speeds[0][0].folder.name}
+                raise UserError("results.differs", field=str(run.folder / SPEED), value=speed[name], **other)
+
+
+def read_results(folder: Path, rows: Path) -> tuple[list[Row], list[str]]:
+    """
+    Return the rows of a comparison that have runs, in the order of the file of rows, and the names of the others.
+
+    Raises:
+        UserError: There are no runs of the first row, or a folder is not a run, damaged, or not comparable.
+    """
+    names = {slug(name): name for name in read_rows(rows)}
+    runs: dict[str, list[Run]] = {name: [] for name in names.values()}
+    for place in sorted(path for path in folder.glob("*") if path.is_dir()):
+        name, _, seed = place.name.rpartition("-")
+        if slug(name) not in names or not seed.isdigit():
+            raise UserError("results.folder", field=str(place), rows=rows.name, example=f"{next(iter(names))}-1")
+        runs[names[slug(name)]].append(read_run(place, int(seed)))
+    baseline = next(iter(runs))
+    if not runs[baseline]:
+        raise UserError("results.no_runs", field=str(folder / f"{slug(baseline)}-1"))
+    result = [Row(name, sorted(own, key=lambda run: run.seed)) for name, own in runs.items() if own]
+    check_same([run for row in result for run in row.runs], budget_of)
+    check_speeds([run for row in result for run in row.runs])
+    for row in result:
+        check_same(row.runs, model_of)
+    return result, [name for name, own in runs.items() if not own]
+
+
+def test_names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the test sets."""
+    return [test.name for test in rows[0].evidence.tests]
+
+
+# -- chrF and significance ---------------------------------------------------------------------------------------------
+
+
+def shared_runs(baseline: Row, row: Row) -> list[tuple[Run, Run]]:
+    """Return the pairs of runs of two rows with the same seed."""
+    by_seed = {run.seed: run for run in baseline.runs}
+    return [(by_seed[run.seed], run) for run in row.runs if run.seed in by_seed]
+
+
+def sum_of_pairs(pairs: Sequence[tuple[Run, Run]], test: str) -> str:
+    """Return the checksum of the translations that a comparison reads."""
+    return sum_of_lines(line for run in chain(*pairs) for line in run.translations(test))
+
+
+def read_references(folder: Path, test: TestScore) -> list[list[str]]:
+    """Return the sets of references of a test set, found by the names of its files; `UserError` if they are others."""
+    targets: list[Any] = [corpus.get("target") for corpus in test.dataset]
+    if not all(targets):  # not from files
+        raise UserError("results.references", field=str(folder), name=test.name)
+    paths = [
+        [folder / Path(file).name for file in (target if isinstance(target, list) else [target])] for target in targets
+    ]
+    for path in chain(*paths):
+        if not path.is_file():
+            raise MissingFileError("results.missing", field=str(path))
+    columns = [[list(read_lines(path)) for path in files] for files in paths]
+    references = [list(chain(*lines)) for lines in zip(*columns, strict=True)]
+    if sum_of_lines(chain(*references)) != test.reference_sha256:
+        raise UserError("results.references", field=", ".join(map(str, chain(*paths))), name=test.name)
+    return references
+
+
+def measure(rows: Sequence[Row], folder: Path, samples: int) -> dict[str, Any]:
+    """Return chrF of all runs, and p-values of all rows against the first one, as [`SCORES`] stores them."""
+    chrf: dict[str, Any] = {}
+    p_values: dict[str, Any] = {}
+    for test in test_names(rows):
+        references = read_references(folder, rows[0].runs[0].test(test))
+        for run in (run for row in rows for run in row.runs):
+            texts, stored = run.translations(test), run.test(test)
+            bleu = sacrebleu_score(texts, references)
+            if bleu.signature == stored.signature and abs(bleu.score - stored.scores["bleu"]) > TOLERANCE:
+                details = {"name": test, "score": bleu.score}
+                raise UserError("results.score", field=str(run.folder), value=stored.scores["bleu"], **details)
+            score = chrf_score(texts, references)
+            own = {"score": score.score, "signature": score.signature, "sha256": sum_of_lines(texts)}
+            chrf.setdefault(run.folder.name, {})[test] = own
+        for row in rows[1:]:
+            if pairs := shared_runs(rows[0], row):
+                first, second = ([run.translations(test) for run in side] for side in zip(*pairs, strict=True))
+                p_value = compare_runs(first, second, references, samples)
+                own = {"p_value": p_value, "samples": samples, "sha256": sum_of_pairs(pairs, test)}
+                p_values.setdefault(row.name, {})[test] = own
+    return {"chrf": chrf, "p_values": p_values}
+
+
+def add_stored(rows: Sequence[Row], stored: Mapping[str, Any]) -> list[str]:
+    """Add stored chrF and p-values to rows, unless they belong to other translations; return what is missing."""
+    missing = []
+    for test in test_names(rows):
+        for row in rows:
+            own = [stored["chrf"].get(run.folder.name, {}).get(test, {}) for run in row.runs]
+            sums = [sum_of_lines(run.translations(test)) for run in row.runs]
+            if [entry.get("sha256") for entry in own] == sums:
+                row.chrf[test] = [entry["score"] for entry in own]
+            else:
+                missing.append(f"chrF of {row.name} on {test}")
+        for row in rows[1:]:
+            if pairs := shared_runs(rows[0], row):
+                entry = stored["p_values"].get(row.name, {}).get(test, {})
+                if entry.get("sha256") == sum_of_pairs(pairs, test):
+                    row.p_values[test] = entry["p_value"]
+                else:
+                    missing.append(f"significance of {row.name} on {test}")
+    for test in test_names(rows):
+        compared = [row for row in rows if test in row.p_values]
+        for row, value in zip(compared, holm([row.p_values[test] for row in compared]), strict=True):
+            row.corrected[test] = value
+    return missing
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and standard deviation, `None` for one value."""
+    return mean(values), stdev(values) if len(values) > 1 else None
+
+
+def text_of(values: Sequence[float], digits: int = 2) -> str:
+    """Return mean and standard deviation as text."""
+    if not values:
+        return ""
+    middle, deviation = spread(values)
+    return f"{middle:,.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
+def p_text(value: float | None) -> str:
+    """Return a p-value as text."""
+    return "" if value is None else "< .001" if value < 0.001 else f"{value:.3f}".removeprefix("0")
+
+
+def hardware_of(rows: Sequence[Row], values: Callable[[Row], Mapping[str, Any]]) -> list[str]:
+    """Return the hardware of values, the most frequent one first."""
+    names = [name for row in rows for name in values(row)]
+    return sorted(dict.fromkeys(names), key=lambda name: -names.count(name))
+
+
+def hours_of(row: Row) -> dict[str, list[float]]:
+    return row.by_hardware(lambda run: run.hours)
+
+
+def tokens_of(row: Row) -> dict[str, list[float]]:
+    return row.by_hardware(lambda run: run.evidence.training.get("tokens_per_second"))
+
+
+# File, title and values of each plot.
+PLOTS: tuple[tuple[str, str, Callable[[Row], Mapping[str, Sequence[float]]]], ...] = (
+    ("bleu_over_hours.png", "training hours", hours_of),
+    ("bleu_over_speed.png", "sentences per second", Row.speeds),
+)
+
+
+def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+    """Return the cells of a row of the table, by column."""
+    tests = test_names(rows)
+    cells = {"model": row.label, "seeds": str(len(row.runs))}
+    cells["parameters"] = f"{row.evidence.model['parameters'] / 1e6:.2f}M"
+    for test in tests:
+        cells[f"BLEU {test}"] = text_of(row.bleu(test))
+        cells[f"chrF {test}"] = text_of(row.chrf.get(test, []))
+        cells[f"p {test}"] = p_text(row.corrected.get(test))
+    cells["validation loss"] = text_of([run.evaluations()[-1]["eval_loss"] for run in row.runs], 3)
+    for title, digits, values in (
+        ("training tokens/s", 0, tokens_of),
+        ("training hours", 2, hours_of),
+        ("sentences/s", 1, Row.speeds),
+    ):
+        names = hardware_of(rows, values)
+        for name in names:
+            head = title if len(names) == 1 else f"{title}, {name}"
+            cells[head] = text_of(values(row).get(name, []), digits)
+    return cells
+
+
+def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] = ()) -> str:
+    """Return a table of rows without empty columns; `names` are the first words of the columns, by default all."""
+    lines = [cells_of(row, all_rows) for row in rows]
+    heads = [head for head in lines[0] if any(line[head] for line in lines)]
+    heads = [head for head in heads if not names or head.startswith(tuple(names))]
+    return markdown_table([heads, *([line[head] for head in heads] for line in lines)])
+
+
+def ranking_of(rows: Sequence[Row]) -> str:
+    """Return the ranking by the best validation BLEU within the hours of the fastest row."""
+    hours, fastest = min(((max(run.hours for run in row.runs), row.name) for row in rows), key=lambda pair: pair[0])
+    ranked = []
+    for row in rows:
+        best, steps = [], []
+        for run in row.runs:
+            points = [point for point in run.evaluations() if run.hours_at(point["step"]) <= hours]
+            scores = [point["eval_bleu"] for point in points if "eval_bleu" in point]
+            if scores:
+                best.append(max(scores))
+                steps.append(points[-1]["step"])
+        # A row of which a run has no evaluation in time has no rank.
+        complete = len(best) == len(row.runs)
+        ranked.append((mean(best) if complete else -1.0, row.label, text_of(best) if complete else "", steps))
+    ranked.sort(key=lambda entry: -entry[0])
+    heads = ["rank", "model", f"validation BLEU within {hours:.2f} h ({fastest})", "last evaluation"]
+    lines = [
+        [str(place) if text else "", label, text, f"step {min(steps):,}" if steps else ""]
+        for place, (_, label, text, steps) in enumerate(ranked, start=1)
+    ]
+    return markdown_table([heads, *lines])
+
+
+def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[str, Any]) -> str:
+    """Return what the figures depend on, in sentences."""
+    first = rows[0].evidence
+    runs = [run for row in rows for run in row.runs]
+    steps, limit = first.training["steps"], first.recipe.get("training", {}).get("max_tokens")
+    batches = f" of at most {limit:,} tokens" if limit else ""
+    trained = ", ".join(dict.fromkeys(run.evidence.training["hardware"] for run in runs))
+    versions = {name: sorted({run.evidence.versions.get(name, "") for run in runs}) for name in first.versions}
+    listed = ", ".join(f"{name} {' / '.join(values)}" for name, values in versions.items())
+    lines = [
+        f"{first.data['training_pairs']:,} training pairs, {steps:,} steps{batches} for each run, on {trained}.",
+        f"{describe_decoding(first.tests[0])}. BLEU: `{first.tests[0].signature}`.",
+    ]
+    if signatures := {entry["signature"] for tests in stored["chrf"].values() for entry in tests.values()}:
+        lines.append(f"chrF: `{'`, `'.join(sorted(signatures))}`.")
+    if samples := {entry["samples"] for tests in stored["p_values"].values() for entry in tests.values()}:
+        counts = " or ".join(f"{count:,}" for count in sorted(samples))
+        lines.append(
+            f"p: against {rows[0].name}, approximate randomization of the mean BLEU over seeds ({counts} samples), "
+            "with Holm's correction for the number of rows."
+        )
+    if speeds := [speed for run in runs for speed in run.speeds]:
+        settings = "beam {beams}, batches of {batch}, {threads} thread, {sentences:,} sentences".format(**speeds[0])
+        measured = ", ".join(dict.fromkeys(speed["hardware"] for speed in speeds))
+        lines.append(f"Sentences per second of processor time: {settings}, on {measured}.")
+    for title, values in (("training tokens per second", tokens_of), ("sentences per second", Row.speeds)):
+        if without := [row.name for row in rows if not values(row)]:
+            lines.append(f"Without {title}: {'all' if len(without) == len(rows) else ', '.join(without)}.")
+    lines.append(f"Versions: {listed}.")
+    if missing_rows:
+        lines.append(f"Without runs yet: {', '.join(missing_rows)}.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def summary_of(rows: Sequence[Row], missing_rows: Sequence[str], page: str) -> str:
+    """Return a few sentences for the README: the baseline and the best row of each test set."""
+    total = len(rows) + len(missing_rows)
+    sentences = [f"One comparison of {total} models with the same training words is under way ([table]({page}))."]
+    if not missing_rows:
+        sentences = [f"All {total} models with the same training words: [table]({page})."]
+    for test in test_names(rows):
+        best = max(rows, key=lambda row: mean(row.bleu(test)))
+        p = p_text(best.corrected.get(test))
+        p = f" (p {p if p.startswith('<') else f'= {p}'})" if p else ""
+        base = text_of(rows[0].bleu(test))
+        sentences.append(f"{test}: {rows[0].name} {base} BLEU, best {best.label} {text_of(best.bleu(test))}{p}.")
+    return "\n".join(sentences)
+
+
+def csv_rows(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model, test set and hardware that trained or measured it."""
+    for row in rows:
+        hours, tokens, speeds = hours_of(row), tokens_of(row), row.speeds()
+        for test in test_names(rows):
+            for hardware in dict.fromkeys([*hours, *speeds]):
+                cells: dict[str, Any] = {"model": row.name, "type": row.evidence.model["type"], "test_set": test}
+                cells |= {"hardware": hardware, "two_stages": row.runs[0].baseline_steps is not None}
+                cells |= {"seeds": len(row.runs), "parameters": row.evidence.model["parameters"]}
+                for name, values in (
+                    ("bleu", row.bleu(test)),
+                    ("chrf", row.chrf.get(test, [])),
+                    ("validation_loss", [run.evaluations()[-1]["eval_loss"] for run in row.runs]),
+                    ("training_tokens_per_second", tokens.get(hardware, [])),
+                    ("training_hours", hours.get(hardware, [])),
+                    ("sentences_per_second", speeds.get(hardware, [])),
+                ):
+                    middle, deviation = spread(values) if values else (None, None)
+                    cells |= {name: number(middle, 4), f"{name}_deviation": number(deviation, 4)}
+                cells |= {"p": number(row.p_values.get(test), 4), "p_holm": number(row.corrected.get(test), 4)}
+                yield cells
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_plots(folder: Path, rows: Sequence[Row]) -> None:
+    """Plot BLEU of each test set over hours and speed on the most frequent hardware; no plot without values."""
+    for file, title, values in PLOTS:
+        for hardware in hardware_of(rows, values)[:1]:
+            panels: dict[str, dict[str, tuple[float, float, float, float]]] = {}
+            for test in test_names(rows):
+                for row in rows:
+                    if hardware in values(row):
+                        (x, x_deviation), (y, y_deviation) = spread(values(row)[hardware]), spread(row.bleu(test))
+                        point = (x, x_deviation or 0.0, y, y_deviation or 0.0)
+                        panels.setdefault(test, {})[row.label] = point
+            labelled_points(folder / file, panels, f"{title}, {hardware}", "BLEU")
+
+
+def plots_of(folder: Path, rows: Sequence[Row]) -> str:
+    """Return the links to the plots in a page beside the folder `evidence`, and the rows that are not in them."""
+    lines = []
+    for file, title, values in PLOTS:
+        names = hardware_of(rows, values)
+        lines += [f"![BLEU over {title}]({folder.parent.name}/{folder.name}/{file})"] if names else []
+        if without := [row.label for row in rows if not names or names[0] not in values(row)]:
+            of = "every model" if not names else f"{', '.join(without)} on this hardware"
+            lines.append(f"No {title} of {of}.")
+    return "\n\n".join(lines)
+
+
+def fill(document: Path, sections: Mapping[str, Callable[[Path], str]], name: str) -> str:
+    """Return the text of a document with the sections of a comparison."""
+
+    def replace(match: re.Match[str]) -> str:
+        before, of, section, after = match.groups()
+        if of != name:
+            return match[0]
+        if section not in sections:
+            raise UserError("results.section", field=str(document), value=section, sections=", ".join(sections))
+        return f"{before}{sections[section](document)}\n{after}"
+
+    return PLACE.sub(replace, document.read_text(encoding="utf-8"))
+
+
+def sections_of(
+    folder: Path, rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[str, Any]
+) -> dict[str, Callable[[Path], str]]:
+    """Return functions that write the sections for a document."""
+
+    def family(document: Path) -> str:
+        own = [row for row in rows if row.evidence.model["type"] == document.stem]
+        if not own:
+            return "None of them has been trained in this comparison yet."
+        names = ("model", "seeds", "parameters", "BLEU", "p ", "training hours", "sentences/s")
+        return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
+
+    return {
+        "table": lambda _: table_of(rows, rows),
+        "ranking": lambda _: ranking_of(rows),
+        "setup": lambda _: setup_of(rows, missing_rows, stored),
+        "plots": lambda _: plots_of(folder, rows),
+        "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
+        "family": family,
+    }
+
+
+def documents_of(root: Path) -> list[Path]:
+    """Return the files that may have sections."""
+    return [root / "README.md", *sorted((root / "model_cards").glob("*.md"))]
+
+
+def write_text(path: Path, text: str) -> None:
+    with locked_file(path), open_output(path) as file:
+        file.write(text)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(prog="results.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", default="multi30k_table", help="the comparison (default: multi30k_table)")
+    parser.add_argument("--references", type=Path, help="folder of references; computes chrF and significance")
+    parser.add_argument("--samples", type=whole(1), default=10_000, help="samples of the test (default: 10000)")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="folder of the README")
+    args = parser.parse_args(argv)
+    folder = args.root / "model_cards" / "evidence" / args.name
+    rows, missing_rows = read_results(folder, args.root / f"scripts/recipes/rows/{args.name}.yaml")
+    if args.references is not None:
+        stored = measure(rows, args.references, args.samples)
+    else:
+        stored = read_scores(folder / SCORES)
+    if missing := add_stored(rows, stored):
+        print(f"Pass --references; not stored: {', '.join(missing)}.", file=sys.stderr)
+    check_picture(folder / PLOTS[0][0])
+    sections = sections_of(folder, rows, missing_rows, stored)
+    texts = {document: fill(document, sections, args.name) for document in documents_of(args.root)}
+    # Everything was computed without an error; only now files change.
+    if args.references is not None:
+        write_text(folder / SCORES, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+    with open_output(folder / TABLE) as file:
+        lines = list(csv_rows(rows))
+        writer = csv.DictWriter(file, lines[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    write_plots(folder, rows)
+    for document, text in texts.items():
+        if text != document.read_text(encoding="utf-8"):
+            write_text(document, text)
+            print(document)
+
+
+def run() -> int:
+    try:
+        main()
+    except UserError as error:
+        print(f"results.py: {error} [{error.code}]", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,275 @@
+"""The comparison of models: tables, ranking, CSV and plots from evidence, and what it rejects."""
+
+import csv
+import importlib
+import json
+import re
+import shutil
+
+import pytest
+from user_errors import rejects
+
+from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
+from recnmt_hf.metrics.significance import compare_runs, holm
+from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
+
+
+REFERENCES = [f"the farmer number {i} invites the girl that the dog follows" for i in range(12)]
+SIGNATURE = sacrebleu_score(REFERENCES, REFERENCES).signature
+ROWS = "plain:\nON-LSTM: {model.type: onlstm_transformer}\ntwo*: {model.type: gret}\nlater: {model.type: rnmt}\n"
+PAGE = "".join(
+    f"<!-- results: small {name} -->\nold\n<!-- end -->\n" for name in ("table", "ranking", "setup", "plots", "summary")
+)
+
+
+@pytest.fixture
+def results(repository, monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(repository / "scripts")
+    return importlib.import_module("results")
+
+
+def translations(wrong):
+    """Return the references with an error in the first ones."""
+    return [text.replace("invites", "invited") if i < wrong else text for i, text in enumerate(REFERENCES)]
+
+
+def add_run(root, name, seed, wrong, kind, hours, bleu, first_steps=None, step_seconds=None, speed=None):
+    """Write the folder of a run with that many wrong translations, and validation BLEU at steps 100, 200, ..."""
+    folder = root / "model_cards/evidence/small" / f"{name}-{seed}"
+    texts, steps = translations(wrong), 100 * len(bleu)
+    (folder / "translations").mkdir(parents=True)
+    (folder / "translations/set.de").write_text("".join(f"{text}\n" for text in texts))
+    score = sacrebleu_score(texts, REFERENCES)
+    stages = {} if first_steps is None else {"baseline_steps": first_steps}
+    Evidence(
+        model={"type": kind, "parameters": 1_250_000, "preset": "tiny"},
+        languages=["en", "de"],
+        recipe={"training": {"seed": seed, "max_tokens": 64, **stages}},
+        data={"training_pairs": 40, "validation_pairs": 4},
+        tokenizer={"kind": "bpe", "source_symbols": 50, "target_symbols": 50, "joint": True},
+        training={
+            "steps": steps,
+            "seconds_per_step": step_seconds or 3600 * hours / steps,
+            "seconds": 3600.0 * hours,
+            "processes": 1,
+            "hardware": "CPU (X, 1 thread)",
+            "seed": seed,
+        },
+        curve=[
+            {"step": 100 * k, "eval_loss": 3.0 - 0.1 * k, "eval_bleu": value} for k, value in enumerate(bleu, start=1)
+        ],
+        versions={"torch": "2"},
+        tests=[
+            TestScore(
+                name="set",
+                scores={"bleu": score.score},
+                signature=score.signature,
+                sentences=len(texts),
+                source_sha256="a",
+                reference_sha256=sum_of_lines(REFERENCES),
+                decoding={"beams": 4, "length_penalty_type": "vaswani", "length_penalty": 0.6},
+                translations="translations/set.de",
+                dataset=[{"source": "data/set.en", "target": "data/set.de"}],
+            )
+        ],
+    ).save(folder)
+    if speed is not None:
+        settings = {"beams": 4, "batch": 16, "threads": 1, "sentences": 12, "source_sha256": "a"}
+        entry = {"hardware": "CPU (Y, 1 thread)", **settings, "sentences_per_second": [speed, speed + 1, speed + 9]}
+        (folder / "speed.json").write_text(json.dumps([entry]))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository with two seeds of the baseline and of a row, and one of a row with two stages."""
+    (tmp_path / "scripts/recipes/rows").mkdir(parents=True)
+    (tmp_path / "scripts/recipes/rows/small.yaml").write_text(ROWS)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/set.de").write_text("".join(f"{text}\n" for text in REFERENCES))
+    for seed, wrong in ((1, 8), (2, 10)):
+        add_run(tmp_path, "plain", seed, wrong, "nmt_transformer", 1.0, [10.0, 20.0, 30.0, 25.0 + seed], speed=10)
+        add_run(tmp_path, "on_lstm", seed, wrong - 6, "onlstm_transformer", 2.0, [15.0, 28.0, 36.0, 40.0], speed=4)
+    # Steps to 200 take 0.5 hours, the others 1.5 hours.
+    add_run(tmp_path, "two", 1, 0, "gret", 2.0, [11.0, 21.0, 41.0, 42.0], first_steps=200, step_seconds=27.0)
+    (tmp_path / "model_cards/small.md").write_text(PAGE)
+    (tmp_path / "model_cards/gret.md").write_text("<!-- results: small family -->\n<!-- end -->\n")
+    (tmp_path / "README.md").write_text("No section; <!-- results: other x -->\n\n<!-- end -->\n")
+    return tmp_path
+
+
+def table_in(text, section):
+    """Return the rows of a section's table as cells by title."""
+    lines = re.search(rf"<!-- results: small {section} -->\n(.*?)<!-- end -->", text, re.DOTALL)[1].splitlines()
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def test_everything_comes_from_the_evidence(results, root, capsys):
+    folder = root / "model_cards/evidence/small"
+    results.main(["small", "--root", str(root), "--references", str(root / "data"), "--samples", "200"])
+    text = (root / "model_cards/small.md").read_text()
+    plain, onlstm, two = table_in(text, "table")
+    scores = [sacrebleu_score(translations(wrong), REFERENCES).score for wrong in (8, 10, 2, 4, 0)]
+    assert plain["BLEU set"] == f"{sum(scores[:2]) / 2:.2f} ± {abs(scores[0] - scores[1]) / 2**0.5:.2f}"
+    assert (two["BLEU set"], two["model"], two["seeds"]) == ("100.00", "two* (two stages)", "1")
+    chrf = [chrf_score(translations(wrong), REFERENCES).score for wrong in (2, 4)]
+    assert onlstm["chrF set"].startswith(f"{sum(chrf) / 2:.2f} ± ")
+    raw = [
+        compare_runs([translations(8), translations(10)], [translations(2), translations(4)], REFERENCES, 200),
+        compare_runs([translations(8)], [translations(0)], REFERENCES, 200),
+    ]
+    assert [plain["p set"], onlstm["p set"], two["p set"]] == ["", *(results.p_text(value) for value in holm(raw))]
+    assert plain["training hours"] == "1.00 ± 0.00" and two["training hours"] == "2.00"
+    assert [row["sentences/s"] for row in (plain, onlstm, two)] == ["11.0 ± 0.0", "5.0 ± 0.0", ""]
+    assert "training tokens/s" not in plain and plain["validation loss"] == "2.600 ± 0.000"
+    assert "- Without training tokens per second: all." in text and "- Without sentences per second: two*." in text
+    assert "- Without runs yet: later." in text and SIGNATURE in text
+
+    with open(folder / "table.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    places = [(line["model"], line["hardware"]) for line in lines]
+    assert places == [(name, f"CPU ({cpu}, 1 thread)") for name in ("plain", "ON-LSTM") for cpu in "XY"] + [
+        ("two*", "CPU (X, 1 thread)")
+    ]
+    assert [line["sentences_per_second"] for line in lines[:2]] == ["", "11.0000"]
+    assert [float(line["p"]) for line in lines[2:]] == [round(p, 4) for p in (raw[0], raw[0], raw[1])]
+    for name in ("bleu_over_hours.png", "bleu_over_speed.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"evidence/small/{name}" in text
+    assert "No sentences per second of two* (two stages) on this hardware." in text and "No training hours" not in text
+    (own,) = table_in((root / "model_cards/gret.md").read_text(), "family")[1:]
+    assert own["model"] == "two* (two stages)" and "chrF set" not in own
+    assert "plain" in text.rpartition("summary -->")[2] and "best two* (two stages) 100.00" in text
+
+    # Again without references: the same from what is stored.
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in (folder / "table.csv", root / "model_cards/small.md")}
+    results.main(["small", "--root", str(root)])
+    assert before == {path: path.read_bytes() for path in before} and capsys.readouterr().err == ""
+
+
+def test_ranking_at_the_hours_of_the_fastest_row(results, root):
+    """One hour: all steps of the baseline, half of the next row's, and 266 of the steps in two stages."""
+    results.main(["small", "--root", str(root)])
+    rows = table_in((root / "model_cards/small.md").read_text(), "ranking")
+    (score,) = (title for title in rows[0] if title.startswith("validation BLEU within 1.00 h (plain)"))
+    assert [(row["rank"], row["model"], row[score], row["last evaluation"]) for row in rows] == [
+        ("1", "plain", "30.00 ± 0.00", "step 400"),
+        ("2", "ON-LSTM", "28.00 ± 0.00", "step 200"),
+        ("3", "two* (two stages)", "21.00", "step 200"),
+    ]
+    path = root / "model_cards/evidence/small/on_lstm-2/evidence.json"
+    changed(path, "training", "seconds", value=3600 * 5)  # one hour is less than 100 steps
+    results.main(["small", "--root", str(root)])
+    last = table_in((root / "model_cards/small.md").read_text(), "ranking")[-1]
+    assert (last["rank"], last["model"], last[score]) == ("", "ON-LSTM", "")
+
+
+def test_missing_scores_are_named_and_stale_ones_ignored(results, root, capsys):
+    results.main(["small", "--root", str(root)])
+    error = capsys.readouterr().err
+    assert "chrF of plain on set" in error and "significance of two* on set" in error
+    assert "chrF set" not in table_in((root / "model_cards/small.md").read_text(), "table")[0]
+    results.main(["small", "--root", str(root), "--references", str(root / "data"), "--samples", "5"])
+    assert capsys.readouterr().err == ""
+    file = root / "model_cards/evidence/small/two-1/translations/set.de"
+    file.write_text(file.read_text().replace("girl", "boy", 1))
+    results.main(["small", "--root", str(root)])
+    error = capsys.readouterr().err
+    assert "chrF of two* on set" in error and "significance of two* on set" in error and "plain" not in error
+    with rejects("results.score", str(file.parents[1]), name="set"):
+        results.main(["small", "--root", str(root), "--references", str(root / "data")])
+
+
+def changed(path, *places, value):
+    """Change an entry of a JSON file."""
+    content = entry = json.loads(path.read_text())
+    for place in places[:-1]:
+        entry = entry[place]
+    entry[places[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("places", "value", "code", "details"),
+    [
+        (("training", "steps"), 300, "results.differs", {"name": "steps", "other": "plain-1"}),
+        (("recipe", "training", "max_tokens"), 65, "results.differs", {"name": "training.max_tokens"}),
+        (("data", "training_pairs"), 41, "results.differs", {"name": "data"}),
+        (("tests", 0, "signature"), "x", "results.differs", {"name": "signature of set"}),
+        (("tests", 0, "decoding", "beams"), 5, "results.differs", {"name": "decoding of set"}),
+        (("model", "parameters"), 5, "results.differs", {"name": "model", "other": "on_lstm-1"}),
+        (("training", "seed"), 3, "results.differs", {"name": "the seed"}),
+        (("training", "seconds"), None, "results.incomplete", {}),
+        (("tests", 0, "scores"), {"rougeL": 1.0}, "results.incomplete", {}),
+        (("training", "steps"), "many", "evidence.damaged", {}),
+    ],
+)
+def test_runs_that_cannot_be_compared(results, root, places, value, code, details):
+    """One error with the file, and nothing is written."""
+    path = root / "model_cards/evidence/small/on_lstm-2/evidence.json"
+    changed(path, *places, value=value)
+    with rejects(code, str(path), **details):
+        results.main(["small", "--root", str(root)])
+    assert (root / "model_cards/small.md").read_text() == PAGE
+    assert not (root / "model_cards/evidence/small/table.csv").exists()
+
+
+def test_missing_and_damaged_files(results, root, monkeypatch, capsys):
+    folder = root / "model_cards/evidence/small"
+    for name, code in (
+        ("on_lstm-1/evidence.json", "results.missing"),
+        ("two-1/translations/set.de", "results.missing"),
+    ):
+        text = (folder / name).read_text()
+        (folder / name).unlink()
+        with rejects(code, str(folder / name)):
+            results.main(["small", "--root", str(root)])
+        (folder / name).write_text(text)
+    speed = folder / "plain-1/speed.json"
+    kept = speed.read_text()
+    for text in ("{", "{}", "[1]", '[{"hardware": "x"}]', kept.replace("10, 11, 19", '"10"')):
+        speed.write_text(text)
+        with rejects("results.damaged", str(speed)):
+            results.main(["small", "--root", str(root)])
+    speed.write_text(kept)
+    for text in ("[]", '{"chrf": 1}', '{"chrf": {"plain-1": {"set": {"score": 1.0}}}}'):
+        (folder / "scores.json").write_text(text)
+        with rejects("results.damaged", str(folder / "scores.json")):
+            results.main(["small", "--root", str(root)])
+    (folder / "scores.json").unlink()
+    changed(folder / "plain-2/speed.json", 0, "beams", value=5)
+    with rejects("results.differs", str(folder / "plain-2/speed.json"), name="beams", other="plain-1"):
+        results.main(["small", "--root", str(root)])
+    (folder / "plain-2/speed.json").unlink()
+    with rejects("results.missing", str(root / "set.de")):
+        results.main(["small", "--root", str(root), "--references", str(root)])
+    (root / "data/set.de").write_text("another\n" * 12)
+    with rejects("results.references", name="set"):
+        results.main(["small", "--root", str(root), "--references", str(root / "data")])
+    (root / "README.md").write_text("<!-- results: small tables -->\n<!-- end -->\n")
+    with rejects("results.section", str(root / "README.md")):
+        results.main(["small", "--root", str(root)])
+    (folder / "other-1").mkdir()
+    with rejects("results.folder", str(folder / "other-1")):
+        results.main(["small", "--root", str(root)])
+    monkeypatch.setattr("sys.argv", ["results.py", "small", "--root", str(root)])
+    assert results.run() == 2 and capsys.readouterr().err.endswith("[results.folder]\n")
+    shutil.rmtree(folder)
+    with rejects("results.no_runs"):
+        results.main(["small", "--root", str(root)])
+
+
+def test_committed_files_are_those_of_the_evidence(results, repository, tmp_path, capsys):
+    """`python scripts/results.py` changes nothing, needs no references, and the plots are there."""
+    for name in ("README.md", "model_cards", "scripts/recipes/rows"):
+        source, copy = repository / name, tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
+    results.main(["--root", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+    table = tmp_path / "model_cards/evidence/multi30k_table/table.csv"
+    for path in (*results.documents_of(tmp_path), table):
+        assert path.read_text() == (repository / path.relative_to(tmp_path)).read_text(), path.name
+    written = {path.name for path in table.parent.glob("*.png")}
+    assert written == {path.name for path in (repository / table.relative_to(tmp_path)).parent.glob("*.png")}
