@@ -246,9 +246,9 @@ def test_files_that_do_not_match(files, changes, code, field):
     ("change", "code", "field"),
     [
         ({"source_heads": None}, "trees.no_column", ""),
-        ({"source_tokens": "The dog sleeps"}, "tree.not_a_list", ": words"),
+        ({"source_tokens": "The dog sleeps"}, "tree.not_a_list", ": source_tokens"),
         ({"source_tokens": ["The", "dog"]}, "tree.lengths", ""),
-        ({"source_heads": [2, 3, "0"]}, "tree.wrong_value", ": heads"),
+        ({"source_heads": [2, 3, "0"]}, "tree.wrong_value", ": source_heads"),
         ({"source_heads": [2, 1, 0]}, "tree.cycle", ""),
         ({"source_heads": [2, 4, 0]}, "tree.head_beyond", ""),
         ({"de": None}, "corpus.json_line", None),

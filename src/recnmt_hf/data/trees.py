@@ -195,12 +195,13 @@ def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence
     try:
         return ParsedSentence(*(record[name] for name in COLUMNS))
     except UserError as error:
-        raise at_place(error, place) from error
+        raise at_place(error, place, dict(zip(("words", "heads", "relations"), COLUMNS, strict=True))) from error
 
 
-def at_place(error: UserError, place: str) -> UserError:
-    """Return an error about a tree with its place in a file."""
-    field = place if error.field is None else f"{place}: {error.field}"
+def at_place(error: UserError, place: str, names: Mapping[str, str] | None = None) -> UserError:
+    """Return an error about a tree with its place in a file; `names` are those of the lists there."""
+    name = error.field if names is None or error.field is None else names.get(error.field, error.field)
+    field = place if name is None else f"{place}: {name}"
     return UserError(error.code, field=field, value=error.value, **error.details)
 
 
