@@ -1,7 +1,7 @@
 """
 The artificial task of Bastings et al. (2017): put shuffled letters back into their order. Each letter has two edges, to
-the place where it belongs and to a random place. Their relations, ten labels, say which kind an edge is. The model has
-to find out, and can only solve the task by reading the graph.
+the place where it belongs and to a random place. Their relations, ten labels, distinguish the two kinds. The model has
+to learn which is which, and can only solve the task by reading the graph.
 
     python scripts/examples/reordering.py              # BLEU and the gates of both kinds after each epoch
     python scripts/examples/reordering.py --no-edges   # the same model without edges

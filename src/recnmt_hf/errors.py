@@ -113,6 +113,8 @@ DATA: dict[str, str] = {
     "trees.word_count": "{field}: {words} words, but the tree ({trees}, line {row}) has {count}. Separate the words by "
     "spaces as they are in the tree.",
     "trees.no_column": "{field}: {value} is missing. A corpus with tree_columns needs the columns {names}.",
+    "trees.none": "{field} has no dependency trees, which this model needs in training by several processes. Set "
+    "source_trees or tree_columns, or training.ddp_find_unused_parameters=true.",
     "trees.slow_tokenizer": "{field} does not know the word of each token, which dependency trees require. Use a fast "
     "tokenizer (tokenizer.json).",
     "trees.no_relations": "{field} reads dependency trees, but its relations.json is missing. Copy it from the "

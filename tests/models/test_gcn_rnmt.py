@@ -301,7 +301,7 @@ def test_a_stack_sees_as_far_as_it_has_layers(layers):
 @pytest.mark.parametrize("fields", [{}, CNN, BOW], ids=["birnn", "cnn", "bow"])
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding_with_any_columns_changes_nothing(fields, side):
-    """Garbage as heads and relations of padding, and real words with heads at padding, are no edges."""
+    """Garbage as heads and relations of padding, and real words with heads at padding, are ignored."""
     model = build(**fields)
     source, target = torch.randint(4, VOCABULARY, (2, 5)), torch.randint(4, VOCABULARY, (2, 4))
     trees = random_trees(2, 5, count=2)

@@ -178,8 +178,15 @@ def test_corpora_without_trees_are_named(corpora, tmp_path, caplog):
         assert prepare_trees(recipe, tokenizers).relations == tokenizers.relations
         assert [record.message for record in caplog.records if "data.validation[0]" in record.message]
         caplog.clear()
-        assert prepare_trees(recipe_of({**corpora, "train": recipe.data.validation[0]}, test={}), tokenizers) is None
+        recipe = recipe_of({**corpora, "train": recipe.data.validation[0]}, test={})
+        assert prepare_trees(recipe, tokenizers) is None
     assert [record.message for record in caplog.records if "source_trees" in record.message]
+    several = mock.Mock(num_processes=2)
+    with mock.patch("recnmt_hf.training.inputs.PartialState", return_value=several):
+        with rejects("trees.none", field="data.train"):
+            prepare_trees(recipe, tokenizers)
+        recipe.training.ddp_find_unused_parameters = True
+        assert prepare_trees(recipe, tokenizers) is None
 
 
 def test_the_card_of_a_model_that_reads_trees_names_them(run):

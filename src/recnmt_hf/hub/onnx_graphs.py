@@ -107,14 +107,13 @@ def load_onnx_packages() -> None:
 
 def check_family(model: Any) -> None:
     """
-    Raise `UserError` for a model of transformers' own, whose cache has no graphs, and for one that draws samples, which
-    would ignore the seed in a graph.
+    Raise `UserError` for a model of transformers' own, whose cache has no graphs, and for one with random outputs,
+    which would ignore the seed in a graph.
     """
     if not hasattr(model, "init_from_baseline"):
         raise UserError("export.foreign", field=model.name_or_path, family=model.config.model_type)
-    inference = getattr(model.config, "latent_inference", "mean")
-    if inference != "mean":
-        raise UserError("export.config", engine="ONNX", field="latent_inference", value=inference)
+    if (field := model.config.random_field) is not None:
+        raise UserError("export.config", engine="ONNX", field=field, value=getattr(model.config, field))
 
 
 # -- modules of the graphs ---------------------------------------------------------------------------------------------

@@ -201,6 +201,11 @@ class Seq2SeqConfig(PreTrainedConfig):
         """How a model that reads `dependency_heads` wants them: `subwords` and `root` of `TreeEncoder`; else `None`."""
         return None
 
+    @property
+    def random_field(self) -> str | None:
+        """Name of the field by which outputs are random outside of training too, or `None`."""
+        return None
+
     def baseline(self) -> "Seq2SeqConfig | None":
         """Return the configuration of the plain model from which two-stage training starts this variant, or `None`."""
         return None

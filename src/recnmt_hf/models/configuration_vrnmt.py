@@ -77,6 +77,10 @@ class VRNMTConfig(RNMTConfig):
             self.latent_hidden_size = self.d_model
         super().__post_init__(**kwargs)
 
+    @property
+    def random_field(self) -> str | None:
+        return "latent_inference" if self.latent_inference == "sample" else None
+
     def baseline(self) -> RNMTConfig:
         return RNMTConfig(**self.fields_of(RNMTConfig))
 

@@ -103,8 +103,8 @@ def run_latent_steps(
         maps = [network.mean] if noise is None else [network.mean, network.log_variance]
         latent = LatentWeights(
             network.hidden.weight[:, :width],
-            torch.cat([linear.weight for linear in maps]),
-            torch.cat([linear.bias for linear in maps]),
+            torch.cat([linear.weight for linear in maps]) if len(maps) > 1 else network.mean.weight,
+            torch.cat([linear.bias for linear in maps]) if len(maps) > 1 else network.mean.bias,
             recurrence.latent.weight,
             recurrence.latent.bias,
             recurrence.latent_gates.weight,

@@ -68,8 +68,8 @@ class Edges(NamedTuple):
         cls, heads: torch.Tensor, relations: torch.Tensor | None, token_mask: torch.Tensor | None
     ) -> "Edges":
         """
-        Return the edges of `dependency_heads` and `dependency_relations`; without relations they are the unknown one. A
-        head outside of the sentence, and an edge from or to padding, is no edge.
+        Return the edges of `dependency_heads` and `dependency_relations`; without relations they are the unknown one.
+        Heads outside of the sentence and edges from or to padding are ignored.
         """
         if heads.dim() == 2:
             heads = heads[:, :, None]
@@ -426,7 +426,7 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
         """
         Args as for [`Seq2SeqConditionalGeneration`], and:
             dependency_heads (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Position of each
-                token's head in the same row, or -1. Positions outside of the row or of padding are no edges. With a
+                token's head in the same row, or -1. Positions outside of the row or of padding are ignored. With a
                 third dimension, a token has several heads.
             dependency_relations (`torch.LongTensor` of the same shape, *optional*): Ids of the edges' relations, from 0
                 (unknown) to `num_relations - 1`.

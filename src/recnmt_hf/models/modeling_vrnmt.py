@@ -550,7 +550,7 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
 
     def check_beams(self, beams: int, field: str = "num_beams") -> None:
         """Raise `UserError` for a number of beams that the model does not support."""
-        if beams > 1 and self.config.latent_inference == "sample":
+        if beams > 1 and self.config.random_field is not None:
             raise UserError("model.beams_of_samples", field=field, value=beams)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -17,6 +18,7 @@ from ..data.corpora import Corpus, load_pairs, prepare_dataset
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..data.tree_inputs import Relations, TreeEncoder, tree_options
+from ..errors import UserError
 from .building import stage_configs
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
@@ -84,12 +86,16 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
 def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | None:
     """
     Return what encodes dependency trees, or `None` if the model reads none or the training data has none. The relations
-    are added to the tokenizers, unless they come with those of a trained model.
+    are added to the tokenizers, unless they come with those of a trained model. `UserError` if several processes train
+    without trees.
     """
     data = recipe.data
     if tree_options(stage_configs(recipe.model, tokenizers)[-1]) is None:
         return None
     if not any(corpus.has_trees for corpus in data.train):
+        finds_unused = recipe.training.ddp_find_unused_parameters  # those without gradients
+        if PartialState().num_processes > 1 and not finds_unused:
+            raise UserError("trees.none", field="data.train")
         logger.warning(
             "Warning: the model reads dependency trees, but data.train has none, so that it is trained without them. "
             "Set source_trees or tree_columns."
