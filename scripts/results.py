@@ -8,7 +8,8 @@ between `<!-- results: NAME SECTION -->` and `<!-- end -->`, a CSV file and plot
 
 The folder `model_cards/evidence/NAME` has a subfolder ROW-SEED for each run with `evidence.json` and `translations/` of
 its model, and optionally `speed.json` (see `scripts/benchmarks/table_speed.py`). The rows are those of
-`scripts/recipes/rows/NAME.yaml`; the first one is the baseline.
+`scripts/recipes/rows/NAME.yaml`; the first one is the baseline. `NAME_papers.yaml` beside it says where the papers'
+figures for the rows are.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from recnmt_hf.data.files import locked_file, open_output
 from recnmt_hf.data.text import read_lines
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.experiments.sweep import read_rows
+from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.hub.card import describe_decoding, markdown_table, number
 from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
 from recnmt_hf.metrics.significance import compare_runs, holm
 from recnmt_hf.training.evidence import EVIDENCE, Evidence, TestScore, sum_of_lines
+from recnmt_hf.training.recipe_yaml import read_yaml
 
 
 SPEED, SCORES, TABLE = "speed.json", "scores.json", "table.csv"
@@ -121,6 +124,28 @@ class Row:
         for speed in chain(*(run.speeds for run in self.runs)):
             values.setdefault(speed["hardware"], []).append(median(speed["sentences_per_second"]))
         return values
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper reports about a row."""
+
+    row: str
+    baseline: str  # the row that the paper compares it with
+    system: str  # its name in the paper's tables
+    tables: Sequence[PaperTable]
+
+    def text(self) -> str:
+        """Return the paper's scores of translation at the sizes below big, beside those of its baseline."""
+        texts: dict[str, str] = {}  # by corpus and scores, which some papers print in several tables
+        for table in self.tables:
+            if "BLEU" in table.task.metric and table.size != "big" and (row := table.row(self.system)):
+                (score, difference), mark = table.texts(self.system), f", p {row.p}" if row.p else ""
+                pair = "-".join(map(str.capitalize, table.task.languages))
+                base = f"{table.baseline.system} {table.texts(table.baseline.system)[0]}"
+                figures = f"{table.task.name} {pair}, {base}: {score}"
+                texts.setdefault(figures, f"{figures} ({difference}{mark})")
+        return "; ".join(texts.values())
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -267,6 +292,21 @@ def read_results(folder: Path, rows: Path) -> tuple[list[Row], list[str]]:
     for row in result:
         check_same(row.runs, model_of)
     return result, [name for name, own in runs.items() if not own]
+
+
+def read_claims(path: Path, names: Sequence[str]) -> list[Claim]:
+    """Return the papers' claims about the rows of a comparison; none without the file."""
+    content = read_yaml(path) if path.is_file() else {}
+    check_entry(path, content)
+    claims = []
+    for row, entry in content.items():
+        check_entry(path, entry, "family")
+        baseline, family = entry.get("baseline", names[0]), FAMILIES.get(entry["family"])
+        claim = Claim(row, baseline, entry.get("system", row), family.tables if family else ())
+        if not {row, baseline} <= set(names) or not claim.text():
+            raise UserError("results.claim", field=str(path), value=row)
+        claims.append(claim)
+    return claims
 
 
 def test_names(rows: Sequence[Row]) -> list[str]:
@@ -451,6 +491,23 @@ def ranking_of(rows: Sequence[Row]) -> str:
     return markdown_table([heads, *lines])
 
 
+def papers_of(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
+    """Return the papers' figures beside the differences of this comparison."""
+    by_name = {row.name: row for row in rows}
+    lines = [["model", "paper", *(f"here, {test}" for test in test_names(rows))]]
+    for claim in claims:
+        row, baseline = by_name.get(claim.row), by_name.get(claim.baseline)
+        here = ["not trained yet"] * len(test_names(rows))
+        if row and baseline:
+            here = []
+            for test in test_names(rows):
+                p = p_text(row.corrected.get(test)) if baseline is rows[0] else ""
+                mark = f" (p {p if p.startswith('<') else f'= {p}'})" if p else ""
+                here.append(f"{mean(row.bleu(test)) - mean(baseline.bleu(test)):+.2f}{mark}")
+        lines.append([claim.row, claim.text(), *here])
+    return markdown_table(lines)
+
+
 def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[str, Any]) -> str:
     """Return what the figures depend on, in sentences."""
     first = rows[0].evidence
@@ -567,7 +624,7 @@ def fill(document: Path, sections: Mapping[str, Callable[[Path], str]], name: st
 
 
 def sections_of(
-    folder: Path, rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[str, Any]
+    folder: Path, rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[str, Any], claims: Sequence[Claim]
 ) -> dict[str, Callable[[Path], str]]:
     """Return functions that write the sections for a document."""
 
@@ -585,6 +642,7 @@ def sections_of(
         "plots": lambda _: plots_of(folder, rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
+        "papers": lambda _: papers_of(claims, rows),
     }
 
 
@@ -606,7 +664,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="folder of the README")
     args = parser.parse_args(argv)
     folder = args.root / "model_cards" / "evidence" / args.name
-    rows, missing_rows = read_results(folder, args.root / f"scripts/recipes/rows/{args.name}.yaml")
+    rows_file = args.root / f"scripts/recipes/rows/{args.name}.yaml"
+    rows, missing_rows = read_results(folder, rows_file)
+    claims = read_claims(rows_file.with_stem(f"{args.name}_papers"), list(read_rows(rows_file)))
     if args.references is not None:
         stored = measure(rows, args.references, args.samples)
     else:
@@ -614,7 +674,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if missing := add_stored(rows, stored):
         print(f"Pass --references; not stored: {', '.join(missing)}.", file=sys.stderr)
     check_picture(folder / PLOTS[0][0])
-    sections = sections_of(folder, rows, missing_rows, stored)
+    sections = sections_of(folder, rows, missing_rows, stored, claims)
     texts = {document: fill(document, sections, args.name) for document in documents_of(args.root)}
     # Everything was computed without an error; only now files change.
     if args.references is not None:

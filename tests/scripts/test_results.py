@@ -181,6 +181,24 @@ def test_missing_scores_are_named_and_stale_ones_ignored(results, root, capsys):
         results.main(["small", "--root", str(root), "--references", str(root / "data")])
 
 
+def test_figures_of_the_papers_beside_the_differences_here(results, root):
+    path = root / "scripts/recipes/rows/small_papers.yaml"
+    path.write_text(
+        "ON-LSTM: {family: onlstm_transformer, system: onlstm}\nlater: {family: rnmt, system: RNMT, baseline: two*}\n"
+    )
+    (root / "model_cards/small.md").write_text("<!-- results: small papers -->\n<!-- end -->\n")
+    results.main(["small", "--root", str(root), "--references", str(root / "data"), "--samples", "200"])
+    onlstm, later = table_in((root / "model_cards/small.md").read_text(), "papers")
+    assert onlstm["paper"] == "WMT14 En-De, attention 27.31: 27.44 (+0.13)"
+    score = [sacrebleu_score(translations(wrong), REFERENCES).score for wrong in (8, 10, 2, 4)]
+    assert onlstm["here, set"].startswith(f"{(sum(score[2:]) - sum(score[:2])) / 2:+.2f} (p ")
+    assert "RNNsearch* 37.93" in later["paper"] and later["here, set"] == "not trained yet"
+    for text in ("[]", "other: {family: gret}", "two*: {family: gret}", "two*: {system: GRET}", "two*: {family: none}"):
+        path.write_text(text)
+        with rejects("results.claim" if "family" in text else "results.damaged", str(path)):
+            results.main(["small", "--root", str(root)])
+
+
 def changed(path, *places, value):
     """Change an entry of a JSON file."""
     content = entry = json.loads(path.read_text())
