@@ -345,8 +345,8 @@ EXPERIMENTS: dict[str, str] = {
     "results.references": "{field} does not have the references of {name}, whose checksum is in the evidence. "
     "Correct the path.",
     "results.no_evidence": "{value} has no evidence of the model {field}. Copy its evidence.json there first.",
-    "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or no table of its family has BLEU "
-    "for its name. Correct the name, the family or the system.",
+    "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or no table of its family has "
+    "BLEU for its name. Correct the name, the family or the system.",
     "results.section": "{field}: there is no section {value}. Choose one of {sections}.",
     "logic.no_models": "{field} is empty. Add a model, e.g. models: {{hybrid: {{preset: logic_hybrid}}}}.",
     "logic.model_name": "{field}: the name {value} is not allowed. Use letters, digits, _, - and . in the name.",
