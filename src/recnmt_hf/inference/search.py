@@ -21,6 +21,8 @@ SHARE_FINISHED = 0.1
 MISSING_SCORE = -1.0e9
 # Columns of the vocabulary of which the best one decides whether `best_continuations` looks at the others.
 COLUMNS = 64
+# Scores that are compared at a time, so that they stay in a processor's cache.
+SCORES_AT_A_TIME = 2**20
 # Inputs of a model that stay the same from step to step.
 MODEL_INPUTS = ("encoder_outputs", "attention_mask")
 
@@ -259,15 +261,25 @@ class BeamSearch(GreedySearch):
 
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         sentences, beams = self.running.shape[:2]
-        scores = logits if self.rows.returns_log_probs else logits.log_softmax(-1)
+        are_log_probs = self.rows.returns_log_probs
         if self.processors:
-            scores = self.processors(self.running.flatten(0, 1)[:, :length], scores)
-        best, source, tokens = best_continuations(
-            scores.view(sentences, beams, -1), self.running_scores, self.continuations
-        )
+            scores = logits if are_log_probs else logits.log_softmax(-1)
+            logits, are_log_probs = self.processors(self.running.flatten(0, 1)[:, :length], scores), True
+        vocabulary = logits.shape[-1]
+        at_a_time = max(SCORES_AT_A_TIME // (beams * vocabulary), 1) if logits.device.type == "cpu" else sentences
+        parts = zip(logits.split(at_a_time * beams), self.running_scores.split(at_a_time), strict=True)
+        found = [
+            best_continuations(
+                (part if are_log_probs else part.log_softmax(-1)).view(-1, beams, vocabulary),
+                before,
+                self.continuations,
+            )
+            for part, before in parts
+        ]
+        best, source, tokens = (torch.cat(column) for column in zip(*found, strict=True))
         continued = self.running.gather(1, source[:, :, None].expand(-1, -1, self.running.shape[2]))
         continued[:, :, length] = tokens
-        ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), scores)
+        ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), logits)
         ended = ended.view(sentences, -1)
 
         self.running_scores, chosen = (best + ended * MISSING_SCORE).topk(beams, dim=1)
