@@ -80,7 +80,7 @@ def decoding_matmul_cases(config: Any, rows: int) -> Iterator[Case]:
     for channels in dict.fromkeys([config.d_model, config.decoder_ffn_dim, config.vocab_size]):
         states, linear = torch.randn(rows, config.d_model), nn.Linear(config.d_model, channels)
         with torch.no_grad():
-            taken = kernels_shared.takes_weight_first(states, linear.weight)
+            taken = kernels_shared.enabled() and kernels_shared.suits_weight_first(states, linear.weight)
         yield Case(
             "matmul of few rows",
             f"{rows} x {config.d_model} to {channels}",

@@ -7,7 +7,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.backends import torch_model
-from recnmt_hf.inference.search import ModelRows
+from recnmt_hf.inference.search import ModelRows, best_continuations
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -64,7 +64,21 @@ def test_dropping_finished_sentences_does_not_change_results(translator, corpus,
         assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
         scores = [[each.score for each in every.hypotheses] for every in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-    assert rows[0] == 16 * options["beams"] and rows[-1] < rows[0]
+    # One beam of each sentence in the first step, then all, then fewer sentences.
+    assert rows[0] == 16 and max(rows) == 16 * options["beams"] and rows[-1] < max(rows)
+
+
+@pytest.mark.parametrize("vocabulary", [63, 64, 130, 300, 3000])
+@pytest.mark.parametrize(("beams", "count"), [(1, 2), (3, 8)])
+def test_best_continuations_are_those_of_a_sorted_vocabulary(vocabulary, beams, count):
+    """Also with forbidden tokens, and where the vocabulary is no multiple of the columns compared first."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    scores = torch.randn(5, beams, vocabulary, generator=generator).log_softmax(-1)
+    scores[:, :, ::3] = -torch.inf
+    before = torch.randn(5, beams, generator=generator)
+    found, source, tokens = best_continuations(scores, before, count)
+    values, places = (scores + before[:, :, None]).flatten(1).topk(count, dim=1)
+    assert torch.equal(found, values) and torch.equal(source * vocabulary + tokens, places)
 
 
 def test_reference_paths_drop_sentences_too(translator, corpus, monkeypatch):
@@ -73,7 +87,7 @@ def test_reference_paths_drop_sentences_too(translator, corpus, monkeypatch):
     sentences = [pair.en for pair in corpus["test"][:6]]
     options = {"beams": 2, "max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 100_000}
     found, expected, rows = with_and_without(translator, monkeypatch, sentences, **options)
-    assert [each.text for each in found] == [each.text for each in expected] and rows[-1] < rows[0]
+    assert [each.text for each in found] == [each.text for each in expected] and rows[-1] < rows[1]
 
 
 def test_prefixes_and_batches(translator, corpus, monkeypatch):

@@ -50,7 +50,7 @@ class ModelRows:
         return outputs.logits[:, -1].float()
 
     def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:
-        """As `next_logits` in the first step, in which the beams of a sentence are the same: one of them is computed."""
+        """As `next_logits` in the first step, where the beams of a sentence are the same: one of them is computed."""
         if beams == 1:
             return self.next_logits(tokens)
         inputs, first = self.inputs, torch.arange(0, self.rows, beams, device=tokens.device)

@@ -323,10 +323,14 @@ def are_ordinary(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWEST_WIDE_ROWS) -> bool:
     """Return whether a matmul of `left` `(.., k)` with the elements of `right` uses oneDNN."""
+    # Shapes are read last, since that makes conditions of a graph.
+    return enabled() and are_ordinary(left, right) and suits_wide(left, right, fewest_rows)
+
+
+def suits_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int) -> bool:
+    """Return whether oneDNN is faster for ordinary tensors of these shapes."""
     return (
-        enabled()
-        and are_ordinary(left, right)  # before shapes are read, which makes conditions of a graph
-        and right.numel() >= SMALLEST_WIDE_WEIGHT
+        right.numel() >= SMALLEST_WIDE_WEIGHT
         and min(right.shape) >= FEWEST_WIDE_ROWS
         and left.numel() >= fewest_rows * left.shape[-1]
         and has_wide_matmul()
@@ -373,6 +377,11 @@ def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     """Compute `torch.nn.functional.linear`, by oneDNN where that is faster."""
     if not takes_wide(states, weight):
         return nn.functional.linear(states, weight, bias)
+    return onednn_layer(states, weight, bias)
+
+
+def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute a linear layer by oneDNN, with its gradients."""
     flat = states.reshape(-1, states.shape[-1])
     multiply = WideLinear.apply if torch.is_grad_enabled() else onednn_linear
     return multiply(flat, weight, bias).view(*states.shape[:-1], weight.shape[0])
@@ -391,12 +400,10 @@ def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     return projected if bias is None else projected.add_(bias)
 
 
-def takes_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether a linear layer reads its weight first, for the few rows of a decoding step on the CPU."""
+def suits_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether a layer of ordinary tensors reads its weight first, for the few rows of a decoding step."""
     return (
         not torch.is_grad_enabled()
-        and enabled()
-        and are_ordinary(states, weight)
         and weight.numel() >= SMALLEST_WEIGHT
         and weight.shape[1] >= SMALLEST_WIDTH
         and states.numel() // weight.shape[1] in FEW_ROWS
@@ -410,12 +417,15 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
     if type(linear) is not nn.Linear:
         return linear(states)
     weight = linear.weight
-    channels, width = weight.shape
-    is_large = not torch.is_grad_enabled() and weight.numel() >= LARGE_WEIGHT
-    if takes_wide(states, weight, FEWEST_WIDE_ROWS if is_large else MANY_ROWS) and is_plain(linear, nn.Linear):
-        return wide_linear(states, weight, linear.bias)
-    if takes_weight_first(states, weight) and is_plain(linear, nn.Linear):
-        return weight_first(states.reshape(-1, width), weight, linear.bias).view(*states.shape[:-1], channels)
+    # In this order: each check costs as much as a small matmul.
+    if enabled() and are_ordinary(states, weight):
+        is_large = not torch.is_grad_enabled() and weight.numel() >= LARGE_WEIGHT
+        if suits_wide(states, weight, FEWEST_WIDE_ROWS if is_large else MANY_ROWS) and is_plain(linear, nn.Linear):
+            return onednn_layer(states, weight, linear.bias)
+        if suits_weight_first(states, weight) and is_plain(linear, nn.Linear):
+            channels, width = weight.shape
+            product = weight_first(states.reshape(-1, width), weight, linear.bias)
+            return product.view(*states.shape[:-1], channels)
     return linear(states)
 
 
