@@ -57,7 +57,7 @@ data and the quality of its translations are not documented yet.
 
 
 def write_plain_card(config: Any, folder: str | Path, name: str = "PLACE/OF-THIS-MODEL") -> None:
-    """Write [`plain_card`] into a folder that has no card, or only the default one of transformers."""
+    """Write `plain_card` into a folder that has no card, or only the default one of transformers."""
     path = Path(folder) / CARD
     if path.is_file() and TEMPLATE_OF_TRANSFORMERS not in path.read_text(encoding="utf-8"):
         return

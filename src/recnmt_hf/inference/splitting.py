@@ -104,6 +104,7 @@ def is_unspaced_between(left: str, right: str) -> bool:
 
 
 def is_letter(character: str) -> bool:
+    """Return whether a character is a letter, or a mark such as a vowel sign."""
     return unicodedata.category(character)[0] in "LM"
 
 

@@ -111,6 +111,7 @@ def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
 
 @cache
 def moses_tokenizer(language: str) -> Any:
+    """Return the Moses tokenizer of a language."""
     with packages_of_extra("metrics", "Tokenised BLEU of a language"):
         from sacremoses import MosesTokenizer
 

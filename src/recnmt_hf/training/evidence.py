@@ -98,7 +98,7 @@ def refuse_links(*paths: Path) -> None:
 
 @dataclass
 class Evidence:
-    """Evidence of a model. [`ENTRIES`] lists the entries of some fields."""
+    """Evidence of a model. `ENTRIES` lists the entries of some fields."""
 
     model: dict[str, Any] = field(default_factory=dict)
     languages: list[str] = field(default_factory=list)  # source and target
