@@ -273,6 +273,8 @@ TRAINING: dict[str, str] = {
     # training
     "dataset.not_prepared": "{field} must be a datasets.Dataset with the columns {columns}, not a {kind}. Make it with "
     "recnmt_hf.prepare_dataset; use transformers' Seq2SeqTrainer for streams.",
+    "training.ema_sharded": "{field}={value} needs the whole model in each process, which FSDP and DeepSpeed do not "
+    "have. Remove it; average.count averages checkpoints instead.",
     "training.loss_not_finite": "The loss became NaN or infinite by step {step}. Newest good checkpoint: {checkpoint}. "
     "Resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0.",
     # output folders

@@ -77,6 +77,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     keep_best: Annotated[int, Range(least=0)] = option(
         1, "number of best checkpoints to keep, by metric_for_best_model"
     )
+    ema_decay: Annotated[float | None, Range(above=0, below=1)] = option(
+        None,
+        "decay of a moving average of the weights, e.g. 0.999, which is evaluated and saved in their place; null: none",
+    )
 
     def __post_init__(self) -> None:
         for name, entry in training_options().items():

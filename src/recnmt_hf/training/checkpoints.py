@@ -33,7 +33,9 @@ TRANSLATIONS = "translations"
 PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 # Files of a checkpoint that only resuming needs.
-_TRAINING_STATE = re.compile(r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args)[^/]*$")
+_TRAINING_STATE = re.compile(
+    r"(optimizer|scheduler|scaler|rng_state|trained_weights|trainer_state|training_args)[^/]*$"
+)
 
 
 def mark_complete(folder: str | Path) -> None:

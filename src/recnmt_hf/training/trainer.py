@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +42,7 @@ from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
 from .checkpoints import discard, mark_complete, newest_checkpoint, rotate, steps_of
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
+from .moving_average import MovingAverage
 from .processes import logger
 
 
@@ -225,6 +227,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.steps_before = 0  # of an earlier process
         self.output_means = OutputMeans(getattr(model, "logged_outputs", ()))
         self.has_warned = False
+        self.moving_average: MovingAverage | None = None
+        if args.ema_decay is not None:
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise UserError("training.ema_sharded", field="ema_decay", value=args.ema_decay)
+            self.moving_average = MovingAverage(self.model, args.ema_decay)
+            self.add_callback(self.moving_average)
         self.add_callback(TrainingStepCallback(self.first_step))
         self.add_callback(RunCallback(self))
         self.add_callback(Stopwatch())
@@ -371,6 +379,14 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has its moving average, if it has one."""
+        return nullcontext() if self.moving_average is None else self.moving_average.applied()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with self.averaged_weights():
+            return super().evaluate(*args, **kwargs)
+
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         if description != "Evaluation" or self.args.predict_with_generate or self.compute_metrics is not None:
             return super().evaluation_loop(dataloader, description, *args, **kwargs)
@@ -432,9 +448,13 @@ class TranslationTrainer(Seq2SeqTrainer):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
+        with self.averaged_weights():
+            super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.tokenizers.save_beside_source(output_dir or self.args.folder)  # the Trainer saves the source's
+            folder = Path(output_dir or self.args.folder)
+            self.tokenizers.save_beside_source(folder)  # the Trainer saves the source's
+            if self.moving_average is not None and folder != self.args.folder:
+                self.moving_average.save_trained(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
@@ -455,6 +475,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             return  # the model has its parameters
         if not getattr(self.accelerator, "is_fsdp2", False):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if self.moving_average is not None:
+                self.moving_average.resume(Path(resume_from_checkpoint))
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 

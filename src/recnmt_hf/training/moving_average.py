@@ -1,0 +1,74 @@
+"""Exponential moving average of the weights during training (Kingma and Ba, 2015, section 7.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+
+# File of a checkpoint with the weights that training continues from; its model.safetensors has the average.
+TRAINED = "trained_weights.pt"
+
+
+class MovingAverage(TrainerCallback):
+    """
+    Callback that keeps the moving average `a <- decay * a + (1 - decay) * w` of a model's weights after each update,
+    from those of the first update on. Evaluations and checkpoints of [`~recnmt_hf.TranslationTrainer`] have it.
+
+    Args:
+        model (`torch.nn.Module`): The model that is trained.
+        decay (`float`): Share of the average that an update keeps, such as 0.999.
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        self.model, self.decay = model, decay
+        self.average: AveragedModel | None = None
+
+    def start(self) -> None:
+        """Start an average of the model's present weights."""
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
+
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if self.average is None:
+            self.start()
+        assert self.average is not None
+        self.average.update_parameters(self.model)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the model the average's weights in a context."""
+        if self.average is None:  # before the first update
+            yield
+            return
+        own, average = list(self.model.parameters()), list(self.average.module.parameters())
+        before = [parameter.detach().clone() for parameter in own]
+        try:
+            copy_values(own, average)
+            yield
+        finally:
+            copy_values(own, before)
+
+    def save_trained(self, folder: Path) -> None:
+        """Write the weights that are trained into a checkpoint."""
+        torch.save({name: value.detach() for name, value in self.model.named_parameters()}, folder / TRAINED)
+
+    def resume(self, folder: Path) -> None:
+        """Continue from a checkpoint whose average the model has already."""
+        self.start()
+        assert self.average is not None
+        self.average.n_averaged.fill_(1)  # not the first update, which the average would copy
+        trained = torch.load(folder / TRAINED, map_location="cpu", weights_only=True)
+        own = dict(self.model.named_parameters())
+        copy_values(list(own.values()), [trained[name] for name in own])
+
+
+@torch.no_grad()
+def copy_values(to: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
+    """Copy values into parameters."""
+    for parameter, value in zip(to, values, strict=True):
+        parameter.copy_(value)

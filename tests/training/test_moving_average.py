@@ -1,0 +1,80 @@
+"""Moving average of the weights: its values, evaluations and checkpoints with it, resumed runs."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_kills import tiny
+from user_errors import rejects
+
+from recnmt_hf.training.moving_average import TRAINED
+from recnmt_hf.training.run import train
+from recnmt_hf.training.trainer import TranslationTrainer
+
+
+DECAY = 0.75
+
+
+def plan(folder, **training):
+    settings = {"ema_decay": DECAY, "keep_last": 4, **training}
+    return tiny(training=settings, data={"cache_dir": str(folder / "data")}, average={"count": 1}, test={})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of four updates, and the weights of its evaluations."""
+    folder, evaluated = tmp_path_factory.mktemp("averaged"), []
+    own = TranslationTrainer.token_loss
+
+    def watched(self, model, dataset):
+        evaluated.append({name: value.detach().clone() for name, value in model.named_parameters()})
+        return own(self, model, dataset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TranslationTrainer, "token_loss", watched)
+        train(plan(folder), folder / "run")
+    return folder, evaluated
+
+
+def weights(folder, step, name="model.safetensors"):
+    path = folder / f"run/checkpoint-{step}" / name
+    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+
+
+def test_checkpoints_have_the_average(run):
+    folder, _ = run
+    average = weights(folder, 1, TRAINED)
+    for step in range(1, 5):
+        trained, found = weights(folder, step, TRAINED), weights(folder, step)
+        average = {name: DECAY * average[name] + (1 - DECAY) * trained[name] for name in average}
+        for name, value in average.items():
+            torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(found["model.decoder.embed_tokens.weight"], trained["model.decoder.embed_tokens.weight"])
+    final = folder / "run/model"
+    assert torch.equal(load_file(final / "model.safetensors")[name], found[name]) and not (final / TRAINED).exists()
+
+
+def test_evaluations_have_the_average_and_training_does_not(run, tmp_path):
+    folder, evaluated = run
+    for step, seen in zip((2, 4), evaluated, strict=True):
+        saved = weights(folder, step)
+        assert all(torch.equal(saved[name], seen[name]) for name in saved)
+    train(plan(tmp_path, ema_decay=None), tmp_path / "run")
+    plain, trained = weights(tmp_path, 4), weights(folder, 4, TRAINED)
+    assert all(torch.equal(plain[name], trained[name]) for name in plain)
+
+
+def test_a_resumed_run_is_the_same(run, tmp_path):
+    folder, _ = run
+    train(plan(tmp_path, max_steps=2), tmp_path / "run")
+    train(plan(tmp_path), tmp_path / "run", resume=True)
+    for name in ("model.safetensors", TRAINED):
+        one, other = weights(folder, 4, name), weights(tmp_path, 4, name)
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    with rejects("resume.other_recipe", "training.ema_decay"):
+        train(plan(tmp_path, ema_decay=0.5), tmp_path / "run", resume=True)
+
+
+def test_wrong_decays(tmp_path):
+    for value in (0.0, 1.0, -1, "much"):
+        with rejects("option.value", "training.ema_decay"):
+            plan(tmp_path, ema_decay=value)
