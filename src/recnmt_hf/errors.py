@@ -59,8 +59,10 @@ DATA: dict[str, str] = {
     "output.locked": "{field} is in use ({owner}). Try again when that process has finished.",
     "output.in_use": "Another run ({owner}) writes to {field}. Wait for it, stop it, or choose another output folder.",
     # corpora
-    "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, lcsts, dataset and generated, got {kinds}. "
+    "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, lcsts, dataset, generated and sacrebleu, got "
+    "{kinds}. "
     "Write several corpora as a list.",
+    "corpus.pair": "{field}={value} is only allowed with sacrebleu. Remove it.",
     "corpus.several_targets": "{field} lists {value}. Only a test set can have several references. Pass one file.",
     "corpus.references": "The corpora of a test set have different numbers of references ({counts}). Make them equal.",
     "corpus.one_side": "{field} is missing. Text files need both source and target.",
@@ -95,6 +97,16 @@ DATA: dict[str, str] = {
     "tries. Request fewer sentences, or allow more depth.",
     # dependency trees
     "corpus.trees": "{field} needs {needed}. Set that, or remove {field}.",
+    "test_set.unknown": "{field}={value} is not a test set of sacrebleu, like {near}. sacrebleu --list prints all.",
+    "test_set.pair": "{field}={value} is not a language pair of {name}. Use one of {pairs}.",
+    "test_set.not_downloaded": "{field}={value} cannot be downloaded ({reason}). Run sacrebleu -t {value} -l {pair} "
+    "--echo src where there is a connection, and copy its folder ~/.sacrebleu to {folder}, or name files in source and "
+    "target.",
+    "tag.not_a_word": "{field}={value} is not a tag. Write text without spaces, such as >>de<<.",
+    "tag.taken": "{field}={value} is given twice, or is a control token. Remove it.",
+    "tag.unknown": "{field}={value} is not one symbol of the tokenizer, but {symbols}. Add it to tokenizer.tags; a "
+    "given tokenizer must have it.",
+    "tag.excluded": "{field}={value} cannot be combined with {other}, whose positions count words. Remove one of them.",
     "conllu.columns": "{field}: expected the ten columns of CoNLL-U, separated by tabs, got {count}.",
     "conllu.word_number": "{field}: the word has the ID {value}, expected {expected}. Number the words of a sentence "
     "1, 2, 3, ..., and separate sentences by a blank line.",
@@ -255,6 +267,9 @@ TRAINING: dict[str, str] = {
     "null, or model.type to a variant, e.g. biarn_transformer.",
     "recipe.checkpoints_not_evaluated": "{user} needs an evaluation of each checkpoint, but {field}={value} does not "
     "match {other}. Set both to the same value.",
+    "recipe.unnamed_test": "{field} has no name. Write a mapping, such as test: {{name: {{source: .., target: ..}}}}, or "
+    "a list of test sets of sacrebleu.",
+    "recipe.test_tags": "{field}: the corpora have different target tags. Make a test set for each.",
     "recipe.test_name": "{field}: {value} is not allowed as the name of a test set. Use letters, digits, _, - and ., "
     "but not {reserved}.",
     "recipe.vocabulary_too_small": "{field}={value} is below the tokenizer's size, {symbols}. Remove or raise it.",

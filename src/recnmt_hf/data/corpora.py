@@ -24,6 +24,7 @@ from ..errors import MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import partial_folder
 from .generated import generate_corpus
+from .named_test_sets import files_of_test_set
 from .text import (
     ON_EMPTY,
     SentencePair,
@@ -64,8 +65,8 @@ GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 @dataclass(frozen=True)
 class Corpus:
     """
-    A source of sentence pairs: exactly one of `source` with `target`, `tsv`, `jsonl`, `lcsts`, `dataset`, `generated`.
-    For summarization the target is the summary.
+    A source of sentence pairs: exactly one of `source` with `target`, `tsv`, `jsonl`, `lcsts`, `dataset`, `generated`,
+    `sacrebleu`. For summarization the target is the summary.
     """
 
     source: str | None = option(None, "source side of line-aligned text files, plain or gzipped")
@@ -95,6 +96,14 @@ class Corpus:
         None, "number of sentences of the generated split"
     )
     seed: int = option(1, "seed of the generated corpus")
+    sacrebleu: str | None = option(None, "name of a test set of sacrebleu, such as wmt14")
+    pair: str | None = option(None, "language pair of the test set, such as en-de; null: source_lang-target_lang")
+    source_tag: str | None = option(
+        None, "tag before each source, such as >>de<<; one of tokenizer.tags, or a symbol of a given tokenizer"
+    )
+    target_tag: str | None = option(
+        None, "tag before each target of training, with which translations of a test set are made to begin"
+    )
     alignments: str | None = option(
         None,
         "file of links beside line-aligned text files, as `recnmt align` writes it (0-0 1-2), for guided_alignment; a "
@@ -122,7 +131,8 @@ class Corpus:
                 paths = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in value]
                 object.__setattr__(self, name, paths)
         check_options(self)
-        kinds = [name for name in ("source", "tsv", "jsonl", "lcsts", "dataset", "generated") if getattr(self, name)]
+        names = ("source", "tsv", "jsonl", "lcsts", "dataset", "generated", "sacrebleu")
+        kinds = [name for name in names if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError("corpus.kinds", kinds=", ".join(kinds) or "none")
         if (self.source is None) != (self.target in (None, [])):
@@ -135,6 +145,12 @@ class Corpus:
             raise UserError("corpus.trees", field="source_trees", value=self.source_trees, needed="source and target")
         if self.tree_columns and not (self.jsonl or self.dataset):
             raise UserError("corpus.trees", field="tree_columns", value=True, needed="dataset or jsonl")
+        if self.pair is not None and self.sacrebleu is None:
+            raise UserError("corpus.pair", field="pair", value=self.pair)
+        for name in ("source_tag", "target_tag"):
+            if (tag := getattr(self, name)) is not None and (self.alignments or self.has_trees):
+                other = "alignments" if self.alignments else "dependency trees"
+                raise UserError("tag.excluded", field=name, value=tag, other=other)
 
     @property
     def has_trees(self) -> bool:
@@ -142,7 +158,16 @@ class Corpus:
         return self.source_trees is not None or self.tree_columns
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
-        """Yield the checked sentence pairs; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
+        """
+        Yield the checked sentence pairs, with their tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors.
+        """
+        pairs = self._pairs(source_lang, target_lang, on_empty)
+        if self.source_tag is None and self.target_tag is None:
+            return pairs
+        tags = (self.source_tag, self.target_tag)
+        return (SentencePair(*(tagged(tag, text) for tag, text in zip(tags, pair, strict=True))) for pair in pairs)
+
+    def _pairs(self, source_lang: str, target_lang: str, on_empty: str) -> Iterator[SentencePair]:
         self.check_languages(source_lang, target_lang)
         columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:
@@ -162,6 +187,9 @@ class Corpus:
             place, rows = self.jsonl, read_jsonl(self.jsonl, *columns, read_source)
         elif self.lcsts:
             place, rows = self.lcsts, read_lcsts(self.lcsts, self.min_score)
+        elif self.sacrebleu:
+            files = files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
+            return (SentencePair(*row) for row in read_aligned(files[:2], on_empty))
         else:
             self.check_single_target()
             assert self.source is not None and isinstance(self.target, str)
@@ -169,10 +197,18 @@ class Corpus:
         return skip_blank_pairs(rows, [place] * 2, on_empty, "row" if self.dataset else "line")
 
     def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[str, ...]]:
-        """Yield each source with its references."""
-        if isinstance(self.target, list):
-            return self._aligned([str(self.source), *self.target], on_empty)
-        return self.pairs(source_lang, target_lang, on_empty)
+        """Yield each source, with its tag, and its references, which have none."""
+        rows: Iterator[tuple[str, ...]]
+        if self.sacrebleu:
+            files = files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
+            rows = read_aligned(files, on_empty)
+        elif isinstance(self.target, list):
+            rows = self._aligned([str(self.source), *self.target], on_empty)
+        else:
+            rows = self._pairs(source_lang, target_lang, on_empty)
+        if self.source_tag is None:
+            return rows
+        return ((tagged(self.source_tag, row[0]), *row[1:]) for row in rows)
 
     def _aligned(self, paths: list[str], on_empty: str) -> Iterator[tuple[str, ...]]:
         """Yield the rows of line-aligned files, the source first, with its trees and the links of the pairs."""
@@ -190,6 +226,8 @@ class Corpus:
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
+        if self.sacrebleu:
+            files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}", download=False)
         if self.generated and {source_lang, target_lang} != {"en", "de"}:
             raise UserError("corpus.generated_languages", languages=f"{source_lang}-{target_lang}")
         has_columns = (self.source_column is not None or self.tree_columns) and self.target_column is not None
@@ -223,8 +261,13 @@ class Corpus:
                 texts.append(text.strip())
             yield number, SentencePair(*texts)
 
-    def check_files(self) -> None:
-        """Raise `UserError` if a file or folder of the corpus is missing, cannot be read, or is empty."""
+    def check_files(self, source_lang: str, target_lang: str) -> None:
+        """
+        Raise `UserError` if a file or folder of the corpus is missing, cannot be read, or is empty, or if a test set
+        cannot be downloaded.
+        """
+        if self.sacrebleu:
+            files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
         for path in self.local_files():
             if next(read_lines(path), None) is None:
                 raise UserError("file.empty", field=path)
@@ -239,10 +282,16 @@ class Corpus:
         # Fields of later releases are left out where they are not used: the content is the same as before.
         later = set() if self.alignments else {"alignments", "alignment_units"}
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
+        later |= {name for name in ("sacrebleu", "pair", "source_tag", "target_tag") if getattr(self, name) is None}
         return [
             {field.name: getattr(self, field.name) for field in fields(self) if field.name not in later},
             [digest_of_file(path) for path in files if Path(path).is_file()],
         ]
+
+
+def tagged(tag: str | None, text: str) -> str:
+    """Return a text with a tag before it, if there is one."""
+    return text if tag is None else f"{tag} {text}"
 
 
 # One corpus or several, as public functions take them.

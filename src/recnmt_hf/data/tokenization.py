@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from .._loading_errors import explained_loading
 from .._values import Range, check_value
 from ..errors import UserError
+from .tags import add_tags, check_tags
 
 
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -34,6 +35,7 @@ def train_tokenizer(
     lowercase: bool = False,
     max_length: int = 1024,
     byte_fallback: bool | None = None,
+    tags: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """
     Train a tokenizer whose decoding restores the plain text.
@@ -55,6 +57,8 @@ def train_tokenizer(
         byte_fallback (`bool`, *optional*): Whether 256 symbols of the vocabulary are bytes, in which BPE encodes
             unknown characters, so that every text can be decoded. `None`: for BPE with `vocab_size` of 1000 or more.
             The alphabet is then limited to its most frequent characters if it exceeds the vocabulary.
+        tags (sequence of `str`, *optional*): Symbols that stay whole in every text, such as `>>de<<`
+            ([`~recnmt_hf.data.tags.add_tags`]). They count as symbols.
 
     Returns:
         `PreTrainedTokenizerFast`: `save_pretrained` writes files for `AutoTokenizer`.
@@ -71,6 +75,8 @@ def train_tokenizer(
         byte_fallback = kind == "bpe" and vocab_size >= BYTE_FALLBACK_SIZE
     if byte_fallback and kind != "bpe":
         raise UserError("tokenizer.byte_fallback", field="byte_fallback", value=byte_fallback, kind=kind)
+    check_tags(tags, "tags", SPECIAL_TOKENS)
+    vocab_size -= len(tags)
     reserved = len(SPECIAL_TOKENS) + (len(BYTES) if byte_fallback else 0)
     if vocab_size <= reserved:
         raise UserError("tokenizer.vocabulary_too_small", field="vocab_size", value=vocab_size, reserved=reserved)
@@ -95,7 +101,7 @@ def train_tokenizer(
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, SPECIAL_TOKENS.index(END))]
     )
-    return PreTrainedTokenizerFast(
+    trained = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=AddedToken(PAD, special=True, normalized=False),
         bos_token=AddedToken(START, special=True, normalized=False),
@@ -106,6 +112,8 @@ def train_tokenizer(
         split_special_tokens=True,  # saved too: `</s>` in a text is text
         model_input_names=["input_ids", "attention_mask"],
     )
+    add_tags(trained, tags)
+    return trained
 
 
 def check_texts(texts: Iterable[str]) -> Iterator[str]:

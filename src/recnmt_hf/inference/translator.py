@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import dropwhile, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain, is_blank, truncated
+from ..data.tags import tag_ids
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations, TreeTokens, tree_options
 from ..data.trees import ParsedSentence
@@ -80,6 +81,7 @@ class Translator:
         self.task = ModelTask()
         self.trees = self.tokenizers.tree_encoder(self.model.config)
         self.control_ids = [control_ids(tokenizer) for tokenizer in self.tokenizers]
+        self.tag_ids = tag_ids(self.tokenizers.target)
 
     @classmethod
     def from_backend(cls, backend: Backend, task: ModelTask | None = None) -> Translator:
@@ -88,6 +90,7 @@ class Translator:
         translator.backend, translator.task = backend, task or ModelTask()
         translator.trees = translator.tokenizers.tree_encoder(translator.model.config)
         translator.control_ids = [control_ids(tokenizer) for tokenizer in translator.tokenizers]
+        translator.tag_ids = tag_ids(translator.tokenizers.target)
         return translator
 
     @classmethod
@@ -376,7 +379,9 @@ class Translator:
         alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
-        texts = self.target_tokenizer.batch_decode([*tokens], skip_special_tokens=True)
+        # A tag at the beginning, such as >>de<<, says what the text is.
+        shown = [[*dropwhile(self.tag_ids.__contains__, row)] for row in tokens]
+        texts = self.target_tokenizer.batch_decode(shown, skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = []
         for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True):

@@ -57,7 +57,7 @@ def check_before_training(
     for place, corpus in recipe.corpora:
         try:
             corpus.check_languages(data.source_lang, data.target_lang)
-            corpus.check_files()
+            corpus.check_files(data.source_lang, data.target_lang)
         except UserError as error:
             # The field of these errors is a file.
             field = f"{place}: {error.field}" if error.field else place

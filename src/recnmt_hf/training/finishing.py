@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .._plain_text import is_blank
@@ -67,7 +68,11 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
         model={**about_model(trainer.model.config, trainer.model.num_parameters()), "preset": recipe.model.preset},
         languages=[recipe.data.source_lang, recipe.data.target_lang],
         recipe=differences(recipe),
-        data={"training_pairs": len(trainer.train_dataset), "validation_pairs": len(trainer.eval_dataset)},
+        data={
+            "training_pairs": len(trainer.train_dataset),
+            "validation_pairs": len(trainer.eval_dataset),
+            **drawn_pairs(trainer.train_dataset),
+        },
         tokenizer={
             "kind": "given" if is_given else recipe.tokenizer.kind,
             "source_symbols": len(tokenizers.source),
@@ -90,6 +95,11 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
         base_model=recipe.model.base_model,
         example=texts[len(texts) // 2] if texts else "",
     )
+
+
+def drawn_pairs(data: Any) -> dict[str, list[int]]:
+    """Return the number of pairs that were drawn from each corpus, for corpora that were mixed."""
+    return {"pairs_of_corpora": np.bincount(data["corpus"][:]).tolist()} if "corpus" in data.column_names else {}
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
@@ -131,7 +141,8 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
         sources, references = load_test_set(corpora, data.source_lang, data.target_lang, data.on_empty)
         dataset = [stated(corpus) for corpus in corpora]
         language = data.target_lang
-        score, texts, line = test_model(translator, name, sources, references, language, options, scorer, dataset)
+        tag = corpora[0].target_tag
+        score, texts, line = test_model(translator, name, sources, references, language, options, scorer, dataset, tag)
         with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:
             file.writelines(f"{text}\n" for text in texts)
         logger.info(line)

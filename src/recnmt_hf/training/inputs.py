@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, interleave_datasets
 from transformers import PreTrainedTokenizerBase
 
 from ..data.corpora import Corpus, load_pairs, prepare_dataset
+from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..data.tree_inputs import Relations, TreeEncoder, tree_options
@@ -60,8 +61,28 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
     corpora = data.train
     if not recipe.guides_alignment:
         corpora = [replace(corpus, alignments=None) if corpus.alignments else corpus for corpus in corpora]
-    train = prepare(corpora, longest, max_length_ratio=data.max_length_ratio)
+    for place, corpus in recipe.corpora:
+        for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
+            if (tag := getattr(corpus, name)) is not None:
+                check_known(tokenizer, tag, f"{place}.{name}", is_target=name == "target_tag")
+    if data.temperature is None or len(corpora) == 1:
+        train = prepare(corpora, longest, max_length_ratio=data.max_length_ratio)
+    else:
+        parts = [prepare([corpus], longest, max_length_ratio=data.max_length_ratio) for corpus in corpora]
+        train = mix(parts, data.temperature, recipe.training.seed)
     return tokenizers, train, prepare(data.validation, longest_validation, keep_text=True)
+
+
+def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
+    """
+    Draw pairs from prepared corpora until each pair of each corpus was drawn, with probabilities proportional to
+    `size ** (1 / temperature)` (Arivazhagan et al., 2019, "Massively Multilingual Neural Machine Translation in the
+    Wild", section 4.2).
+    """
+    weights = [len(part) ** (1 / temperature) for part in parts]
+    probabilities = [weight / sum(weights) for weight in weights]
+    marked = [part.add_column("corpus", [number] * len(part)) for number, part in enumerate(parts)]
+    return interleave_datasets(marked, probabilities, seed=seed, stopping_strategy="all_exhausted")
 
 
 def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
@@ -139,7 +160,8 @@ def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerP
     """Train tokenizers on the training corpora."""
 
     def train(sides: tuple[str, ...], kind: str, vocab_size: int) -> PreTrainedTokenizerBase:
-        pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
+        corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
+        pairs = load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty)
         return train_tokenizer(
             (getattr(pair, side) for pair in islice(pairs, section.max_sentences) for side in sides),
             kind,
@@ -147,6 +169,7 @@ def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerP
             min_frequency=section.min_frequency,
             lowercase=section.lowercase,
             byte_fallback=section.byte_fallback if kind == "bpe" else None,
+            tags=section.tags,
         )
 
     if section.joint:

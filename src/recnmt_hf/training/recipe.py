@@ -29,7 +29,8 @@ from .._values import (
 )
 from ..data.corpora import ON_LONG, Corpus, parse_corpora
 from ..data.files import open_output
-from ..data.tokenization import TOKENIZER_TYPES
+from ..data.tags import check_tags
+from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
 from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from .arguments import TranslationTrainingArguments, conflict, make_arguments, requirement, training_options
@@ -72,6 +73,11 @@ class DataSection:
     max_length_ratio: Annotated[float | None, Range(least=1)] = option(
         None, "maximum ratio of the two lengths of a training pair"
     )
+    temperature: Annotated[float | None, Range(least=1, most=1000)] = option(
+        None,
+        "draw pairs from the corpora of train with probabilities proportional to their sizes to the power of 1 / "
+        "temperature, so that small ones are repeated; null: each pair once",
+    )
     cache_dir: str | None = option(None, "folder of prepared data; null: a subfolder of the output folder")
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
 
@@ -112,6 +118,9 @@ class TokenizerSection:
     max_sentences: Annotated[int | None, Range(least=1)] = option(
         None, "maximum number of sentence pairs to train it on"
     )
+    tags: list[str] = field(
+        default_factory=list, metadata={"help": "symbols that stay whole and count as symbols, such as >>de<< and <bt>"}
+    )
     relation_subtypes: bool = option(
         False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
     )
@@ -121,6 +130,10 @@ class TokenizerSection:
     def check(self) -> None:
         """Raise `UserError` for a value that is not allowed or contradicts another."""
         check_fields(self, "tokenizer")
+        check_tags(self.tags, "tokenizer.tags", SPECIAL_TOKENS)
+        if self.tags and self.source:
+            remedy = "remove it; a given tokenizer keeps its own tags"
+            raise conflict("tokenizer.tags", self.tags, "tokenizer.source", remedy)
         if self.joint and (self.target_kind or self.target_vocab_size or self.target):
             remedy = "set it to false, or remove target* fields"
             raise conflict("tokenizer.joint", True, "a separate target tokenizer", remedy)
@@ -343,6 +356,8 @@ class Recipe:
         if self.data.on_long == "truncate":
             given = {"on_long": "truncate", "max_source_length": self.data.max_source_length, **stated(self.decoding)}
             self.decoding = parse(DecodingOptions, given, "decoding")
+        if isinstance(self.test, list):
+            self.test = {name_of_entry(corpus, number): corpus for number, corpus in enumerate(self.test)}
         # `null` drops a test set of an extended recipe.
         tests = {
             name_of_test(name): corpora
@@ -365,6 +380,9 @@ class Recipe:
         check_fields(self.average, "average")
         check_fields(self.guided_alignment, "guided_alignment")
         check_alignments(self)
+        for name, corpora in self.test.items():
+            if len({corpus.target_tag for corpus in corpora}) > 1:
+                raise UserError("recipe.test_tags", field=f"test.{name}")
         check_plan(self.training, self.average)
         steps = self.training.baseline_steps
         if self.model.init_from is not None and steps is not None:
@@ -562,6 +580,14 @@ def check_evaluated_checkpoints(training: TrainingSection, uses_best: bool) -> N
 def is_multiple(steps: float, of: float) -> bool:
     """Return whether one number of steps is a multiple of another; both may be shares of all steps."""
     return (steps < 1) == (of < 1) and abs(steps / of - round(steps / of)) < 1e-9 and steps >= of
+
+
+def name_of_entry(corpus: Any, number: int) -> str:
+    """Return the name of a test set in a list: that of sacrebleu."""
+    name = corpus.get("sacrebleu") if isinstance(corpus, Mapping) else getattr(corpus, "sacrebleu", None)
+    if not isinstance(name, str):
+        raise UserError("recipe.unnamed_test", field=f"test[{number}]")
+    return name.replace("/", "_")
 
 
 def name_of_test(name: Any) -> str:

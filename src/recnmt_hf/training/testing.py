@@ -38,16 +38,19 @@ def test_model(
     options: DecodingOptions,
     scorer: TextScorer,
     dataset: Sequence[Mapping[str, Any]] = (),
+    tag: str | None = None,
 ) -> tuple[TestScore, list[str], str]:
     """
     Translate and score a test set with one or several sets of references. Return the score with `dataset` (its corpora,
     as in recipes), the translations, and a line with the score. [`add_score`] saves both; `language` is the suffix of
-    the file of translations.
+    the file of translations. With `tag` all translations begin with it; it is not part of their texts.
     """
     # A line is a segment; splitting it would make scores incomparable.
     segments = replace(options, split_sentences="never")
     warns = scorer.metric != "rouge"
-    texts = [result.text for result in translator.translate(sources, segments, scores=False, warn_short=warns)]
+    prefixes = None if tag is None else [tag] * len(sources)
+    results = translator.translate(sources, segments, prefixes, scores=False, warn_short=warns)
+    texts = [result.text for result in results]
     scores = scorer.scores(texts, references)
     return (
         TestScore(

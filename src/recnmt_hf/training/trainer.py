@@ -31,6 +31,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.alignments import collate_links
 from ..data.batching import TokenBatchSampler
+from ..data.tags import without_tags
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
 from ..data.trees import sentences_of_columns
@@ -438,7 +439,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         model = self.accelerator.unwrap_model(self.model)
         translator = Translator.from_backend(TorchBackend(model, self.tokenizers, check=False))
         options = self.validation_options
-        sources, references = sentences_of_columns(sample["source"][:], sample[:]), sample["target"][:]
+        sources = sentences_of_columns(sample["source"][:], sample[:])
+        references = [without_tags(text, self.tokenizers.target) for text in sample["target"][:]]
         translations = translator.translate((sources[i] for i in own), options, scores=False, warn_short=False)
         pairs = [(i, translation.text) for i, translation in zip(own, translations, strict=True)]
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs

@@ -1,0 +1,43 @@
+"""Test sets by their names in sacrebleu, such as wmt14."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from ..errors import UserError
+
+
+def files_of_test_set(name: str, pair: str, download: bool = True) -> list[str]:
+    """
+    Return the files of a test set for a language pair such as `en-de`, the source first, then the references. They are
+    those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it downloads a missing test set.
+
+    Args:
+        name (`str`): Name in sacrebleu; `sacrebleu --list` prints all.
+        pair (`str`): Languages of source and target.
+        download (`bool`, *optional*, defaults to `True`): `False` only checks the names, and returns nothing.
+
+    Raises:
+        UserError: There is no such test set or pair, or the download fails.
+    """
+    from sacrebleu.dataset import DATASETS
+
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)[:3]
+        raise UserError("test_set.unknown", field="sacrebleu", value=name, near=", ".join(near))
+    dataset = DATASETS[name]
+    if pair not in dataset.langpairs:
+        pairs = ", ".join(sorted(dataset.langpairs))
+        raise UserError("test_set.pair", field="pair", value=pair, name=name, pairs=pairs)
+    if not download:
+        return []
+    try:
+        files = [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
+        if missing := [file for file in files if not Path(file).is_file()]:
+            raise FileNotFoundError(f"{missing[0]} is missing")
+    except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
+        folder, reason = Path(dataset._outdir).parent, str(error) or type(error).__name__
+        details = {"folder": folder, "pair": pair, "reason": reason}
+        raise UserError("test_set.not_downloaded", field="sacrebleu", value=name, **details) from error
+    return files

@@ -1,0 +1,51 @@
+"""Tags: symbols such as `>>de<<` or `<bt>` that tell a model about a sentence, and stay whole in its tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from .._plain_text import control_ids, encode_plain, is_blank
+from ..errors import UserError
+
+
+def check_tags(tags: Sequence[Any], field: str, reserved: Sequence[str] = ()) -> None:
+    """Raise `UserError` for a tag that is not text without spaces, is given twice, or is a control token."""
+    for number, tag in enumerate(tags):
+        if not isinstance(tag, str) or is_blank(tag) or len(tag.split()) != 1 or tag != tag.strip():
+            raise UserError("tag.not_a_word", field=f"{field}[{number}]", value=tag)
+        if tag in tags[:number] or tag in reserved:
+            raise UserError("tag.taken", field=f"{field}[{number}]", value=tag)
+
+
+def add_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
+    """
+    Add tags to a tokenizer. They are text, not control tokens: users write them, and they are found wherever a text has
+    them, while `</s>` and the like in a text are characters.
+    """
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False, rstrip=True) for tag in tags])
+
+
+def tag_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the tags that were added to a tokenizer."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {id for id, token in added.items() if not token.special}
+
+
+def without_tags(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text without the tags of a tokenizer at its beginning."""
+    tags = tokenizer.convert_ids_to_tokens(sorted(tag_ids(tokenizer)))
+    while (first := next((tag for tag in tags if text.startswith(tag)), None)) is not None:
+        text = text.removeprefix(first).lstrip()
+    return text
+
+
+def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_target: bool = False) -> None:
+    """Raise `UserError` unless a tag is one symbol of a tokenizer."""
+    ids = encode_plain(tokenizer, tag, is_target)["input_ids"]
+    symbols = [id for id in ids if id not in control_ids(tokenizer)]
+    if len(symbols) != 1 or symbols[0] == tokenizer.unk_token_id:
+        raise UserError("tag.unknown", field=field, value=tag, symbols=len(symbols))

@@ -1,0 +1,185 @@
+"""Tags of directions and corpora, mixed corpora, and test sets by name."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_kills import PAIRS, tiny
+from transformers import AutoTokenizer
+from user_errors import rejects
+
+import recnmt_hf
+from recnmt_hf._plain_text import encode_plain
+from recnmt_hf.data.corpora import Corpus
+from recnmt_hf.data.tags import tag_ids, without_tags
+from recnmt_hf.data.text import read_tsv
+from recnmt_hf.data.tokenization import TOKENIZER_TYPES, train_tokenizer
+from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.run import train
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The pairs in two files, and the first five in two others."""
+    folder = tmp_path_factory.mktemp("directions")
+    pairs = [pair for _, pair in read_tsv(PAIRS["tsv"])]
+    for name, part in (("all", pairs), ("few", pairs[:5])):
+        (folder / f"{name}.en").write_text("".join(f"{pair.source}\n" for pair in part))
+        (folder / f"{name}.de").write_text("".join(f"{pair.target}\n" for pair in part))
+    return folder
+
+
+def corpus(folder, name, source, target, **tags):
+    return {"source": str(folder / f"{name}.{source}"), "target": str(folder / f"{name}.{target}"), **tags}
+
+
+def both_ways(files, folder, **sections):
+    """One model for two directions, the second one with fewer pairs; the tag says the language of the target."""
+    plan = {
+        "data": {
+            "train": [
+                corpus(files, "all", "en", "de", source_tag=">>de<<"),
+                corpus(files, "few", "de", "en", source_tag=">>en<<"),
+            ],
+            "validation": [corpus(files, "few", "de", "en", source_tag=">>en<<")],
+            "temperature": 3.0,
+            "cache_dir": str(folder / "data"),
+        },
+        "tokenizer": {"kind": "word", "vocab_size": 80, "tags": [">>de<<", ">>en<<"]},
+        "test": {"back": corpus(files, "few", "de", "en", source_tag=">>en<<")},
+    }
+    return tiny(**{name: {**values, **sections.pop(name, {})} for name, values in plan.items()}, **sections)
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_TYPES)
+def test_tags_stay_whole(kind, tmp_path):
+    """In every kind of tokenizer, saved and loaded; control tokens remain text."""
+    texts = ["the dog sleeps .", "a >> de << <bt> s"] * 9
+    trained = train_tokenizer(texts, kind, 1400 if kind == "bpe" else 60, tags=[">>de<<", "<bt>"])
+    trained.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = encode_plain(tokenizer, ">>de<< the <bt> dog </s>")["input_ids"]
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert tokens[0] == ">>de<<" and tokens.count("<bt>") == 1 and tokens.count("</s>") == 1
+    assert tag_ids(tokenizer) == {ids[0], ids[tokens.index("<bt>")]} and len(tokenizer) <= 1400
+    plain = encode_plain(tokenizer, "the dog")["input_ids"]
+    assert encode_plain(tokenizer, ">>de<< the dog")["input_ids"] == [ids[0], *plain]
+    assert without_tags(">>de<< <bt> the dog >>de<<", tokenizer) == "the dog >>de<<"
+
+
+def test_two_directions(files, tmp_path):
+    """Tags reach the model, corpora are mixed, resuming is exact, and the command line's user writes the tag."""
+    train(both_ways(files, tmp_path), tmp_path / "run")
+    evidence = Evidence.load(tmp_path / "run/model")
+    counts = evidence.data["pairs_of_corpora"]
+    assert sum(counts) == evidence.data["training_pairs"] and counts[0] >= 20 and counts[1] > 5
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
+    english, german = (encode_plain(tokenizer, tag)["input_ids"][0] for tag in (">>en<<", ">>de<<"))
+    translator = recnmt_hf.Translator.from_pretrained(tmp_path / "run/model")
+    assert translator.encode_source(">>en<< Der Hund schläft.")[0] == english != german
+
+    train(both_ways(files, tmp_path, training={"max_steps": 2}), tmp_path / "again")
+    train(both_ways(files, tmp_path), tmp_path / "again", resume=True)
+    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "again"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with rejects("resume.other_training_data", "data.train"):
+        train(both_ways(files, tmp_path, data={"temperature": 1.0}), tmp_path / "again", resume=True)
+
+
+def test_tags_of_targets(files, tmp_path):
+    """Translations of a test set begin with the tag, which their text does not have."""
+    tagged = {"target_tag": ">>de<<"}
+    plan = both_ways(
+        files,
+        tmp_path,
+        data={"train": [corpus(files, "all", "en", "de", **tagged)], "validation": [corpus(files, "few", "en", "de")]},
+        tokenizer={"joint": False},
+    )
+    plan.test = {"test": [Corpus(**corpus(files, "few", "en", "de", **tagged))]}
+    train(plan, tmp_path / "run")
+    translator = recnmt_hf.Translator.from_pretrained(tmp_path / "run/model")
+    tag = translator.encode_target(">>de<<")[0]
+    hypothesis = translator("The dog sleeps.", ">>de<<", max_length_extra=2)[0].hypotheses[0]
+    assert hypothesis.tokens[0] == tag and ">>de<<" not in hypothesis.text
+    assert ">>de<<" not in (tmp_path / "run/model-test.de").read_text()
+    assert "data.train" not in json.dumps(Evidence.load(tmp_path / "run/model").data)
+
+
+def test_mixed_corpora_follow_the_temperature(tmp_path):
+    from recnmt_hf.training.inputs import mix
+
+    parts = [recnmt_hf.prepare_dataset.__globals__["Dataset"].from_dict({"x": list(range(n))}) for n in (900, 100)]
+    for temperature, share in ((1.0, 0.9), (2.0, 0.75), (1000.0, 0.5)):
+        data = mix(parts, temperature, seed=1)
+        counts = np.bincount(data["corpus"][:])
+        assert counts[0] / counts.sum() == pytest.approx(share, abs=0.03)
+        for number, part in enumerate(parts):  # each pair at least once
+            drawn = {x for x, of in zip(data["x"][:], data["corpus"][:], strict=True) if of == number}
+            assert drawn == set(part["x"][:])
+    assert mix(parts, 2.0, seed=1)["x"][:] == mix(parts, 2.0, seed=1)["x"][:] != mix(parts, 2.0, seed=2)["x"][:]
+
+
+@pytest.fixture
+def named(monkeypatch, tmp_path):
+    """A test set of sacrebleu whose files are on this machine, with two references."""
+    from sacrebleu.dataset import DATASETS
+
+    class Known:
+        langpairs = {"en-de": [], "en-fr": []}
+        _outdir = str(tmp_path / "own")
+
+        def get_source_file(self, pair):
+            if pair == "en-fr":
+                raise OSError("no connection")
+            return self.write("src", ["The dog sleeps.", "The cat sleeps."])
+
+        def get_reference_files(self, pair):
+            return [
+                self.write("ref", ["Der Hund schläft.", "Die Katze schläft."]),
+                self.write("ref-2", ["Hund.", "Katze."]),
+            ]
+
+        def write(self, name, lines):
+            (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+            return str(tmp_path / name)
+
+    monkeypatch.setitem(DATASETS, "own99", Known())
+    return "own99"
+
+
+def test_test_sets_by_name(named, tmp_path):
+    plan = tiny(test=[{"sacrebleu": named}], data={"cache_dir": str(tmp_path / "data")})
+    assert list(plan.test) == [named]
+    train(plan, tmp_path / "run")
+    (score,) = Evidence.load(tmp_path / "run/model").tests
+    assert (score.sentences, score.references, score.signature.partition("|")[0]) == (2, 2, "nrefs:2")
+    pairs = list(Corpus(sacrebleu=named).pairs("en", "de"))
+    assert pairs[1] == ("The cat sleeps.", "Die Katze schläft.")
+
+
+def test_wrong_tags_and_names(files, named, tmp_path):
+    for tags in (["a b"], [""], ["</s>"], ["<x>", "<x>"], [1]):
+        with rejects(None if tags == [1] else "tag.taken" if "</s>" in tags or len(tags) == 2 else "tag.not_a_word"):
+            tiny(tokenizer={"kind": "word", "tags": tags})
+    with rejects("recipe.conflict", "tokenizer.tags"):
+        tiny(tokenizer={"source": "x", "tags": ["<x>"]})
+    with rejects("tag.unknown", "data.train[1].source_tag", value=None):
+        train(both_ways(files, tmp_path, tokenizer={"tags": [">>de<<"]}), tmp_path / "run")
+    with rejects("tag.excluded", "source_tag"):
+        Corpus(source="a", target="b", alignments="c", source_tag="<x>")
+    with rejects("recipe.test_tags", "test.both"):
+        tiny(test={"both": [{**PAIRS, "target_tag": "<a>"}, {**PAIRS, "target_tag": "<b>"}]})
+    with rejects("recipe.unnamed_test", "test[0]"):
+        tiny(test=[PAIRS])
+    with rejects("corpus.pair", "pair"):
+        Corpus(tsv="x", pair="en-de")
+    for corpus_of_test, code in (
+        ({"sacrebleu": "wmt1"}, "test_set.unknown"),
+        ({"sacrebleu": "wmt14", "pair": "en-xx"}, "test_set.pair"),
+        ({"sacrebleu": named, "pair": "en-fr"}, "test_set.not_downloaded"),
+    ):
+        with rejects(code):
+            train(tiny(test={"test": corpus_of_test}, data={"cache_dir": str(tmp_path / "data")}), tmp_path / "named")
+        assert not (tmp_path / "named").exists()
