@@ -267,8 +267,8 @@ TRAINING: dict[str, str] = {
     "null, or model.type to a variant, e.g. biarn_transformer.",
     "recipe.checkpoints_not_evaluated": "{user} needs an evaluation of each checkpoint, but {field}={value} does not "
     "match {other}. Set both to the same value.",
-    "recipe.unnamed_test": "{field} has no name. Write a mapping, such as test: {{name: {{source: .., target: ..}}}}, or "
-    "a list of test sets of sacrebleu.",
+    "recipe.unnamed_test": "{field} has no name. Write a mapping, such as test: {{name: {{source: .., target: ..}}}}, "
+    "or a list of test sets of sacrebleu.",
     "recipe.test_tags": "{field}: the corpora have different target tags. Make a test set for each.",
     "recipe.test_name": "{field}: {value} is not allowed as the name of a test set. Use letters, digits, _, - and ., "
     "but not {reserved}.",

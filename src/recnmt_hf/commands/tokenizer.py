@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol")
     add("--lowercase", action="store_true", help="lowercase all texts")
     fallback = "encode unknown characters as bytes, 256 symbols (default: for bpe with 1000 symbols or more)"
+    add("--tags", nargs="+", default=[], help="symbols that stay whole in a text, such as '>>de<<'")
     add("--byte-fallback", action=argparse.BooleanOptionalAction, help=fallback)
 
 
@@ -25,7 +26,13 @@ def run(args: argparse.Namespace) -> None:
     texts = (line for path in args.files for line in read_lines(path) if line)
     with open_output_folder(args.output, must_be_new=True) as working:
         tokenizer = train_tokenizer(
-            texts, args.kind, args.vocab_size, args.min_frequency, args.lowercase, byte_fallback=args.byte_fallback
+            texts,
+            args.kind,
+            args.vocab_size,
+            args.min_frequency,
+            args.lowercase,
+            byte_fallback=args.byte_fallback,
+            tags=args.tags,
         )
         tokenizer.save_pretrained(str(working))
     print(f"{args.output}: {len(tokenizer)} symbols")
