@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenize", help="sacrebleu's tokenizer: 13a, zh, ja-mecab, intl, char, none, ... (default: 13a)")
     add("--language", help="language of Moses' tokenizer for tokenised BLEU (default: texts are tokenised)")
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
+    n_best = "the files are output of `recnmt translate --n-best N --format jsonl`; also score the best of N hypotheses"
+    add("--oracle", action="store_true", help=n_best)
     tests = ("bootstrap", "randomization", "sign", "both", "all")
     add("--test", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
     add("--samples", type=whole(1), default=1000, help="samples of the significance test")
@@ -30,17 +32,42 @@ def check(args: argparse.Namespace) -> None:
     for name in ("tokenize", "language"):
         if args.rouge and getattr(args, name) is not None:
             raise UserError("usage.excludes", field=f"--{name}", other="--rouge")
+    if args.rouge and args.oracle:
+        raise UserError("usage.excludes", field="--oracle", other="--rouge")
+
+
+def read_n_best(path: str) -> list[list[str]]:
+    """Return the texts of each sentence from the output of `recnmt translate --format jsonl`."""
+    from ..data.text import read_lines
+
+    lists: list[list[str]] = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            text, sentence = record["text"], record["line"]
+            if not isinstance(text, str) or sentence not in (len(lists) - 1, len(lists)) or (sentence < 0):
+                raise TypeError("text must be text, and line count from 0 upwards")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise UserError("records.line", field=f"{path}, line {number}", reason=reason) from error
+        if sentence == len(lists):
+            lists.append([])
+        lists[-1].append(text)
+    return lists
 
 
 def run(args: argparse.Namespace) -> None:
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
+    from ..metrics.oracle import oracle_scores
     from ..metrics.significance import METHODS, RESAMPLING, SIGN, compare_systems
 
     metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with optional_output(args.json, inputs) as out:
-        texts = {path: list(read_lines(path)) for path in inputs}
+        lists = {path: read_n_best(path) for path in args.hypotheses} if args.oracle else {}
+        texts = {path: list(read_lines(path)) for path in inputs if path not in lists}
+        texts |= {path: [own[0] for own in of_sentences] for path, of_sentences in lists.items()}
         check_lines(args.hypotheses[0], texts)
         references = [texts[path] for path in args.references]
         systems = {path: texts[path] for path in args.hypotheses}
@@ -57,6 +84,11 @@ def run(args: argparse.Namespace) -> None:
                 units = "characters" if args.rouge == "characters" else "words"
                 print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
             report["systems"][path] = {"scores": [vars(score) for score in scores]}
+            if path in lists:
+                best = oracle_scores(lists[path], references, args.tokenize)
+                most = max(map(len, lists[path]))
+                print(f"  best of {most}, by sentence: {', '.join(map(str, best))}")
+                report["systems"][path]["oracle"] = [vars(score) for score in best]
             if source is not None:
                 report["systems"][path]["by_length"] = [
                     {"words": words, "sentences": count, kind: score.score} for words, count, score in bins

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ter_score,
         tokenized_bleu_score,
     )
+    from .oracle import choose_best, oracle_scores
     from .rouge import Rouge, rouge_scores
     from .significance import Comparison, compare_runs, compare_systems, holm
 
@@ -41,11 +42,13 @@ __all__ = [
     "Ter",
     "TokenizedBleu",
     "alignment_error_rate",
+    "choose_best",
     "chrf_score",
     "compare_runs",
     "compare_systems",
     "format_links",
     "holm",
+    "oracle_scores",
     "parse_links",
     "rouge_scores",
     "sacrebleu_score",
