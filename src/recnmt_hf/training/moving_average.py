@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class MovingAverage(TrainerCallback):
 
 
 @torch.no_grad()
-def copy_values(to: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
+def copy_values(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy values into parameters."""
     for parameter, value in zip(to, values, strict=True):
         parameter.copy_(value)
