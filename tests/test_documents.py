@@ -33,7 +33,14 @@ def blocks(text, language):
 
 
 def documents(repository):
-    patterns = ("README.md", "src/recnmt_hf/*/README.md", "scripts/*/README.md", "model_cards/*.md", ".github/*.md")
+    patterns = (
+        "README.md",
+        "src/recnmt_hf/*/README.md",
+        "src/recnmt_hf/inference/migration.md",
+        "scripts/*/README.md",
+        "model_cards/*.md",
+        ".github/*.md",
+    )
     return [file for pattern in patterns for file in sorted(repository.glob(pattern))]
 
 

@@ -197,6 +197,17 @@ INFERENCE: dict[str, str] = {
     "option.too_many_hypotheses": "{field}={value} must not exceed beams={beams}. Use more beams or fewer hypotheses.",
     "option.no_length": "{field}={value} with max_length_factor=0 allows no token. Set one of them above 0.",
     "option.language": "{field}={value} is not a language code. Use letters, digits, _ and -, such as en, de or zh-CN.",
+    "option.of_transformers_4": "{field} is an option of transformers 4. {remedy}.",
+    "pipeline.no_model": "{field} is missing; the task {value} has no default. Pass a folder or a model id.",
+    "language.unknown": "{field}={value} is not a language of this model. Use one of its codes: {known}.",
+    "language.missing": "This model translates into several languages. Set {field} (tgt_lang, --target-lang) to one of "
+    "{known}.",
+    "language.none": "{field}={value} has no effect, because the files of this model name no languages. Remove it; for "
+    "a model that reads instructions, set source_prefix.",
+    "language.two_targets": "{field}: the sentence itself names the target language {value}, but target_lang is "
+    "{other}. Remove one of them.",
+    "model.no_start_token": "The model has no {field}, so its decoder cannot start. Set target_lang, or write the one "
+    "used in training into generation_config.json.",
     "option.alignments_of_parts": "{field}=true is not supported with on_long=split, because each part has its own "
     "positions. Use on_long=error, or split the sentences yourself.",
     "option.seed_without_sampling": "{field}={value} has no effect without sampling. Add --generate do_sample=true.",

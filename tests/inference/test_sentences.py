@@ -173,9 +173,9 @@ def test_the_language_of_the_source(translator, monkeypatch):
 @pytest.mark.parametrize(
     ("evidence", "task"),
     [
-        ({"languages": ["de", "en"]}, ModelTask("de")),
-        ({"languages": ["zh", "zh"]}, ModelTask("zh", True)),
-        ({"languages": ["zh", "en"], "recipe": {"training": {"text_metric": "rouge"}}}, ModelTask("zh", True)),
+        ({"languages": ["de", "en"]}, ModelTask("de", False, "en")),
+        ({"languages": ["zh", "zh"]}, ModelTask("zh", True, "zh")),
+        ({"languages": ["zh", "en"], "recipe": {"training": {"text_metric": "rouge"}}}, ModelTask("zh", True, "en")),
         ({"languages": [], "recipe": {"training": {"text_metric": "bleu"}}}, ModelTask()),
         ({"languages": [1, None]}, ModelTask()),
         ([], ModelTask()),
@@ -198,8 +198,8 @@ def test_loading_reads_the_task(tiny_folder, translator, tmp_path):
     (tmp_path / EVIDENCE).write_text('{"languages": ["de", "de"]}')
     loaded = Translator.from_pretrained(tmp_path, device="cpu")
     pipe = transformers.pipeline("recnmt-translation", str(tmp_path), device="cpu")
-    assert loaded.task == pipe.translator.task == ModelTask("de", True)
-    assert EnsembleTranslator([loaded, loaded]).task == ModelTask("de", True) != translator.task
+    assert loaded.task == pipe.translator.task == ModelTask("de", True, "de")
+    assert EnsembleTranslator([loaded, loaded]).task == ModelTask("de", True, "de") != translator.task
 
 
 # -- where a line is a segment -----------------------------------------------------------------------------------------

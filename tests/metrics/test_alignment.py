@@ -15,8 +15,9 @@ from user_errors import rejects
 
 from recnmt_hf import AlignmentErrorRate, RNMTConfig, RNMTForConditionalGeneration, Translator, train_tokenizer
 from recnmt_hf.commands.main import main
+from recnmt_hf.data.alignments import words_of_tokens
 from recnmt_hf.data.text import read_lines
-from recnmt_hf.inference.word_alignment import align_pairs, words_of_tokens
+from recnmt_hf.inference.word_alignment import align_pairs
 from recnmt_hf.metrics.alignment import alignment_error_rate, format_links, parse_links
 
 

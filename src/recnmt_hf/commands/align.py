@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--head", type=arguments.whole(0), help=HEAD_HELP)
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
     add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
-    arguments.add_options(parser, DecodingOptions, ["max_tokens"])
+    arguments.add_options(parser, DecodingOptions, ["max_tokens", *arguments.LANGUAGES])
     arguments.add_device_arguments(parser)
 
 
@@ -52,6 +52,7 @@ def check(args: argparse.Namespace) -> None:
     files = (args.source is not None) + (args.target is not None)
     if args.model is not None and files != (0 if args.text else 2):
         raise UserError("usage.inputs", inputs="either --source and --target, or --text")
+    args.options = arguments.read_options(DecodingOptions, args, arguments.LANGUAGES)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace) -> None:
         def aligned() -> Iterator[WordAlignment]:
             for chunk in arguments.chunks(pairs):
                 sources, targets = [pair.source for pair in chunk], [pair.target for pair in chunk]
-                yield from align_pairs(translator, sources, targets, args.alignment_layer, args.head, args.max_tokens)
+                choice = args.alignment_layer, args.head
+                yield from align_pairs(translator, sources, targets, *choice, args.max_tokens, args.options)
 
         links: list[Links] = []
         plotted: WordAlignment | None = None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MODEL_HELP = "folder of a trained model, or a model id of the Hub"
+# Options that name the languages of a model of several.
+LANGUAGES = ("source_lang", "target_lang", "source_prefix")
 PICTURE_HELP = ".png, .svg or .pdf file"
 # Part of argparse's message -> code of the error.
 USAGE_CODES = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..inference.results import SentenceScore
 
 # Options that scores depend on.
-SCORING = ("length_penalty_type", "length_penalty", "max_tokens")
+SCORING = ("length_penalty_type", "length_penalty", "max_tokens", *arguments.LANGUAGES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,9 @@ def run(args: argparse.Namespace) -> None:
     sets = {name: load_test_set(corpus, "source", "target") for name, corpus in corpora.items()}
     args.model = str(folder)
     translator = arguments.load_translator(args)
+    if translator.target_langs:
+        args.options = replace(args.options, source_lang=args.source_lang, target_lang=args.target_lang)
+        translator.direction(args.options)  # reject unknown languages before translating
     language = args.target_lang or (Evidence.load(folder).languages or ["", "txt"])[1]
     scorer = TextScorer("rouge", args.rouge) if args.rouge else TextScorer(lowercase=args.lowercase)
     for name, (sources, references) in sets.items():

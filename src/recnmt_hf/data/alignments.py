@@ -45,15 +45,17 @@ def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tup
 
 
 def words_of_tokens(
-    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False
+    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False, add_special_tokens: bool = True
 ) -> tuple[list[int], list[int | None]]:
     """
     Return a sentence's token ids, and for each token the number of its word (separated by spaces, from 0); `None` for
     special tokens. Raise `UserError` if the tokenizer does not report the positions of its tokens in the text.
     """
     if not tokenizer.is_fast:
-        return words_of_pieces(tokenizer, text, is_target)
-    encoded = encode_plain(tokenizer, text, is_target, return_offsets_mapping=True)
+        return words_of_pieces(tokenizer, text, is_target, add_special_tokens)
+    encoded = encode_plain(
+        tokenizer, text, is_target, return_offsets_mapping=True, add_special_tokens=add_special_tokens
+    )
     starts = [match.start() for match in re.finditer(r"\S+", text)]
     controls = control_ids(tokenizer)
     words: list[int | None] = []
@@ -71,17 +73,19 @@ def words_of_tokens(
 
 
 def words_of_pieces(
-    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool
+    tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool, add_special_tokens: bool = True
 ) -> tuple[list[int], list[int | None]]:
     """
-    Return what [`words_of_tokens`] does, for a tokenizer of MarianMT. Its pieces, joined, are those of each word alone,
-    joined. `UserError` for other tokenizers, and for language codes.
+    Return what [`words_of_tokens`] does, for a tokenizer of MarianMT, or another one of SentencePiece. Its pieces,
+    joined, are those of each word alone, joined. `UserError` for other tokenizers, and for language codes.
     """
-    model: Any = getattr(tokenizer, f"spm_{'target' if is_target else 'source'}", None)
+    side = f"spm_{'target' if is_target else 'source'}"
+    model: Any = getattr(tokenizer, side, None) or getattr(tokenizer, "sp_model", None)
     pieces: list[str] = [] if model is None else model.encode(text, out_type=str)
     ends = np.cumsum([len("".join(model.encode(word, out_type=str))) for word in text.split()] if pieces else [0])
-    ids = encode_plain(tokenizer, text, is_target)["input_ids"]
-    if model is None or len(ids) != len(pieces) + 1 or ends[-1] != len("".join(pieces)):
+    ids = encode_plain(tokenizer, text, is_target, add_special_tokens=add_special_tokens)["input_ids"]
+    ends_with_control = int(add_special_tokens)
+    if model is None or len(ids) != len(pieces) + ends_with_control or ends[-1] != len("".join(pieces)):
         raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
     words: list[int | None] = []
     start = 0
@@ -89,7 +93,7 @@ def words_of_pieces(
         first = start + len(piece) - len(piece.lstrip("\u2581"))  # a space belongs to the word after it
         words.append(min(int(np.searchsorted(ends, first, side="right")), len(ends) - 1))
         start += len(piece)
-    return ids, [*words, None]
+    return ids, [*words, *[None] * ends_with_control]
 
 
 class LinkedSentence(str):

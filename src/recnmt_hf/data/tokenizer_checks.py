@@ -46,6 +46,8 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
     symbols = sorted((id, token) for token, id in tokenizer.get_vocab().items() if size is None or id < size)
     size = 1 + symbols[-1][0] if size is None and symbols else size
     result = {"symbols": size, "sha256": checksum("\n".join(f"{id} {token}" for id, token in symbols))}
+    # Without a language of the target, some tokenizers fail, and some take on that of the source.
+    is_target = is_target and getattr(tokenizer, "tgt_lang", "") is not None
     own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // OWN_PROBES)]]
     probes = [*PROBES, *own, *(token.swapcase() for token in own)]
     try:  # three times, since subwords may be sampled
@@ -63,6 +65,28 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
 def checksum(text: str) -> str:
     """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def vocabulary_sizes(config: Any) -> tuple[int, int]:
+    """
+    Return the numbers of source and target token ids of a model. The encoder and decoder may have configurations of
+    their own.
+    """
+    own = getattr(config, "vocab_size", None)
+    source, target = (own if own is not None else getattr(config, side).vocab_size for side in ("encoder", "decoder"))
+    return source, getattr(config, "decoder_vocab_size", None) or target
+
+
+def number_of_symbols(tokenizer: PreTrainedTokenizerBase, is_target: bool = False) -> int:
+    """
+    Return the number of a tokenizer's symbols. MarianMT's may have a vocabulary for each side, and that of M2M-100 does
+    not count its languages.
+    """
+    separate, languages = getattr(tokenizer, "target_encoder", None), getattr(tokenizer, "lang_code_to_id", None)
+    if is_target and isinstance(separate, Mapping):
+        return len(separate)
+    ids = [id for id in languages.values() if id is not None] if isinstance(languages, Mapping) else []
+    return max(len(tokenizer), *(id + 1 for id in ids)) if ids else len(tokenizer)
 
 
 def missing_padding_error(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:

@@ -12,7 +12,14 @@ from transformers.utils import has_file
 from .._loading_errors import explained_loading, looks_local
 from ..errors import UserError
 from .tokenization import load_unchecked
-from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error
+from .tokenizer_checks import (
+    STAMPS,
+    check_end,
+    check_stamp,
+    missing_padding_error,
+    number_of_symbols,
+    vocabulary_sizes,
+)
 from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 
 
@@ -123,10 +130,9 @@ class TokenizerPair:
             ValueError: It was trained with others, or a tokenizer has no padding token.
         """
         config = model.config
-        target_rows = getattr(config, "decoder_vocab_size", None) or config.vocab_size
         stamps = getattr(config, STAMPS, None)
-        for side, tokenizer, rows in zip(("source", "target"), self, (config.vocab_size, target_rows), strict=True):
-            name, size = f"{side} tokenizer", len(tokenizer)
+        for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(config), strict=True):
+            name, size = f"{side} tokenizer", number_of_symbols(tokenizer, side == "target")
             if tokenizer.pad_token_id is None:
                 raise missing_padding_error(tokenizer, side)
             if size > rows:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,32 @@ from ..data.tree_inputs import TreeTokens, pad_tree_columns, tree_columns
 T = TypeVar("T")
 # Token ids of several sentences, without padding.
 Tokens = Sequence[Sequence[int]]
+
+
+class TargetTokens(list[int]):
+    """
+    Token ids of a translation, or of its beginning, with what the model is given rather than predicts.
+
+    Attributes:
+        start (`int`, *optional*): First input of the decoder, if it is not the model's own.
+        given (`int`): Number of first tokens that are given, such as the token of the target language. They are part of
+            the length of a translation, and their log-probability is 0, as in `generate`.
+    """
+
+    def __init__(self, ids: Iterable[int] = (), start: int | None = None, given: int = 0):
+        super().__init__(ids)
+        self.start, self.given = start, given
+
+
+def start_of(tokens: Sequence[int], default: Any) -> Any:
+    """Return the first input of the decoder for a translation; `default` is that of the model."""
+    start = getattr(tokens, "start", None)
+    return default if start is None else start
+
+
+def given_count(tokens: Sequence[int]) -> int:
+    """Return the number of first tokens that the model is given."""
+    return min(getattr(tokens, "given", 0), len(tokens))
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -61,13 +61,16 @@ class PrefixPerSentence(LogitsProcessor):
     Args:
         prefixes (sequence of sequences of `int`): Token ids for each sentence; may be empty.
         prompt_length (`int`, *optional*, defaults to 1): Number of decoder tokens before the first new one.
+        given (sequence of `int`, *optional*): Number of first tokens of each prefix that the model does not predict,
+            such as that of the target language. Their score is 0, as that of `forced_bos_token_id`.
     """
 
     # Score of prefix tokens that another processor forbids; finite, since one token must remain.
     LEAST = -1e4
 
-    def __init__(self, prefixes: Sequence[Sequence[int]], prompt_length: int = 1):
+    def __init__(self, prefixes: Sequence[Sequence[int]], prompt_length: int = 1, given: Sequence[int] | None = None):
         self.prompt_length = prompt_length
+        self.given = torch.tensor(given or [0] * len(prefixes))
         width = max(map(len, prefixes))
         self.prefixes = torch.tensor([list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes])
 
@@ -78,9 +81,43 @@ class PrefixPerSentence(LogitsProcessor):
         rows = scores.shape[0] // self.prefixes.shape[0]
         forced = self.prefixes[:, step].to(scores.device).repeat_interleave(rows)[:, None]
         tokens = forced.clamp(min=0)
-        masked = torch.full_like(scores, -torch.inf).scatter(1, tokens, scores.gather(1, tokens).clamp(min=self.LEAST))
+        is_given = (self.given > step).to(scores.device).repeat_interleave(rows)[:, None]
+        own = scores.gather(1, tokens).clamp(min=self.LEAST).masked_fill(is_given, 0.0)
+        masked = torch.full_like(scores, -torch.inf).scatter(1, tokens, own)
         return cast("torch.FloatTensor", torch.where(forced < 0, scores, masked))
 
     def keep_sentences(self, sentences: torch.Tensor) -> None:
         """Keep the sentences at these indices of the batch."""
         self.prefixes = self.prefixes.index_select(0, sentences.to(self.prefixes.device))
+        self.given = self.given.index_select(0, sentences.to(self.given.device))
+
+
+class EndPerSentence(LogitsProcessor):
+    """
+    Logits processor that forces an end token at the limit of each sentence, as `forced_eos_token_id` does at that of
+    the batch. Its score is 0.
+
+    Args:
+        ends (`int` or list of `int`): The end tokens.
+        limits (sequence of `int`): Maximum number of new tokens of each sentence, end token included.
+        prompt_length (`int`, *optional*, defaults to 1): Number of decoder tokens before the first new one.
+    """
+
+    def __init__(self, ends: int | Sequence[int], limits: Sequence[int], prompt_length: int = 1):
+        self.ends = [ends] if isinstance(ends, int) else list(ends)
+        self.limits = torch.tensor(limits)
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        is_last = self.limits == input_ids.shape[1] - self.prompt_length + 1
+        if not is_last.any():
+            return scores
+        is_last = is_last.to(scores.device)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.ends] = 0.0
+        rows = scores.shape[0] // self.limits.shape[0]
+        return cast("torch.FloatTensor", torch.where(is_last.repeat_interleave(rows)[:, None], forced, scores))
+
+    def keep_sentences(self, sentences: torch.Tensor) -> None:
+        """Keep the sentences at these indices of the batch."""
+        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..data.tokenizer_checks import vocabulary_sizes
+from ..errors import UserError
+
 
 class LengthLimits(NamedTuple):
     """Most source tokens and most new target tokens (control tokens included) that a model has positions for."""
@@ -14,11 +17,24 @@ class LengthLimits(NamedTuple):
 
 def length_limits(config: Any) -> LengthLimits:
     """Return the limits of a model's configuration."""
-    positions = getattr(config, "max_position_embeddings", None)
     sides = getattr(config, "sides_with_positions", ("source", "target"))  # transformers' own models have both
+    source, target = (number_of_positions(config, side) for side in ("encoder", "decoder"))
     return LengthLimits(
-        positions if "source" in sides else None, positions - 1 if "target" in sides and positions is not None else None
+        source if "source" in sides else None, target - 1 if "target" in sides and target is not None else None
     )
+
+
+def number_of_positions(config: Any, side: str) -> int | None:
+    """Return the number of positions of the encoder or decoder, which may have a configuration of its own."""
+    for settings, name in (
+        (config, f"max_{side}_position_embeddings"),
+        (config, "max_position_embeddings"),
+        (getattr(config, side, None), "max_position_embeddings"),
+    ):
+        positions = getattr(settings, name, None)
+        if positions is not None:
+            return positions
+    return None
 
 
 def end_ids(model: Any) -> set[int]:
@@ -29,11 +45,25 @@ def end_ids(model: Any) -> set[int]:
 
 
 def start_id(model: Any) -> int:
-    """Return the id of the decoder's first input token."""
-    start = model.generation_config.decoder_start_token_id
-    return model.config.decoder_start_token_id if start is None else start
+    """Return the id of the decoder's first input token, by the rule of `generate`; `UserError` if there is none."""
+    start = own_start_id(model)
+    start = setting(model, "bos_token_id") if start is None else start
+    if start is None:
+        raise UserError("model.no_start_token", field="decoder_start_token_id")
+    return start
+
+
+def own_start_id(model: Any) -> int | None:
+    """Return the model's `decoder_start_token_id`, if it has one."""
+    return setting(model, "decoder_start_token_id")
+
+
+def setting(model: Any, name: str) -> Any:
+    """Return a generation setting of a model; its configuration may contain those of older releases."""
+    value = getattr(model.generation_config, name, None)
+    return getattr(model.config, name, None) if value is None else value
 
 
 def target_vocabulary_size(config: Any) -> int:
     """Return the number of target token ids."""
-    return getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    return vocabulary_sizes(config)[1]

@@ -21,6 +21,7 @@ class ModelTask:
 
     source_lang: str | None = None  # language code of the source
     summarizes: bool = False  # a whole text is one input: the model writes summaries, or both languages are the same
+    target_lang: str | None = None  # language code of the target
 
 
 def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
@@ -40,4 +41,5 @@ def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
         source_lang, target_lang = (code if isinstance(code, str) else None for code in languages)
     except (OSError, ValueError, AttributeError, TypeError):
         return ModelTask()
-    return ModelTask(source_lang, is_rouge or (source_lang is not None and source_lang == target_lang))
+    is_monolingual = source_lang is not None and source_lang == target_lang
+    return ModelTask(source_lang, is_rouge or is_monolingual, target_lang)

@@ -38,9 +38,22 @@ NOT_SETTABLE = {
     *("output_scores", "output_logits", "output_hidden_states"),
 }
 # transformers' names of options, in Python.
-ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
+ALIASES = {
+    "num_beams": "beams",
+    "num_return_sequences": "num_hypotheses",
+    "src_lang": "source_lang",
+    "tgt_lang": "target_lang",
+}
+# Options of the translation pipeline of transformers 4, with what replaces them.
+OF_TRANSFORMERS_4 = {
+    "truncation": 'Pass on_long="truncate", or on_long="split" to translate long texts in parts',
+    "return_tensors": "Call recnmt_hf.Translator, whose hypotheses have tokens",
+    "return_text": "Remove it; translations are texts",
+    "clean_up_tokenization_spaces": "Set tokenizer.clean_up_tokenization_spaces instead",
+    "padding": "Remove it; batches are padded",
+}
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
-TEXT_OPTIONS = ("split_sentences", "source_lang")
+TEXT_OPTIONS = ("split_sentences", "source_lang", "target_lang", "source_prefix")
 # Types and ranges of settings that transformers or an engine checks late, with a traceback, or not at all.
 _COUNT = (int | None, Range(least=0))
 GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
@@ -98,7 +111,17 @@ class DecodingOptions:
         "and not by a model for summaries",
     )
     source_lang: str | None = option(
-        None, "language code of the source, for split_sentences; defaults to the one that the model's files name"
+        None,
+        "language code of the source, for split_sentences and for a model of several source languages; defaults to the "
+        "one that the model's files name",
+    )
+    target_lang: str | None = option(
+        None,
+        "language code of the target, for a model of several target languages; defaults to the one that the model's "
+        "files name",
+    )
+    source_prefix: str | None = option(
+        None, "text in front of each source sentence, for models that read instructions, such as T5"
     )
     on_long: Literal["error", "split", "truncate"] = option(
         "error",
@@ -135,8 +158,10 @@ class DecodingOptions:
             )
         if self.max_length_factor + self.max_length_extra <= 0:
             raise UserError("option.no_length", field="max_length_extra", value=self.max_length_extra)
-        if self.source_lang is not None and not LANGUAGE.fullmatch(self.source_lang):
-            raise UserError("option.language", field="source_lang", value=self.source_lang)
+        for name in ("source_lang", "target_lang"):
+            code = getattr(self, name)
+            if code is not None and not LANGUAGE.fullmatch(code):
+                raise UserError("option.language", field=name, value=code)
         if self.alignments and self.on_long == "split":
             raise UserError("option.alignments_of_parts", field="alignments")
         if self.seed is not None and not samples:
@@ -217,7 +242,8 @@ def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception
 def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     Translate transformers' names of options into fields of [`DecodingOptions`]: `num_beams`, `num_return_sequences`,
-    `max_new_tokens`; any other name of `GenerationConfig` is a key of `generate`. Names of fields stay.
+    `max_new_tokens`, `max_length`, `src_lang`, `tgt_lang`; any other name of `GenerationConfig` is a key of `generate`.
+    Names of fields stay.
 
     Raises:
         UserError: There is no such name (the message has the nearest one), or one option is given twice.
@@ -227,6 +253,10 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     for name in [name for name in changes if name not in own]:
         if name == "max_new_tokens":
             translated = {"max_length_factor": 0.0, "max_length_extra": changes[name]}
+        elif name == "max_length" and isinstance(changes[name], int):  # with the first input of the decoder
+            translated = {"max_length_factor": 0.0, "max_length_extra": changes[name] - 1}
+        elif name in OF_TRANSFORMERS_4:
+            raise UserError("option.of_transformers_4", field=name, remedy=OF_TRANSFORMERS_4[name])
         elif name in ALIASES:
             translated = {ALIASES[name]: changes[name]}
         elif name in names_of_generate() or name in PYTHON_ARGUMENTS:

@@ -12,6 +12,7 @@ from ..data.tokenizer_pair import load_target_tokenizer
 from ..data.tree_inputs import Relations, tree_options
 from ..data.trees import ParsedSentence
 from ..errors import UserError
+from .languages import TASK_NAME
 from .loading import silence_loading_report
 from .model_checks import check_loading
 from .model_task import read_model_task
@@ -20,12 +21,18 @@ from .translation_warnings import TranslationWarnings
 from .translator import Translator
 
 
-# transformers 5 does not have the task "translation", and its newest releases do not allow registering it again.
+# transformers 5 does not have the task "translation", and its newest releases do not allow registering it again, nor
+# "translation_en_to_de".
 TASK = "recnmt-translation"
 # Options of preparing a sentence.
-PREPARING = ("max_source_length", "on_long", "split_sentences", "source_lang", "alignments")
+PREPARING = (
+    *("max_source_length", "on_long", "split_sentences", "source_lang", "target_lang", "source_prefix", "alignments"),
+    "forced_bos_token_id",
+)
 # Keys of a sentence with a dependency tree.
 TREE_KEYS = ("tokens", "heads", "relations")
+# Keys of a sentence with its languages.
+LANGUAGE_KEYS = ("src_lang", "tgt_lang", "source_lang", "target_lang")
 # Attribute of a model with its loading report, until the pipeline has checked it.
 LOADING_INFO = "_recnmt_loading_info"
 
@@ -52,6 +59,9 @@ class TranslationPipeline(Pipeline):
     and `"prefix"`, the beginning of the translation. For a model that reads dependency trees, `"tokens"`, `"heads"` and
     `"relations"` ([`~recnmt_hf.data.ParsedSentence`]) may replace `"text"`. Lists, datasets and generators of them are
     read `batch_size` at a time, by default 2000, and grouped into batches for the model by length and `max_tokens`.
+
+    `src_lang` and `tgt_lang` choose the languages of a model of several; a mapping may have them too, so that a list
+    may have sentences of different languages.
 
     Args:
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of a target with a vocabulary of its own;
@@ -93,6 +103,8 @@ class TranslationPipeline(Pipeline):
         if path:
             self.translator.task = read_model_task(path, **revision)
         self.translated = 0  # sentences of this call
+        languages = {name: kwargs[name] for name in LANGUAGE_KEYS if kwargs.get(name) is not None}
+        self.translator.direction(decoding_options(None, languages))  # reject unknown ones
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         # Options of a call replace those of the pipeline one by one, under either name.
@@ -107,7 +119,8 @@ class TranslationPipeline(Pipeline):
         prefix = ""
         if isinstance(sentence, dict):
             prefix = sentence.get("prefix") or ""
-            keys = sentence.keys() - {"prefix"}
+            keys = sentence.keys() - {"prefix", *LANGUAGE_KEYS}
+            kwargs |= convert_option_names({key: sentence[key] for key in LANGUAGE_KEYS if sentence.get(key)})
             if keys == {"text"}:
                 sentence = sentence["text"]
             elif keys == {*TREE_KEYS}:
@@ -143,6 +156,34 @@ class TranslationPipeline(Pipeline):
         if isinstance(sentences, (list, tuple)):
             return super().__call__(list(sentences), **kwargs) if sentences else []
         return super().__call__(sentences, **kwargs)
+
+
+def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """
+    Create a pipeline as `transformers.pipeline` does, also by the names that transformers 4 had for translation.
+
+    Args:
+        task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target
+            language, gives a [`TranslationPipeline`]. Every other task is that of `transformers.pipeline`.
+        model (`str` or `PreTrainedModel`, *optional*): The model; there is no default one for translation.
+        *args, **kwargs: Passed on to `transformers.pipeline`.
+
+    Raises:
+        UserError: The model is missing or does not know a language, or the languages are given twice.
+    """
+    from transformers import pipeline as pipeline_of_transformers
+
+    create: Any = pipeline_of_transformers
+    pair = TASK_NAME.fullmatch(task or "")
+    if pair is None and task not in ("translation", TASK):
+        return create(task, model, *args, **kwargs)
+    if model is None:
+        raise UserError("pipeline.no_model", field="model", value=task)
+    if pair is not None:
+        if given := [name for name in LANGUAGE_KEYS if kwargs.get(name) is not None]:
+            raise UserError("option.given_twice", field=given[0], other=f"task={task}")
+        kwargs["source_lang"], kwargs["target_lang"] = pair.groups()
+    return create(TASK, model, *args, **kwargs)
 
 
 def register_pipeline() -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from .decoding import MaxLengthPerSentence, PrefixPerSentence
+from .decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 
 
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
@@ -225,7 +225,7 @@ class GreedySearch:
         self.sentences = self.sentences.index_select(0, stay)
         self.running = self.running.index_select(0, stay)
         for part in (*self.processors, *self.criteria):
-            if isinstance(part, (MaxLengthPerSentence, PrefixPerSentence)):
+            if isinstance(part, (EndPerSentence, MaxLengthPerSentence, PrefixPerSentence)):
                 part.keep_sentences(stay)
         self.select_state(stay)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import dropwhile, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._plain_text import control_ids, encode_plain, is_blank, truncated
+from .._plain_text import control_ids, is_blank
 from ..data.tags import tag_ids
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations, TreeTokens, tree_options
@@ -24,7 +25,8 @@ from .attention_links import attention_rows, links_of_tokens
 from .backends.ensemble import EnsembleBackend
 from .backends.protocol import Backend, SearchRequest
 from .backends.torch_model import TorchBackend
-from .batching import Tokens, pair_lengths, run_batches
+from .batching import TargetTokens, Tokens, given_count, pair_lengths, run_batches
+from .languages import Direction, Languages, find_languages
 from .loading import load_backend
 from .model_settings import end_ids, target_vocabulary_size
 from .model_task import ModelTask
@@ -45,6 +47,11 @@ class PreparedSentence:
     pieces: list[list[int]]  # token ids of each part that is translated by itself; empty for blank text
     separators: list[str]  # text that joins the translation of each piece to the one before
     prefix: list[int] = field(default_factory=list)  # token ids that the translation begins with
+    direction: Direction = field(default_factory=Direction)  # the languages
+
+    def opening(self, piece: int) -> list[int]:
+        """Return the tokens that the translation of a piece begins with: prefix and target language."""
+        return self.direction.opening(self.prefix if piece == 0 else ())
 
 
 class Translator:
@@ -61,6 +68,8 @@ class Translator:
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
 
     Attributes:
+        languages ([`~recnmt_hf.inference.languages.Languages`]): How the model is told source and target language.
+        source_lang, target_lang (`str`, *optional*): Codes of the languages of calls that do not pass any.
         backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Runs the model.
         task ([`ModelTask`]): Task that the model was trained for, if known.
         trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): Encodes dependency trees, if the model reads them.
@@ -77,20 +86,24 @@ class Translator:
         check: bool = True,
         relations: Relations | None = None,
     ):
-        self.backend: Backend = TorchBackend(model, TokenizerPair(tokenizer, target_tokenizer, relations), check)
-        self.task = ModelTask()
+        self.set_backend(TorchBackend(model, TokenizerPair(tokenizer, target_tokenizer, relations), check), ModelTask())
+
+    def set_backend(self, backend: Backend, task: ModelTask) -> None:
+        """Set the backend and everything that depends on its tokenizers and configuration."""
+        self.backend, self.task = backend, task
+        self.source_lang: str | None = None
+        self.target_lang: str | None = None
         self.trees = self.tokenizers.tree_encoder(self.model.config)
-        self.control_ids = [control_ids(tokenizer) for tokenizer in self.tokenizers]
+        self.languages: Languages = find_languages(self.tokenizers, self.model)
+        self.directions: dict[tuple[Any, ...], Direction] = {}
+        self.control_ids = [control_ids(tokenizer) | self.languages.control_ids for tokenizer in self.tokenizers]
         self.tag_ids = tag_ids(self.tokenizers.target)
 
     @classmethod
     def from_backend(cls, backend: Backend, task: ModelTask | None = None) -> Translator:
         """Create a translator for a [`~recnmt_hf.inference.backends.protocol.Backend`] and a [`ModelTask`]."""
         translator = cls.__new__(cls)
-        translator.backend, translator.task = backend, task or ModelTask()
-        translator.trees = translator.tokenizers.tree_encoder(translator.model.config)
-        translator.control_ids = [control_ids(tokenizer) for tokenizer in translator.tokenizers]
-        translator.tag_ids = tag_ids(translator.tokenizers.target)
+        translator.set_backend(backend, task or ModelTask())
         return translator
 
     @classmethod
@@ -102,6 +115,8 @@ class Translator:
         check: bool = True,
         trust_remote_code: bool = False,
         quantization: str | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
         **kwargs: Any,
     ) -> Translator:
         """
@@ -117,6 +132,8 @@ class Translator:
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
             quantization (`str`, *optional*): `"int8"`: dynamic quantization of linear layers, on the CPU
                 ([`~recnmt_hf.inference.quantization.quantize_model`]).
+            source_lang, target_lang (`str`, *optional*): Codes of the languages, for a model of several
+                ([`DecodingOptions`]); `src_lang` and `tgt_lang` are other names of these.
             **kwargs: Passed on to `from_pretrained`, e.g. `revision=...`.
 
         Raises:
@@ -124,7 +141,17 @@ class Translator:
             ValueError: The files are damaged or do not belong together
                 ([`~recnmt_hf.inference.loading.load_model`]), or an argument is not supported for them.
         """
-        return cls.from_backend(*load_backend(path, device, dtype, check, trust_remote_code, quantization, **kwargs))
+        names = {"source_lang": source_lang, "target_lang": target_lang}
+        names = {name: code for name, code in names.items() if code is not None}
+        names |= {name: code for name in ("src_lang", "tgt_lang") if (code := kwargs.pop(name, None)) is not None}
+        languages = decoding_options(None, names)
+        translator = cls.from_backend(
+            *load_backend(path, device, dtype, check, trust_remote_code, quantization, **kwargs)
+        )
+        translator.source_lang, translator.target_lang = languages.source_lang, languages.target_lang
+        if names:
+            translator.direction(languages)  # reject unknown codes
+        return translator
 
     @property
     def model(self) -> Any:
@@ -150,6 +177,16 @@ class Translator:
     def reads_trees(self) -> bool:
         """Whether the model reads the dependency trees of sources."""
         return tree_options(self.model.config) is not None
+
+    @property
+    def source_langs(self) -> list[str]:
+        """Codes of the source languages of a model that must be told one; else an empty list."""
+        return self.languages.sources
+
+    @property
+    def target_langs(self) -> list[str]:
+        """Codes of the target languages among which `target_lang` chooses; an empty list for a model of one."""
+        return self.languages.targets
 
     def inspected_model(self) -> Any:
         """Return the PyTorch model for inspection; `ValueError` for an exported model or an ensemble."""
@@ -219,9 +256,12 @@ class Translator:
         is too long, or the prefix is not possible.
         """
         check_text(sentence, place)
-        whole = [] if is_blank(sentence) else self.encode_source(sentence)
-        prepared = PreparedSentence(sentence, [], [], self.prefix_ids(prefix, f"{place}: prefix") if prefix else [])
-        if self.is_empty(whole):
+        source, direction = self.read_source(sentence, options, place)
+        whole = [] if is_blank(source) else self.encode_for(direction)(source)
+        prefix_ids = self.prefix_ids(prefix, f"{place}: prefix", direction) if prefix else []
+        prepared = PreparedSentence(sentence, [], [], prefix_ids, direction)
+        sentence = source
+        if self.is_empty(whole, direction):
             if prepared.prefix:
                 raise UserError("prefix.of_empty_sentence", field=place, value=prefix)
             return prepared
@@ -229,13 +269,13 @@ class Translator:
         splits_by_default = not prepared.prefix and not self.is_summarizing(options)
         splits = options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default)
         if splits and not isinstance(whole, TreeTokens):  # a tree is that of one sentence
-            parts = self.encode_sentences(sentence, whole, options)
+            parts = self.encode_sentences(sentence, whole, options, direction)
         space = ""
         for number, (separator, text, ids) in enumerate(parts, start=1):
             name = place if len(parts) == 1 else f"{place}, part {number}"
-            for space_before, piece in self.limit_length(text, ids, options, name, separator):
+            for space_before, piece in self.limit_length(text, ids, options, name, separator, direction):
                 space += space_before
-                if not self.is_empty(piece):
+                if not self.is_empty(piece, direction):
                     prepared.pieces.append(piece)
                     prepared.separators.append(space)
                     space = ""
@@ -246,11 +286,11 @@ class Translator:
         return options.on_long == "truncate" or self.task.summarizes
 
     def encode_sentences(
-        self, text: str, whole: list[int], options: DecodingOptions
+        self, text: str, whole: list[int], options: DecodingOptions, direction: Direction
     ) -> list[tuple[str, str, list[int]]]:
         """Return the white space before each sentence of a text, the sentence and its token ids."""
-        language = options.source_lang or self.task.source_lang or getattr(self.tokenizer, "source_lang", None)
-        encoded = [(space, part, self.encode_source(part)) for space, part in split_sentences(text, language)]
+        encode = self.encode_for(direction)
+        encoded = [(space, part, encode(part)) for space, part in split_sentences(text, direction.source)]
         tokens = [id for _, _, ids in encoded for id in self.drop_control_tokens(ids)]
         # The positions of alignments are those of the whole text.
         if len(encoded) < 2 or (options.alignments and tokens != self.drop_control_tokens(whole)):
@@ -258,7 +298,7 @@ class Translator:
         return encoded
 
     def limit_length(
-        self, text: str, ids: list[int], options: DecodingOptions, place: str, separator: str
+        self, text: str, ids: list[int], options: DecodingOptions, place: str, separator: str, direction: Direction
     ) -> list[tuple[str, list[int]]]:
         """Return a sentence's white space and token ids, or those of its parts, none of them too long for the model."""
         limits = (options.max_source_length, self.backend.limits.source)
@@ -266,22 +306,23 @@ class Translator:
         if limit is None or len(ids) <= limit:
             return [(separator, ids)]
         if options.on_long == "truncate":
-            return [(separator, truncated(ids, limit, self.end_ids()))]
+            return [(separator, self.languages.truncate(ids, limit, direction))]
         if options.on_long != "split":
             raise UserError("sentence.too_long", field=place, value=text, length=len(ids), limit=limit)
-        texts = split_text(text.strip(), limit, lambda part: len(self.encode_source(part)), separator)
+        encode = self.encode_for(direction)
+        texts = split_text(text.strip(), limit, lambda part: len(encode(part)), separator)
         if isinstance(text, ParsedSentence):
             spaces, parts_of_text = zip(*texts, strict=True)
             texts = list(zip(spaces, text.parts(parts_of_text), strict=True))
-        parts = [(space_before, self.encode_source(part)) for space_before, part in texts]
-        if any(len(part) > limit and not self.is_empty(part) for _, part in parts):
+        parts = [(space_before, encode(part)) for space_before, part in texts]
+        if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
             raise UserError("sentence.cannot_split", field=place, limit=limit)
         return parts
 
-    def prefix_ids(self, prefix: str, place: str) -> list[int]:
+    def prefix_ids(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of a prefix, without the end of the sentence."""
         check_text(prefix, place)
-        ids = [] if is_blank(prefix) else self.encode_target(prefix)
+        ids = [] if is_blank(prefix) else self.encode_target(prefix, direction)
         while ids and ids[-1] in self.end_ids():
             ids = ids[:-1]
         limit = self.backend.limits.target
@@ -302,7 +343,7 @@ class Translator:
         `offset`, the number of earlier sentences, is added to the seed of sampling.
         """
         sources = [piece for sentence in prepared for piece in sentence.pieces]
-        prefixes = [[] if k else sentence.prefix for sentence in prepared for k in range(len(sentence.pieces))]
+        prefixes = [sentence.opening(k) for sentence in prepared for k in range(len(sentence.pieces))]
         if warnings is not None:
             warnings.count_tokens(sources)
 
@@ -331,7 +372,12 @@ class Translator:
         max_lengths = self.max_lengths(sources, prefixes, options)
         result = self.backend.search(SearchRequest(sources, prefixes, max_lengths, options))
         per_source = len(result.tokens) // len(sources)
-        tokens = [self.strip(row[: max_lengths[number // per_source]]) for number, row in enumerate(result.tokens)]
+        tokens: list[list[int]] = []
+        for number, row in enumerate(result.tokens):
+            source = number // per_source
+            start, given = getattr(prefixes[source], "start", None), given_count(prefixes[source])
+            stripped = self.strip(row[: max_lengths[source]])
+            tokens.append(TargetTokens(stripped, start, given) if given or start is not None else stripped)
         hypotheses = self.make_hypotheses(sources, tokens, options, scores, result.log_probs)
         return [of_source[: options.num_hypotheses] for of_source in hypotheses]
 
@@ -380,7 +426,7 @@ class Translator:
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         # A tag at the beginning, such as >>de<<, says what the text is.
-        shown = [[*dropwhile(self.tag_ids.__contains__, row)] for row in tokens]
+        shown = [[*dropwhile(self.tag_ids.__contains__, row[given_count(row) :])] for row in tokens]
         texts = self.target_tokenizer.batch_decode(shown, skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = []
@@ -420,11 +466,12 @@ class Translator:
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             place = f"Pair {number}" if places is None else places[number - 1]
             check_text(source, f"{place}: source")
-            ids = [] if is_blank(source) else self.encode_source(source)
-            if self.is_empty(ids):
+            source, direction = self.read_source(source, options, f"{place}: source")
+            ids = [] if is_blank(source) else self.encode_for(direction)(source)
+            if self.is_empty(ids, direction):
                 raise UserError("pair.empty", field=f"{place}: source")
             source_ids.append(ids)
-            target_ids.append(self.target_ids(target, f"{place}: translation"))
+            target_ids.append(self.target_ids(target, f"{place}: translation", direction))
             self.check_lengths(len(ids), len(target_ids[-1]), place)
         warnings = TranslationWarnings(self.tokenizer)
         warnings.count_tokens(source_ids)
@@ -434,8 +481,13 @@ class Translator:
         return [SentenceScore(sum(row) / max(len(row), 1) ** penalty, sum(row), row) for row in log_probs]
 
     def score_tokens(self, sources: Tokens, targets: Tokens, max_tokens: int = 4096) -> list[list[float]]:
-        """Return the log-probability of every target token, computed in batches of at most `max_tokens`."""
-        return run_batches(self.backend.score, sources, targets, pair_lengths(sources, targets), max_tokens)
+        """
+        Return the log-probability of every target token, computed in batches of at most `max_tokens`. That of tokens
+        that the model is given is 0.
+        """
+        rows = run_batches(self.backend.score, sources, targets, pair_lengths(sources, targets), max_tokens)
+        givens = map(given_count, targets)
+        return [[0.0] * given + row[given:] if given else row for given, row in zip(givens, rows, strict=True)]
 
     def align_tokens(
         self, sources: Tokens, targets: Tokens, layer: int | str | None = None, max_tokens: int = 4096
@@ -468,26 +520,63 @@ class Translator:
 
     # -- text and token ids --------------------------------------------------------------------------------------------
 
-    def encode_source(self, sentence: str) -> list[int]:
+    def direction(self, options: DecodingOptions | None = None) -> Direction:
+        """Return the languages that options, translator, tokenizer and the model's files name, in this order."""
+        source, target, forced, instruction = self.source_lang, self.target_lang, None, None
+        if options is not None:
+            source, target = options.source_lang or source, options.target_lang or target
+            forced, instruction = options.generate.get("forced_bos_token_id"), options.source_prefix
+            if forced is not None and options.target_lang is not None and self.target_langs:
+                raise UserError("option.given_twice", field="target_lang", other="forced_bos_token_id")
+        # Reading configurations for each sentence takes as long as encoding it.
+        key = (source, target, forced, instruction, self.task, *self.languages.state())
+        if key not in self.directions:
+            direction = self.languages.direction(source, target, self.task, forced)
+            if instruction is not None and direction.instruction:
+                raise UserError("option.given_twice", field="source_prefix", other="target_lang")
+            self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
+        return self.directions[key]
+
+    def read_source(self, sentence: str, options: DecodingOptions, place: str) -> tuple[str, Direction]:
+        """
+        Return a source without the name of the target language at its beginning, if it has one, and its direction.
+        Raise `UserError` if the options name another one, or the target language is missing.
+        """
+        direction = self.direction(options)
+        target, text = self.languages.read_target(sentence)
+        if target is None or (direction.target is not None and target not in self.target_langs):
+            if not is_blank(sentence):
+                self.languages.require_target(direction)
+            return sentence, direction
+        if direction.target not in (None, target):
+            raise UserError("language.two_targets", field=place, value=target, other=direction.target)
+        return text, self.direction(replace(options, target_lang=target))
+
+    def encode_for(self, direction: Direction) -> Callable[[str], list[int]]:
+        """Return what encodes sources of a direction."""
+        return self.encode_source if direction.is_plain else partial(self.encode_source, direction=direction)
+
+    def encode_source(self, sentence: str, direction: Direction | None = None) -> list[int]:
         """
         Return the token ids of a source sentence, in which `</s>` and the like are text. They have the edges of the
         sentence's tree, if it has one and the model reads it.
         """
+        direction = direction or self.direction()
         if isinstance(sentence, ParsedSentence) and self.reads_trees:
             if self.trees is None:
                 raise UserError("trees.no_relations", field=self.model.name_or_path or type(self.model).__name__)
             return self.trees([sentence])[0]
-        return encode_plain(self.tokenizers.source, sentence)["input_ids"]
+        return self.languages.encode_source(sentence, direction)
 
-    def encode_target(self, sentence: str) -> list[int]:
+    def encode_target(self, sentence: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of a target sentence, in which `</s>` and the like are text."""
-        return encode_plain(self.tokenizers.target, sentence, is_target=True)["input_ids"]
+        return self.languages.encode_target(sentence, direction or self.direction())
 
-    def target_ids(self, target: str | Sequence[int], place: str) -> list[int]:
+    def target_ids(self, target: str | Sequence[int], place: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of a translation, given as text or token ids; `ValueError` for ids that do not exist."""
         if isinstance(target, str):
             check_text(target, place)
-            return self.encode_target(target)
+            return self.encode_target(target, direction)
         size = target_vocabulary_size(self.model.config)
         ids = []
         for value in target if isinstance(target, Iterable) else [target]:
@@ -495,15 +584,16 @@ class Translator:
             ids.append(operator.index(value) if is_id else -1)
             if not 0 <= ids[-1] < size:
                 raise UserError("token.unknown_id", field=place, value=value, most=size - 1)
-        return ids
+        direction = direction or self.direction()
+        return self.languages.target_tokens(TargetTokens(ids, getattr(target, "start", None)), direction)
 
     def is_empty_source(self, sentence: str) -> bool:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
         return is_blank(sentence) or self.is_empty(self.encode_source(sentence))
 
-    def is_empty(self, ids: Sequence[int]) -> bool:
-        """Return whether the token ids of a source are control tokens only."""
-        return not self.drop_control_tokens(ids)
+    def is_empty(self, ids: Sequence[int], direction: Direction | None = None) -> bool:
+        """Return whether the token ids of a source are only control tokens, and the instruction of a direction."""
+        return not self.languages.has_words(ids, self.control_ids[0], direction or Direction())
 
     def drop_control_tokens(self, ids: Sequence[int]) -> list[int]:
         """Return the token ids of a source without control tokens."""

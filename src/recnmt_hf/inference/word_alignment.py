@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._plain_text import is_blank
-from ..data.alignments import words_of_tokens
 from ..data.trees import ParsedSentence
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
+from .options import DecodingOptions
 from .translator import Translator, check_counts, check_text
 
 
@@ -46,6 +46,7 @@ def align_pairs(
     layer: int | str | None = None,
     head: int | None = None,
     max_tokens: int = 4096,
+    options: DecodingOptions | None = None,
 ) -> Iterator[WordAlignment]:
     """
     Align sentences with their translations: the model is given the translation, and each of its words is linked to the
@@ -57,23 +58,28 @@ def align_pairs(
             dependency trees, a source may be a [`~recnmt_hf.data.ParsedSentence`].
         layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
         max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
+        options ([`DecodingOptions`], *optional*): The languages, for a model of several.
 
     Raises:
         ValueError: The numbers of sources and targets differ, a sentence is empty, or the model does not attend to
             source words.
     """
     check_counts(sources, targets)
-    source_sides, target_sides = [], []
+    options = options or DecodingOptions()
+    source_sides: list[tuple[list[int], list[int | None]]] = []
+    target_sides: list[tuple[list[int], list[int | None]]] = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
         check_text(source, f"Pair {number}: source")
         check_text(target, f"Pair {number}: translation")
         if is_blank(source) or is_blank(target):
             raise UserError("pair.empty", field=f"Pair {number}")
-        ids, words_of_source = words_of_tokens(translator.tokenizer, source)
+        text, direction = translator.read_source(source, options, f"Pair {number}: source")
+        ids, words_of_source = translator.languages.words_of_source(text, direction)
         if isinstance(source, ParsedSentence) and (tokens := translator.encode_source(source)) == ids:
             ids = tokens  # with the edges of the tree
-        source_sides.append((ids, words_of_source))
-        target_sides.append(words_of_tokens(translator.target_tokenizer, target, True))
+        before = len(source.split()) - len(text.split())  # words that name the target language
+        source_sides.append((ids, [None if word is None else word + before for word in words_of_source]))
+        target_sides.append(translator.languages.words_of_target(target, direction))
         translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
     source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))
     for i, weights in enumerate(translator.attention(source_ids, target_ids, layer, head, max_tokens)):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     EosTokenCriteria,
+    ForcedBOSTokenLogitsProcessor,
     GenerationConfig,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -22,14 +23,14 @@ from transformers import (
 from ...data.tokenizer_checks import stamp
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
-from ..batching import Tokens
-from ..decoding import MaxLengthPerSentence, PrefixPerSentence
+from ..batching import Tokens, given_count
+from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
-from ..model_settings import LengthLimits, end_ids, start_id, target_vocabulary_size
+from ..model_settings import LengthLimits, end_ids, own_start_id, setting, target_vocabulary_size
 from ..options import DecodingOptions
 from ..search import EnsembleRows, run_search
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import TorchBackend, explained_generation
+from .torch_model import TorchBackend, explained_generation, start_column
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -39,6 +40,7 @@ PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "bad_words_ids": NoBadWordsLogitsProcessor,
     "min_new_tokens": lambda value, ends: MinNewTokensLengthLogitsProcessor(1, value, ends, str(ends.device)),
     "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
+    "forced_bos_token_id": lambda value, ends: ForcedBOSTokenLogitsProcessor(value),
 }
 
 
@@ -81,7 +83,7 @@ class EnsembleBackend(TranslatesOnly):
             max_length=1 + max(request.max_lengths),
             pad_token_id=self.tokenizers.target.pad_token_id,
             eos_token_id=ends,
-            early_stopping=options.generate.get("early_stopping", False),
+            early_stopping=options.generate.get("early_stopping", setting(self.model, "early_stopping") or False),
         )
         criteria = StoppingCriteriaList(
             [
@@ -93,18 +95,27 @@ class EnsembleBackend(TranslatesOnly):
             check_beams: Any = getattr(member.model, "check_beams", None)
             if check_beams is not None:
                 check_beams(options.beams, "beams")
-        start = torch.full((len(request.sources) * options.beams, 1), start_id(self.model), device=device)
+        start = torch.tensor(start_column(self.model, request.prefixes), device=device)
+        start = start.repeat_interleave(options.beams, dim=0)
         with explained_generation(options), eval_mode(*(member.model for member in self.members)):
             processors = self.processors(options)
             if any(request.prefixes):
-                processors.append(PrefixPerSentence(request.prefixes))
+                processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))
+            if (end := setting(self.model, "forced_eos_token_id")) is not None:
+                processors.append(EndPerSentence(end, request.max_lengths))
             rows = EnsembleRows([member.start_rows(request.sources, options.beams) for member in self.members])
             tokens = run_search(rows, start, processors, criteria, config)
         return SearchResult(tokens[:, 1:].tolist())
 
     def processors(self, options: DecodingOptions) -> LogitsProcessorList:
-        """Return the logits processors that `generate` creates for its arguments; `UserError` for unsupported ones."""
-        settings = {name: value for name, value in options.generate.items() if name != "early_stopping" and value}
+        """
+        Return the logits processors that `generate` creates for its arguments and the first model's settings;
+        `UserError` for unsupported arguments.
+        """
+        settings = {name: getattr(self.model.generation_config, name, None) for name in PROCESSORS}
+        settings = {name: value for name, value in (settings | options.generate).items() if value is not None}
+        settings.pop("early_stopping", None)
+        settings = {name: value for name, value in settings.items() if value or name == "forced_bos_token_id"}
         if unsupported := sorted(set(settings) - set(PROCESSORS)):
             raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="an ensemble")
         ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
@@ -147,5 +158,5 @@ def shared_settings(backend: Backend) -> dict[str, Any]:
         "the rows of the output matrix": target_vocabulary_size(backend.model.config),
         "the padding token": target.pad_token_id,
         "the end tokens": end_ids(backend.model),
-        "the start token": start_id(backend.model),
+        "the start token": own_start_id(backend.model),
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,11 @@ from transformers import (
 from ...data.tokenizer_pair import TokenizerPair
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
-from ..batching import Tokens, pad_rows, tree_inputs
-from ..decoding import MaxLengthPerSentence, PrefixPerSentence
+from ..batching import Tokens, given_count, pad_rows, start_of, tree_inputs
+from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
-from ..model_settings import LengthLimits, length_limits, start_id
+from ..model_settings import LengthLimits, length_limits, own_start_id, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
@@ -55,6 +57,8 @@ class TorchBackend:
     Runs an encoder-decoder of this package or of transformers; see [`Backend`]. With `check`, weights that are not
     finite and tokenizers of other models are rejected.
     """
+
+    returns_no_attention = False  # whether the model's attention was found to return no weights
 
     def __init__(self, model: PreTrainedModel, tokenizers: TokenizerPair, check: bool = True):
         if check:
@@ -93,12 +97,17 @@ class TorchBackend:
             settings["num_return_sequences"] = options.num_hypotheses
         processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
         if any(request.prefixes):
-            processors.append(PrefixPerSentence(request.prefixes))
+            processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))
+        if (end := setting(self.model, "forced_eos_token_id")) is not None:
+            processors.append(EndPerSentence(end, request.max_lengths))
         max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
         if settings.get("stop_strings"):
             settings["tokenizer"] = self.tokenizers.target
         if can_drop_finished(settings, options, self.model.generation_config):
             settings["custom_generate"] = search
+        starts = [start_of(prefix, None) for prefix in request.prefixes]
+        if any(start is not None for start in starts):
+            settings["decoder_start_token_id"] = [own_start_id(self.model) if one is None else one for one in starts]
         with eval_mode(self.model), explained_generation(options):
             outputs = self.model.generate(
                 **inputs,
@@ -116,7 +125,7 @@ class TorchBackend:
         with eval_mode(self.model):
             logits = self.model(
                 **inputs,
-                decoder_input_ids=shift_right(self.model, labels),
+                decoder_input_ids=shift_right(self.model, labels, targets),
                 use_cache=False,
             ).logits
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -126,18 +135,27 @@ class TorchBackend:
     def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
         # The encoder runs separately, without attentions and other optional outputs, which may be large.
         encoded = self.encode(sources)
-        with eval_mode(self.model):
-            attentions = self.model(
-                encoder_outputs=encoded.output,
-                attention_mask=encoded.attention_mask,
-                decoder_input_ids=shift_right(self.model, self.pad_targets(targets)),
-                use_cache=False,
-                output_attentions=True,
-            ).cross_attentions
-        if not attentions or attentions[0] is None:
+        attentions: Any = None
+        if not self.returns_no_attention:
+            attentions = self.decoder_attention(self.model, encoded, targets)
+        if not has_attention(attentions) and hasattr(self.model, "set_attn_implementation"):
+            self.returns_no_attention = True
+            attentions = self.decoder_attention(eager_copy(self.model), encoded, targets)
+        if not has_attention(attentions):
             attends_words = getattr(self.model.config, "attends_source_words", True)
             raise UserError("alignment.no_attention" if attends_words else "alignment.other_memory")
         return attentions
+
+    def decoder_attention(self, model: Any, encoded: EncodedSources, targets: Tokens) -> Any:
+        """Return the cross-attentions that a model returns for encoded sources; those of fast kernels are `None`."""
+        with eval_mode(model):
+            return model(
+                encoder_outputs=encoded.output,
+                attention_mask=encoded.attention_mask,
+                decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
+                use_cache=False,
+                output_attentions=True,
+            ).cross_attentions
 
     def start_rows(self, sources: Tokens, beams: int) -> ModelRows:
         """Encode sources and start a search of an ensemble with `beams` consecutive rows for each."""
@@ -172,10 +190,38 @@ class TorchBackend:
         return pad_rows(targets, self.tokenizers.target.pad_token_id, self.model.device)[0]
 
 
-def shift_right(model: PreTrainedModel, labels: torch.Tensor) -> torch.Tensor:
-    """Return the decoder's input for labels, both `(batch_size, target_length)`, as `generate` starts it."""
-    start = labels.new_full((labels.shape[0], 1), start_id(model))
+def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens = ()) -> torch.Tensor:
+    """
+    Return the decoder's input for labels, both `(batch_size, target_length)`, as `generate` starts it; `targets` are
+    those of the labels, if they may start in another way.
+    """
+    if any(start_of(target, None) is not None for target in targets):
+        start = labels.new_tensor(start_column(model, targets))
+    else:
+        start = labels.new_full((labels.shape[0], 1), start_id(model))
     return torch.cat([start, labels[:, :-1]], dim=1)
+
+
+def start_column(model: Any, targets: Tokens) -> list[list[int]]:
+    """Return the first input of the decoder for each translation, `(len(targets), 1)`."""
+    starts = [start_of(target, None) for target in targets]
+    return [[start_id(model) if start is None else start] for start in starts]
+
+
+def has_attention(attentions: Any) -> bool:
+    """Return whether a model returned its attentions."""
+    return bool(attentions) and attentions[0] is not None
+
+
+def eager_copy(model: Any) -> Any:
+    """
+    Return a model with the same weights whose attention returns its weights. The model itself stays as it is, because
+    other threads may be using it.
+    """
+    weights: Any = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    copied = copy.deepcopy(model, weights)
+    copied.set_attn_implementation("eager")
+    return copied
 
 
 def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_settings: GenerationConfig) -> bool:

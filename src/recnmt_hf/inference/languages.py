@@ -1,0 +1,483 @@
+"""Source and target languages of a model: control tokens, tags in the source, or text in front of the source."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from .._plain_text import encode_plain, truncated
+from ..data.alignments import words_of_tokens
+from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
+from .batching import TargetTokens
+from .model_settings import end_ids, own_start_id, setting
+from .model_task import ModelTask
+
+
+logger = logging.get_logger(__name__)
+
+# Tokens of a source that name the language of the translation: `>>deu<<` (OPUS-MT), `<2de>` (MADLAD-400).
+TAG = re.compile(r">>([\w-]+)<<|<2([A-Za-z][\w-]*)>")
+TYPED_TAG = re.compile(rf"\s*({TAG.pattern})")
+# Keys of a configuration's `task_specific_params`, as of T5.
+TASK_NAME = re.compile(r"translation_([\w-]+?)_to_([\w-]+)")
+# Codes in an error message.
+MOST_CODES = 12
+# The tokenizers of one language pair have the same state, so texts of two languages must not be encoded at a time.
+_locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
+_lock_of_locks = threading.Lock()
+
+
+def lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
+    """Return the lock of a tokenizer: encoding changes its state (source or target, language, truncation)."""
+    with _lock_of_locks:
+        return _locks.setdefault(tokenizer, threading.RLock())
+
+
+@dataclass(frozen=True)
+class Direction:
+    """
+    What a model is told about the languages of a sentence.
+
+    Attributes:
+        source, target (`str`, *optional*): Codes of the languages; that of the source is also used to split sentences.
+        frame (pair of sequences of `int`, *optional*): Control tokens before and after the source, in place of those
+            that its tokenizer adds. A target is then encoded without the tokenizer's control tokens.
+        tag (sequence of `int`): Tokens in front of the source.
+        instruction (`str`): Text in front of the source.
+        start (`int`, *optional*): First input of the decoder, if it is not the model's own.
+        given (sequence of `int`): Tokens that each translation begins with, not predicted by the model.
+    """
+
+    source: str | None = None
+    target: str | None = None
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    tag: tuple[int, ...] = ()
+    instruction: str = ""
+    start: int | None = None
+    given: tuple[int, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether source and target are encoded as their tokenizers do without languages."""
+        return not (self.frame or self.tag or self.instruction or self.given) and self.start is None
+
+    def opening(self, prefix: Sequence[int] = ()) -> list[int]:
+        """Return the tokens that a translation begins with; `prefix` is the user's, as encoded in this direction."""
+        if self.start is None and not self.given:
+            return list(prefix)
+        return TargetTokens(prefix or self.given, self.start, len(self.given))
+
+
+class Languages:
+    """
+    Languages of a model, and the texts that it reads as token ids. This class is for models of one direction, or
+    without names of languages.
+
+    Args:
+        tokenizers ([`~recnmt_hf.data.TokenizerPair`]): Tokenizers of the model.
+        model (`PreTrainedModel`): The model, or an object with its `config` and `generation_config`.
+    """
+
+    def __init__(self, tokenizers: TokenizerPair, model: Any):
+        self.tokenizers, self.model = tokenizers, model
+
+    @property
+    def sources(self) -> list[str]:
+        """Codes of the source languages among which the model must be given one; empty if it needs none."""
+        return []
+
+    @property
+    def targets(self) -> list[str]:
+        """Codes of the target languages among which one can be chosen."""
+        return []
+
+    @property
+    def control_ids(self) -> set[int]:
+        """Ids of tokens that name languages."""
+        return set()
+
+    def direction(
+        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
+    ) -> Direction:
+        """
+        Return the direction of two languages; `None` for those that the tokenizer and the model's files name. `forced`
+        is a first token of the translation, as of `generate`'s `forced_bos_token_id`. Raise `UserError` for languages
+        that the model does not know.
+        """
+        if source is not None:
+            self.check_source(source, task)
+        if target is not None:
+            self.check_target(target, task)
+        first = setting(self.model, "forced_bos_token_id") if forced is None else forced
+        source = source or task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
+        return Direction(source, target, given=() if first is None else (first,))
+
+    def state(self) -> tuple[Any, ...]:
+        """Return the settings of tokenizers and model that directions depend on, and that users may change."""
+        settings = self.model.generation_config
+        return settings.forced_bos_token_id, settings.decoder_start_token_id
+
+    def require_target(self, direction: Direction) -> None:
+        """Raise `UserError` if a model that needs a target language has none."""
+
+    def check_source(self, source: str, task: ModelTask) -> None:
+        """Raise `UserError` if a code does not name the only source language of the model, as far as that is known."""
+        named = (getattr(self.tokenizers.source, "source_lang", None), task.source_lang)
+        known = list(dict.fromkeys(code for code in named if code and is_one_language(code)))
+        if known and not any(main_part(source) == main_part(code) for code in known):
+            raise unknown_language("source_lang", source, known)
+
+    def check_target(self, target: str, task: ModelTask) -> None:
+        """Raise `UserError` unless a code names the only target language of the model."""
+        known = self.named_targets(task)
+        if not known:
+            raise UserError("language.none", field="target_lang", value=target)
+        if not any(main_part(target) == main_part(code) for code in known):
+            raise unknown_language("target_lang", target, known)
+
+    def named_targets(self, task: ModelTask) -> list[str]:
+        """Return the codes by which the tokenizer and the model's files name its only target language."""
+        named = (getattr(self.tokenizers.target, "target_lang", None), task.target_lang)
+        return list(dict.fromkeys(code for code in named if code))
+
+    def read_target(self, sentence: str) -> tuple[str | None, str]:
+        """
+        Return the target language that a sentence itself names at its beginning, if any, and the sentence. The language
+        may be one that the model does not know.
+        """
+        return None, sentence
+
+    # -- text and token ids --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def own_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Control tokens that the tokenizer adds before and after a source."""
+        tokenizer = self.tokenizers.source
+        text = next(token for token in ("a", "1", ".", *tokenizer.get_vocab()) if self.encode(tokenizer, token, False))
+        whole, ids = self.encode(tokenizer, text), self.encode(tokenizer, text, False)
+        starts = range(len(whole) - len(ids) + 1)
+        place = next((i for i in starts if whole[i : i + len(ids)] == ids), len(whole) - len(ids))
+        return tuple(whole[:place]), tuple(whole[place + len(ids) :])
+
+    @staticmethod
+    def encode(
+        tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = True, is_target: bool = False
+    ) -> list[int]:
+        """Return the token ids of a text, in which `</s>` and the like are text."""
+        with lock_of(tokenizer):
+            encoded = encode_plain(tokenizer, text, is_target, add_special_tokens=add_special_tokens)
+        return list(encoded["input_ids"])
+
+    def encode_source(self, text: str, direction: Direction) -> list[int]:
+        """Return the token ids of a source."""
+        ids = self.encode(self.tokenizers.source, direction.instruction + text, direction.frame is None)
+        return self.enclose(ids, direction)
+
+    def enclose(self, ids: Sequence[Any], direction: Direction, control: Any = ...) -> list[Any]:
+        """Return the tokens of a source with those of a direction, or with `control` in place of each of these."""
+        before, after = direction.frame or ((), ())
+        tag = direction.tag
+        if control is not ...:
+            before, tag, after = ((control,) * len(part) for part in (before, tag, after))
+        place = len(self.own_frame[0]) if tag else 0
+        return [*before, *ids[:place], *tag, *ids[place:], *after]
+
+    def truncate(self, ids: list[int], limit: int, direction: Direction) -> list[int]:
+        """Truncate the tokens of a source to `limit`, without the control tokens at its end."""
+        last = len(direction.frame[1]) if direction.frame else 0
+        if len(ids) <= limit or not last:
+            return truncated(ids, limit, end_ids(self.model))
+        return ids[: max(limit - last, 0)] + ids[-last:][-limit:]
+
+    def has_words(self, ids: Sequence[int], controls: Collection[int], direction: Direction) -> bool:
+        """Return whether the tokens of a source are more than control tokens and the direction's instruction."""
+        words = sum(id not in controls for id in ids)
+        if direction.instruction:
+            words -= len(self.encode(self.tokenizers.source, direction.instruction.rstrip(), False))
+        return words > 0
+
+    def encode_target(self, text: str, direction: Direction) -> list[int]:
+        """Return the token ids of a translation, with an end token."""
+        is_bare = direction.frame is not None
+        ids = self.encode(self.tokenizers.target, text, not is_bare, not is_bare)
+        if not ids or ids[-1] not in end_ids(self.model):
+            ids.append(self.end_id())
+        return self.target_tokens([*direction.given, *ids] if is_bare else ids, direction)
+
+    def end_id(self) -> int:
+        """Return the id of the token at the end of a translation."""
+        end, ends = self.tokenizers.target.eos_token_id, end_ids(self.model)
+        return end if end in ends else min(ends)
+
+    def target_tokens(self, ids: Sequence[int], direction: Direction) -> list[int]:
+        """Return the token ids of a translation, with what the model is given of them."""
+        start = getattr(ids, "start", None) or direction.start
+        is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.control_ids)
+        return TargetTokens(ids, start, int(is_given)) if is_given or start is not None else list(ids)
+
+    def words_of_source(self, text: str, direction: Direction) -> tuple[list[int], list[int | None]]:
+        """Return the token ids of a source, and the number of the word of each, `None` for control tokens."""
+        tokenizer, before = self.tokenizers.source, len(direction.instruction.split())
+        with lock_of(tokenizer):
+            ids, words = words_of_tokens(
+                tokenizer, direction.instruction + text, add_special_tokens=direction.frame is None
+            )
+        numbers = [None if word is None or word < before else word - before for word in words]
+        return self.enclose(ids, direction), self.enclose(numbers, direction, None)
+
+    def words_of_target(self, text: str, direction: Direction) -> tuple[list[int], list[int | None]]:
+        """Return the token ids of a translation, and the number of the word of each, `None` for control tokens."""
+        is_bare = direction.frame is not None
+        with lock_of(self.tokenizers.target):
+            ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
+        if not ids or ids[-1] not in end_ids(self.model):
+            ids, words = [*ids, self.end_id()], [*words, None]
+        if is_bare:
+            ids, words = [*direction.given, *ids], [*[None] * len(direction.given), *words]
+        return self.target_tokens(ids, direction), words
+
+
+class TokenLanguages(Languages):
+    """
+    Languages whose tokens the tokenizer adds to a source, and with which the decoder begins: M2M-100, NLLB, mBART,
+    mBART-50. The token of the target is the decoder's first input if the model has no other one of its own, else the
+    first token of each translation.
+    """
+
+    def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
+        super().__init__(tokenizers, model)
+        self.ids = dict(ids)
+        self.codes = {id: code for code, id in self.ids.items()}
+
+    @classmethod
+    def find(cls, tokenizers: TokenizerPair, model: Any) -> TokenLanguages | None:
+        """Return the languages of a tokenizer with `src_lang` and `tgt_lang` whose sources have a language's token."""
+        tokenizer = tokenizers.source
+        if not hasattr(tokenizer, "src_lang") or not hasattr(tokenizer, "tgt_lang"):
+            return None
+        languages = cls(tokenizers, model, language_ids(tokenizer))
+        return languages if any(id in languages.codes for part in languages.own_frame for id in part) else None
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted(self.ids)
+
+    @property
+    def targets(self) -> list[str]:
+        return sorted(self.ids)
+
+    @property
+    def control_ids(self) -> set[int]:
+        return set(self.codes)
+
+    def direction(
+        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
+    ) -> Direction:
+        tokenizer: Any = self.tokenizers.source
+        code = self.code(source, "source_lang") if source else find_code(tokenizer.src_lang or "", self.ids)
+        frame = self.own_frame
+        if code is not None:
+            before, after = ([self.ids[code] if id in self.codes else id for id in part] for part in frame)
+            frame = (tuple(before), tuple(after))
+        start, starts = own_start_id(self.model), False
+        if start is None or start in self.codes:
+            starts = True
+        target = self.code(target, "target_lang") if target else self.default_target(code, start)
+        first = self.ids[target] if target is not None else None
+        if forced is not None:
+            return Direction(code, self.codes.get(forced), frame, given=(forced,))
+        if first is None:
+            return Direction(code, None, frame)
+        return Direction(code, target, frame, start=first) if starts else Direction(code, target, frame, given=(first,))
+
+    def state(self) -> tuple[Any, ...]:
+        languages = (getattr(tokenizer, "src_lang", None) for tokenizer in self.tokenizers)
+        return *super().state(), *languages, getattr(self.tokenizers.target, "tgt_lang", None)
+
+    def default_target(self, source: str | None, start: int | None) -> str | None:
+        """Return the target language of the model's settings or of the tokenizer, if they name one."""
+        for id in (setting(self.model, "forced_bos_token_id"), start):
+            if id in self.codes:
+                return self.codes[id]
+        # Some tokenizers take on the source language when they encode a target without a language.
+        code = find_code(getattr(self.tokenizers.target, "tgt_lang", None) or "", self.ids)
+        return None if code == source else code
+
+    def code(self, code: str, field: str) -> str:
+        """Return a code as the tokenizer writes it; `UserError` if it is not known."""
+        found = find_code(code, self.ids)
+        if found is None:
+            raise unknown_language(field, code, self.ids)
+        return found
+
+    def require_target(self, direction: Direction) -> None:
+        if direction.target is None and not direction.given:
+            raise UserError("language.missing", field="target_lang", known=list_codes(self.targets))
+
+
+class TagLanguages(Languages):
+    """Languages of the target that a token in front of the source names: `>>deu<<` (OPUS-MT), `<2de>` (MADLAD-400)."""
+
+    def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
+        super().__init__(tokenizers, model)
+        self.ids = dict(ids)
+
+    @classmethod
+    def find(cls, tokenizers: TokenizerPair, model: Any) -> TagLanguages | None:
+        """Return the languages for which the vocabulary of the source has tags."""
+        matches = ((TAG.fullmatch(token), id) for token, id in tokenizers.source.get_vocab().items())
+        ids = {match[1] or match[2]: id for match, id in matches if match}
+        return cls(tokenizers, model, ids) if ids else None
+
+    @property
+    def targets(self) -> list[str]:
+        return sorted(self.ids)
+
+    @property
+    def control_ids(self) -> set[int]:
+        return set(self.ids.values())
+
+    def direction(
+        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
+    ) -> Direction:
+        code = None if target is None else find_code(target, self.ids)
+        if target is not None and code is None and target not in self.named_targets(task):
+            raise unknown_language("target_lang", target, self.ids)
+        direction = super().direction(source, None, task, forced)
+        return direction if code is None else replace(direction, target=code, tag=(self.ids[code],))
+
+    def require_target(self, direction: Direction) -> None:
+        # Some models with tags also translate without.
+        if direction.target is None and len(self.ids) > 1:
+            logger.warning_once(
+                f"This model translates into several languages ({list_codes(self.targets)}), and a sentence names "
+                "none. Pass target_lang."
+            )
+
+    def read_target(self, sentence: str) -> tuple[str | None, str]:
+        match = TYPED_TAG.match(sentence)
+        return (match[2] or match[3], sentence[match.end() :].lstrip()) if match else (None, sentence)
+
+
+class TaskLanguages(Languages):
+    """
+    Pairs of languages for which the configuration has a text in front of the source, as of T5: `task_specific_params`
+    with `translation_en_to_de: {"prefix": "translate English to German: "}`.
+    """
+
+    def __init__(self, tokenizers: TokenizerPair, model: Any, prefixes: Mapping[tuple[str, str], str]):
+        super().__init__(tokenizers, model)
+        self.prefixes = dict(prefixes)
+
+    @classmethod
+    def find(cls, tokenizers: TokenizerPair, model: Any) -> TaskLanguages | None:
+        """Return the language pairs of a configuration."""
+        tasks = getattr(model.config, "task_specific_params", None)
+        prefixes = {}
+        for name, settings in tasks.items() if isinstance(tasks, Mapping) else ():
+            match, prefix = TASK_NAME.fullmatch(name), isinstance(settings, Mapping) and settings.get("prefix")
+            if match and prefix:
+                prefixes[match[1], match[2]] = str(prefix)
+        return cls(tokenizers, model, prefixes) if prefixes else None
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted({source for source, _ in self.prefixes})
+
+    @property
+    def targets(self) -> list[str]:
+        return sorted({target for _, target in self.prefixes})
+
+    def direction(
+        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
+    ) -> Direction:
+        direction = super().direction(source, None, task, forced)
+        if target is None:
+            return direction
+        pairs = [pair for pair in self.prefixes if same(pair[1], target) and (not source or same(pair[0], source))]
+        if len(pairs) != 1:
+            field = "target_lang" if source is None else "source_lang to target_lang"
+            known = [" to ".join(pair) for pair in self.prefixes]
+            raise unknown_language(field, target if source is None else f"{source} to {target}", known)
+        ((source, target),) = pairs
+        return replace(direction, source=source, target=target, instruction=self.prefixes[source, target])
+
+    def read_target(self, sentence: str) -> tuple[str | None, str]:
+        for (_, target), prefix in self.prefixes.items():
+            if sentence.startswith(prefix):
+                return target, sentence[len(prefix) :]
+        return None, sentence
+
+
+def find_languages(tokenizers: TokenizerPair, model: Any) -> Languages:
+    """Return the languages of a model, by what its tokenizer and its configuration name."""
+    for kind in (TokenLanguages, TagLanguages, TaskLanguages):
+        if languages := kind.find(tokenizers, model):
+            return languages
+    return Languages(tokenizers, model)
+
+
+def language_ids(tokenizer: Any) -> dict[str, int]:
+    """Return the codes of a tokenizer's languages with the ids of their tokens."""
+    ids = getattr(tokenizer, "lang_code_to_id", None)
+    if isinstance(ids, Mapping):
+        return {code.strip("_"): id for code, id in ids.items()}
+    named = {str(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+    tokens = [token for token in tokenizer.all_special_tokens if token not in named]
+    return {token.strip("_"): tokenizer.convert_tokens_to_ids(token) for token in tokens}
+
+
+# -- codes -------------------------------------------------------------------------------------------------------------
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two codes differ at most in case and separators."""
+    return one.replace("-", "_").lower() == other.replace("-", "_").lower()
+
+
+def main_part(code: str) -> str:
+    """Return the language of a code without script and region."""
+    return re.split("[-_]", code)[0].lower()
+
+
+def is_one_language(code: str) -> bool:
+    """Return whether a code is not that of a group of languages (`mul`, `ROMANCE`), as far as its length tells."""
+    return len(main_part(code)) == 2
+
+
+def find_code(code: str, known: Collection[str]) -> str | None:
+    """Return the known code that a code names, which may differ in case and separators; `None` if there is none."""
+    code = code.strip("_")
+    return code if code in known else next((other for other in known if same(code, other)), None)
+
+
+def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
+    """Return known codes, those first that are most similar to a code."""
+
+    def distance(other: str) -> tuple[bool, bool, float, str]:
+        ratio = difflib.SequenceMatcher(None, code.lower(), other.lower()).ratio()
+        begins = other.lower().startswith(main_part(code)[:2])
+        return main_part(other) != main_part(code), not begins, -ratio, other
+
+    return sorted(known, key=distance)
+
+
+def list_codes(codes: Sequence[str]) -> str:
+    """Return the first codes, and the number of the others."""
+    more = len(codes) - MOST_CODES
+    return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
+
+
+def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
+    """Return the error for a code that a model does not know, with the nearest known ones."""
+    return UserError("language.unknown", field=field, value=code, known=list_codes(nearest_codes(code, known)))

@@ -1,0 +1,557 @@
+"""
+Encoder-decoders of transformers: the translations of `generate` itself, with source and target languages by each kind
+of tokenizer, and everything that works for this package's own models.
+"""
+
+import threading
+
+import foreign_models as foreign
+import pytest
+import torch
+import transformers
+from user_errors import rejects
+
+import recnmt_hf
+from recnmt_hf.commands.main import main
+from recnmt_hf.inference import DecodingOptions, Translator
+from recnmt_hf.inference.languages import find_code, nearest_codes
+
+
+# Name of a checkpoint -> languages of its source and target as options name them, and another target.
+LANGUAGES = {
+    "marian": (None, "deu", "fra"),
+    "marian_separate": (None, None, None),
+    "m2m100": ("en", "de", "fr"),
+    "nllb": ("eng_Latn", "deu_Latn", "fra_Latn"),
+    "nllb_legacy": ("eng_Latn", "deu_Latn", "fra_Latn"),
+    "mbart50": ("en_XX", "de_DE", "fr_XX"),
+    "mbart": ("en_XX", "de_DE", "fr_XX"),
+    "t5": ("en", "de", "fr"),
+    "madlad": (None, "de", "zh_Hant"),
+    "mt5": (None, None, None),
+    "umt5": (None, None, None),
+    "bart": (None, None, None),
+    "own": (None, None, None),
+}
+WITH_CHOICE = [name for name, (_, target, _) in LANGUAGES.items() if target]
+WITH_TOKENS = ["m2m100", "nllb", "nllb_legacy", "mbart50", "mbart"]
+# Settings with which the search is that of `generate`.
+PLAIN = {"max_new_tokens": 8, "length_penalty_type": "hf", "length_penalty": 1.0, "split_sentences": "never"}
+
+
+class Zoo:
+    """Checkpoints by name, made when first asked for."""
+
+    def __init__(self, folder, corpus, own):
+        self.folder, self.own = folder, own
+        self.texts = [text for pair in corpus["train"][:300] for text in pair[:2]]
+        self.pieces = {"file": folder / "pieces.spm"}
+        self.pieces["pieces"] = foreign.train_pieces(self.pieces["file"], self.texts)
+        self.translators = {}
+
+    def make(self, name):
+        folder = self.folder / name
+        torch.manual_seed(3)
+        makers = {
+            "marian": lambda: foreign.marian(folder, self.pieces),
+            "marian_separate": lambda: foreign.marian(folder, self.pieces, tags=(), separate=True),
+            "m2m100": lambda: foreign.m2m100(folder, self.pieces),
+            "nllb": lambda: foreign.nllb(folder, self.texts),
+            "nllb_legacy": lambda: foreign.nllb(folder, self.texts, legacy=True),
+            "mbart50": lambda: foreign.mbart50(folder, self.pieces),
+            "mbart": lambda: foreign.mbart(folder, self.pieces),
+            "t5": lambda: foreign.t5(folder, self.pieces, task_specific_params=foreign.T5_TASKS),
+            "madlad": lambda: foreign.t5(folder, self.pieces, tags=("<2de>", "<2fr>", "<2zh_Hant>")),
+            "mt5": lambda: foreign.t5(folder, self.pieces, "MT5"),
+            "umt5": lambda: foreign.t5(folder, self.pieces, "UMT5"),
+            "bart": lambda: foreign.bart(folder, self.texts),
+            "own": lambda: self.own,
+        }
+        return folder if folder.exists() else makers[name]()
+
+    def __getitem__(self, name):
+        if name not in self.translators:
+            self.translators[name] = Translator.from_pretrained(self.make(name), device="cpu")
+        return self.translators[name]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory, corpus, tiny_folder):
+    return Zoo(tmp_path_factory.mktemp("zoo"), corpus, tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def sentences(corpus):
+    return [pair.en for pair in corpus["test"][:5]]
+
+
+def named(name, target=True):
+    """The languages of a checkpoint, by the names of transformers."""
+    codes = zip(("src_lang", "tgt_lang"), LANGUAGES[name][: 1 + target], strict=False)
+    return {option: code for option, code in codes if code is not None}
+
+
+def generate(zoo, name, sentence, target=None, **settings):
+    """What a user of transformers writes for one sentence: tokens after the first, and score."""
+    translator = zoo[name]
+    tokenizer, model, (source, first, _) = translator.tokenizer, translator.model, LANGUAGES[name]
+    target = target or first
+    if name in WITH_TOKENS:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model.name_or_path, src_lang=source)
+        id = tokenizer.get_lang_id(target) if name == "m2m100" else tokenizer.convert_tokens_to_ids(target)
+        settings["decoder_start_token_id" if name == "mbart" else "forced_bos_token_id"] = id
+    text = {
+        "marian": f">>{target}<< {sentence}",
+        "madlad": f"<2{target}> {sentence}",
+        "t5": f"translate English to {'German' if target == 'de' else 'French'}: {sentence}",
+    }.get(name, sentence)
+    inputs = tokenizer(text, return_tensors="pt")
+    if name == "own":
+        inputs.pop("token_type_ids", None)
+    found = model.generate(
+        **inputs,
+        max_length=None,
+        max_new_tokens=8,
+        length_penalty=1.0,
+        early_stopping=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    texts = tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+    return [row[1:].tolist() for row in found.sequences], [text.strip() for text in texts]
+
+
+def same_tokens(expected, found):
+    """Whether tokens are those of `generate`, which pads."""
+    return expected[: len(found)] == found and len(set(expected[len(found) :])) <= 1
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_tokens_are_those_of_generate(zoo, sentences, name, beams):
+    found = zoo[name](sentences, beams=beams, **PLAIN, **named(name))
+    for sentence, translation in zip(sentences, found, strict=True):
+        (tokens, *_), (text, *_) = generate(zoo, name, sentence, num_beams=beams)
+        assert same_tokens(tokens, translation.hypotheses[0].tokens)
+        if name != "nllb_legacy":
+            assert translation.text == text
+
+
+@pytest.mark.parametrize("name", WITH_CHOICE)
+def test_another_target(zoo, sentences, name):
+    _, first, second = LANGUAGES[name]
+    for target in (first, second, first):
+        translations = zoo[name](sentences[:2], tgt_lang=target, beams=2, **PLAIN, **named(name, target=False))
+        for sentence, translation in zip(sentences, translations, strict=False):
+            (tokens, *_), _ = generate(zoo, name, sentence, target, num_beams=2)
+            assert same_tokens(tokens, translation.hypotheses[0].tokens)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_scores_are_those_of_the_hypotheses(zoo, sentences, name):
+    translator, options = zoo[name], {"beams": 3, "num_hypotheses": 3, "max_new_tokens": 8, **named(name)}
+    for translation in translator(sentences[:3], **options):
+        for hypothesis in translation.hypotheses:
+            (scored,) = translator.score([translation.source], [hypothesis.tokens], **named(name))
+            assert scored.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
+            assert scored.score == pytest.approx(hypothesis.score, abs=1e-4)
+        assert translation.hypotheses == sorted(translation.hypotheses, key=lambda one: -one.score)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_texts_are_scored_as_labels_of_the_model(zoo, sentences, name):
+    """The loss of the class itself, with the labels of its tokenizer."""
+    source, target, _ = LANGUAGES[name]
+    if name in ("nllb_legacy", "mbart"):  # their labels end in the language
+        target = None
+    translator = zoo[name]
+    model, tokenizer = translator.model, translator.tokenizer
+    if name in WITH_TOKENS:
+        codes = {"src_lang": source, "tgt_lang": LANGUAGES[name][1]}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model.name_or_path, **codes)
+    text = {"marian": f">>{target}<< ", "madlad": f"<2{target}> ", "t5": "translate English to German: "}.get(name, "")
+    labels = tokenizer(text_target=sentences[1])["input_ids"]
+    start = None
+    if name in ("nllb_legacy", "mbart"):
+        language = labels.pop()
+        labels = [language, *labels] if name == "nllb_legacy" else labels
+        start = language if name == "mbart" else None
+    inputs = tokenizer(text + sentences[0], return_tensors="pt")
+    begin = translator.model.generation_config.decoder_start_token_id if start is None else start
+    begin = model.config.decoder_start_token_id if begin is None else begin
+    with torch.no_grad():
+        logits = model(**inputs, decoder_input_ids=torch.tensor([[begin, *labels[:-1]]])).logits
+    expected = logits.log_softmax(-1)[0, range(len(labels)), labels].tolist()
+    (scored,) = translator.score(sentences[:1], sentences[1:2], **named(name))
+    given = 1 if name in ("m2m100", "nllb", "nllb_legacy", "mbart50", "bart") else 0
+    assert scored.token_log_probs[:given] == [0.0] * given
+    assert scored.token_log_probs[given:] == pytest.approx(expected[given:], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_prefixes_splitting_and_batches(zoo, sentences, name):
+    translator, options = zoo[name], {"beams": 2, "max_new_tokens": 20, **named(name)}
+    prefix = "The dog"
+    (one,) = translator(sentences[:1], [prefix], **options)
+    assert one.text.startswith(prefix)
+    (scored,) = translator.score([sentences[0]], [one.hypotheses[0].tokens], **named(name))
+    assert scored.score == pytest.approx(one.score, abs=1e-4)
+    alone = [translator(sentence, **options)[0] for sentence in sentences]
+    together = translator(sentences, max_tokens=10000, **options)
+    assert [one.text for one in together] == [one.text for one in alone]
+    (whole,) = translator(" ".join(sentences[:2]), **options)
+    assert whole.hypotheses[0].tokens == [*alone[0].hypotheses[0].tokens, *alone[1].hypotheses[0].tokens]
+    assert whole.score <= 0
+    assert [each.text for each in translator(["", "\u200b", " \t"], **options)] == ["", "", ""]
+    assert translator([], **options) == []
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_a_thousand_words(zoo, name):
+    translator, text = zoo[name], "the old dog sees the little house " * 143
+    options = {"beams": 1, "max_new_tokens": 3, **named(name)}
+    limit = translator.backend.limits.source
+    if limit is None:
+        assert len(translator.prepare(text, DecodingOptions(target_lang=LANGUAGES[name][1])).pieces) == 1
+    else:
+        with rejects("sentence.too_long", "Sentence 1"):
+            translator([text], **options)
+    languages = dict(zip(("source_lang", "target_lang"), LANGUAGES[name], strict=False))
+    for on_long in ("split", "truncate"):
+        settings = DecodingOptions(on_long=on_long, max_source_length=60, **languages)
+        prepared = translator.prepare(text, settings)
+        assert all(len(piece) <= 60 for piece in prepared.pieces)
+        ends = [piece[-2:] for piece in prepared.pieces]
+        last = translator.encode_source("We sleep.", prepared.direction)[-2:]
+        assert all(end[-1] == last[-1] for end in ends)
+        if name in ("mbart", "nllb_legacy"):
+            assert all(end == last for end in ends), "the language stays behind the end token"
+        assert (len(prepared.pieces) == 1) == (on_long == "truncate")
+    translator([text], on_long="truncate", **options, max_source_length=20)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_alignments(zoo, sentences, name, tmp_path):
+    translator, options = zoo[name], {"beams": 2, "max_new_tokens": 6, **named(name)}
+    (one,) = translator(sentences[:1], alignments=True, **options)
+    source = translator.encode_source(sentences[0], translator.direction(DecodingOptions(**by_field(name))))
+    controls = translator.control_ids[0]
+    best = one.hypotheses[0]
+    assert best.alignment is not None
+    for i, j in best.alignment:
+        assert source[i] not in controls and j < len(best.tokens)
+    pairs = recnmt_hf.align_pairs(translator, sentences[:2], sentences[1:3], options=DecodingOptions(**by_field(name)))
+    for pair, text, target in zip(pairs, sentences, sentences[1:3], strict=False):
+        assert pair.source == text.split() and pair.target == target.split()
+        assert pair.weights.sum(axis=1) == pytest.approx(1.0, abs=0.02) or name == "t5", "of words and control tokens"
+
+
+def by_field(name):
+    fields = zip(("source_lang", "target_lang"), LANGUAGES[name], strict=False)
+    return {field: code for field, code in fields if code is not None}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_ensembles_and_int8(zoo, sentences, name):
+    folder, options = zoo.make(name), {"beams": 2, **PLAIN, **named(name)}
+    single = zoo[name](sentences[:3], **options)
+    ensemble = Translator.from_pretrained([folder, folder], device="cpu")
+    found = ensemble(sentences[:3], **options)
+    assert [one.hypotheses[0].tokens for one in found] == [one.hypotheses[0].tokens for one in single]
+    assert [one.score for one in found] == pytest.approx([one.score for one in single], abs=1e-4)
+    quantized = Translator.from_pretrained(folder, quantization="int8")
+    assert all(one.hypotheses[0].tokens for one in quantized(sentences[:3], **options))
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_pipeline(zoo, sentences, name):
+    folder, options = str(zoo.make(name)), {"num_beams": 2, "max_new_tokens": 8}
+    expected = [one.text for one in zoo[name](sentences, **options, **named(name))]
+    pipe = transformers.pipeline("recnmt-translation", model=folder, device="cpu", **named(name))
+    assert [found[0]["translation_text"] for found in pipe(sentences, **options)] == expected
+    stream = pipe((sentence for sentence in sentences), batch_size=2, **options)
+    assert [found[0]["translation_text"] for found in stream] == expected
+    if LANGUAGES[name][2]:
+        other = zoo[name](sentences[:1], **options, **named(name, False), tgt_lang=LANGUAGES[name][2])[0].text
+        mixed = [sentences[1], {"text": sentences[0], "tgt_lang": LANGUAGES[name][2]}, {"text": sentences[2]}]
+        texts = [found[0]["translation_text"] for found in pipe(mixed, **options)]
+        assert texts == [expected[1], other, expected[2]], "one batch of two languages"
+        assert pipe(sentences[0], tgt_lang=LANGUAGES[name][2], **options)[0]["translation_text"] == other
+
+
+# -- names of tasks and of options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["m2m100", "t5", "own"])
+def test_old_names_of_tasks(zoo, sentences, name):
+    folder, options = str(zoo.make(name)), {"num_beams": 1, "max_length": 9}
+    source, target, other = LANGUAGES[name]
+    expected = zoo[name](sentences[:1], beams=1, max_new_tokens=8, **named(name))[0].text
+    if target is None:
+        pipe = recnmt_hf.pipeline("translation", model=folder, device="cpu")
+        with rejects("language.none", "target_lang"):
+            recnmt_hf.pipeline("translation_en_to_de", model=folder, device="cpu")
+    else:
+        pipe = recnmt_hf.pipeline(f"translation_{source}_to_{target}", folder, device="cpu")
+        with rejects("option.given_twice", "tgt_lang"):
+            recnmt_hf.pipeline(f"translation_{source}_to_{target}", folder, device="cpu", tgt_lang=other)
+        with rejects("language.unknown"):
+            recnmt_hf.pipeline(f"translation_{source}_to_tlh", folder, device="cpu")
+    assert type(pipe) is recnmt_hf.TranslationPipeline
+    assert pipe(sentences[0], **options)[0]["translation_text"] == expected
+
+
+def test_other_tasks_are_those_of_transformers(tmp_path, tokenizer):
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    model = transformers.BertModel(config)
+    pipe = recnmt_hf.pipeline("feature-extraction", model=model, tokenizer=tokenizer, device="cpu")
+    assert isinstance(pipe, transformers.FeatureExtractionPipeline)
+    with rejects("pipeline.no_model", "model"):
+        recnmt_hf.pipeline("translation_en_to_de")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "field"),
+    [
+        ({"tgt_lang": "xx"}, "language.unknown", "target_lang"),
+        ({"tgt_lang": "de", "src_lang": "xx"}, "language.unknown", "source_lang"),
+        ({}, "language.missing", "target_lang"),
+        ({"src_lang": "en"}, "language.missing", "target_lang"),
+        ({"tgt_lang": "de", "target_lang": "de"}, "option.given_twice", "tgt_lang"),
+        ({"tgt_lang": "de", "forced_bos_token_id": 5}, "option.given_twice", "target_lang"),
+        ({"tgt_lang": "de de"}, "option.language", "target_lang"),
+        ({"tgt_lang": "de", "truncation": True}, "option.of_transformers_4", "truncation"),
+        ({"tgt_lang": "de", "return_tensors": "pt"}, "option.of_transformers_4", "return_tensors"),
+    ],
+)
+def test_wrong_languages(zoo, options, code, field):
+    for call in (zoo["m2m100"], lambda text, **options: list(zoo["m2m100"].score([text], ["a"], **options))):
+        with rejects(code, field):
+            call("We sleep.", **options)
+
+
+def test_the_nearest_codes_come_first(zoo):
+    with rejects("language.unknown", "target_lang") as caught:
+        zoo["nllb"]("We sleep.", tgt_lang="deu")
+    assert "codes: deu_Latn, " in str(caught.value) and "more" in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert nearest_codes("zh", ["de", "zu", "zh_Hant", "zh_Hans"])[:2] == ["zh_Hans", "zh_Hant"]
+    assert nearest_codes("fr", zoo["mbart50"].target_langs)[0] == "fr_XX"
+
+
+def test_codes_in_other_spelling(zoo, sentences):
+    expected = zoo["nllb"](sentences[:1], src_lang="eng_Latn", tgt_lang="deu_Latn", max_new_tokens=4)
+    assert zoo["nllb"](sentences[:1], src_lang="ENG-latn", tgt_lang="deu-latn", max_new_tokens=4) == expected
+    assert find_code("pt-br", ["pt_BR", "pt"]) == "pt_BR" and find_code("p", ["pt"]) is None
+
+
+def test_a_model_of_one_direction(zoo, sentences):
+    translator = Translator(zoo["own"].model, zoo["own"].tokenizer)
+    with rejects("language.none", "target_lang"):
+        translator(sentences[:1], tgt_lang="de")
+    translator.task = type(translator.task)("en", False, "de")
+    assert translator(sentences[:1], src_lang="en", tgt_lang="de-AT") == zoo["own"](sentences[:1])
+    with rejects("language.unknown", "source_lang"):
+        translator(sentences[:1], src_lang="fr", tgt_lang="de")
+    with rejects("language.unknown", "source_lang"):
+        zoo["marian"](sentences[:1], src_lang="fr", tgt_lang="deu")
+    with rejects("language.unknown", "target_lang"):
+        translator(sentences[:1], tgt_lang="fr")
+    with rejects("language.unknown", "target_lang"):
+        zoo["marian"](sentences[:1], tgt_lang="de")
+    assert zoo["marian"](sentences[:1], tgt_lang="gmw", max_new_tokens=4), "the group of languages in its files"
+
+
+@pytest.mark.parametrize("name", ["marian", "madlad", "t5"])
+def test_a_language_in_the_sentence(zoo, sentences, name):
+    _, first, second = LANGUAGES[name]
+    begin = {"marian": f">>{first}<<", "madlad": f"<2{first}>", "t5": "translate English to German:"}[name]
+    translator, options = zoo[name], {"beams": 2, "max_new_tokens": 8}
+    expected = translator(" ".join(sentences[:2]), **named(name), **options)[0].hypotheses
+    for languages in ({}, {"tgt_lang": first}):
+        (found,) = translator(f"{begin} {' '.join(sentences[:2])}", **languages, **options)
+        assert found.hypotheses == expected, "for every sentence of the text"
+        assert found.source.startswith(begin)
+    with rejects("language.two_targets", "Sentence 1"):
+        translator([f"{begin} {sentences[0]}"], tgt_lang=second, **options)
+    if name != "t5":
+        unknown = begin.replace(first, "tlh")
+        with rejects("language.unknown", "target_lang"):
+            translator([f"{unknown} {sentences[0]}"], **options)
+        assert translator([f"{unknown} {sentences[0]}"], tgt_lang=first, **options), "text, if there is another one"
+    (empty,) = translator([f"{begin} "], **options)
+    assert empty.text == ""
+    scored = translator.score([f"{begin} {sentences[0]}"], ["The dog."])
+    assert scored == translator.score(sentences[:1], ["The dog."], **named(name))
+    if name != "t5":
+        (pair,) = recnmt_hf.align_pairs(translator, [f"{begin} {sentences[0]}"], ["The dog."])
+        assert pair.source == [begin, *sentences[0].split()] and not pair.weights[:, 0].any()
+
+
+def test_an_instruction_of_ones_own(zoo, sentences):
+    instruction = foreign.T5_TASKS["translation_en_to_de"]["prefix"]
+    (expected,) = zoo["t5"](sentences[:1], tgt_lang="de", max_new_tokens=4)
+    for name in ("t5", "mt5"):
+        translator = zoo[name]
+        (found,) = translator(sentences[:1], source_prefix=instruction, max_new_tokens=4)
+        plain = Translator(translator.model, translator.tokenizer)([instruction + sentences[0]], max_new_tokens=4)[0]
+        assert name == "t5" or found.hypotheses[0].tokens == plain.hypotheses[0].tokens
+        assert name == "mt5" or found.hypotheses == expected.hypotheses
+    with rejects("option.given_twice", "source_prefix"):
+        zoo["t5"](sentences[:1], source_prefix=instruction, tgt_lang="de")
+    with rejects("language.unknown", "source_lang to target_lang"):
+        zoo["t5"](sentences[:1], src_lang="fr", tgt_lang="de")
+
+
+def test_languages_of_files_and_tokenizers(zoo, sentences):
+    model = zoo["nllb"].model
+    expected = zoo["nllb"](sentences[:1], src_lang="fra_Latn", tgt_lang="deu_Latn", max_new_tokens=4)
+    codes = {"src_lang": "fra_Latn", "tgt_lang": "deu_Latn"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.name_or_path, **codes)
+    assert Translator(model, tokenizer)(sentences[:1], max_new_tokens=4) == expected
+    assert Translator.from_pretrained(model.name_or_path, **codes)(sentences[:1], max_new_tokens=4) == expected
+    with rejects("language.unknown", "target_lang"):
+        Translator.from_pretrained(model.name_or_path, target_lang="de")
+    with rejects("option.given_twice"):
+        Translator.from_pretrained(model.name_or_path, tgt_lang="deu_Latn", target_lang="deu_Latn")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.name_or_path, src_lang="fra_Latn")
+    forced = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("deu_Latn")}
+    assert Translator(model, tokenizer)(sentences[:1], max_new_tokens=4, **forced) == expected
+    tokenizer(text_target="a")  # takes on the source's language
+    assert tokenizer.tgt_lang == "fra_Latn"
+    with rejects("language.missing", "target_lang"):
+        Translator(model, tokenizer)(sentences[:1])
+    config = model.generation_config
+    try:
+        config.forced_bos_token_id = forced["forced_bos_token_id"]
+        assert Translator(model, tokenizer)(sentences[:1], max_new_tokens=4) == expected
+        french = zoo["nllb"](sentences[:1], src_lang="fra_Latn", tgt_lang="fra_Latn", max_new_tokens=4)
+        found = Translator(model, tokenizer)(sentences[:1], max_new_tokens=4, tgt_lang="fra_Latn")
+        assert found == french != expected, "over what the model's files force"
+    finally:
+        config.forced_bos_token_id = None
+
+
+def test_tags_of_ones_own_tokenizer(tokenizer, sentences):
+    """A model of this package whose tokenizer has tags as control tokens."""
+    tagged = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str()),
+        **{name: getattr(tokenizer, name) for name in ("pad_token", "bos_token", "eos_token", "unk_token")},
+    )
+    tagged.add_tokens([">>de<<", ">>fr<<"], special_tokens=True)
+    torch.manual_seed(1)
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tagged), max_position_embeddings=128)
+    translator = Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config).eval(), tagged)
+    assert translator.target_langs == ["de", "fr"] and translator.source_langs == []
+    (found,) = translator(sentences[:1], target_lang="fr", max_new_tokens=4)
+    ids = tagged(f">>fr<< {sentences[0]}", split_special_tokens=False)["input_ids"]
+    tokens = translator.model.generate(torch.tensor([ids]), num_beams=4, max_new_tokens=4)[0, 1:].tolist()
+    assert translator.prepare(sentences[0], DecodingOptions(target_lang="fr")).pieces == [ids]
+    assert tokens[:1] == found.hypotheses[0].tokens[:1]
+
+
+@pytest.mark.parametrize("name", ["marian", "m2m100", "nllb", "mbart"])
+def test_threads_with_different_languages(zoo, sentences, name):
+    translator, (source, first, second) = zoo[name], LANGUAGES[name]
+    state = {key: getattr(translator.tokenizer, key, None) for key in ("src_lang", "tgt_lang")}
+    jobs = [(target, sentence) for target in (first, second) for sentence in sentences[:3]] * 2
+    languages = {} if source is None else {"src_lang": source}
+
+    def run(target, sentence):
+        (found,) = translator(sentence, ["The"], tgt_lang=target, beams=1, max_new_tokens=4, **languages)
+        return found, translator.score([sentence], ["We sleep."], tgt_lang=target, **languages)
+
+    expected = [run(*job) for job in jobs]
+    results = [None] * len(jobs)
+
+    def work(number):
+        results[number] = run(*jobs[number])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == expected
+    assert state == {key: getattr(translator.tokenizer, key, None) for key in state}
+
+
+# -- models that lack something ----------------------------------------------------------------------------------------
+
+
+def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):
+    folder = zoo.make("bart")
+    without = transformers.AutoTokenizer.from_pretrained(folder)
+    without.pad_token = None
+    with rejects("tokenizer.no_padding"):
+        Translator(zoo["bart"].model, without)
+    model = transformers.MBartForConditionalGeneration.from_pretrained(zoo.make("mbart"))
+    model.generation_config.bos_token_id = model.config.bos_token_id = None
+    with rejects("language.missing", "target_lang"):
+        Translator(model, zoo["mbart"].tokenizer)(sentences[:1])
+
+
+def test_a_tokenizer_that_adds_no_end(zoo, tokenizer, sentences):
+    """Such as those of decoders; sources stay as they are, and translations end as the model ends them."""
+    from tokenizers import processors
+
+    bare = transformers.PreTrainedTokenizerFast.from_pretrained(zoo.own)
+    bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    translator = Translator(zoo["own"].model, bare, check=False)
+    assert translator.encode_source("We sleep.") == zoo["own"].encode_source("We sleep.")[:-1]
+    assert translator.encode_target("We sleep.") == zoo["own"].encode_target("We sleep.")
+    (found,) = translator(sentences[:1], max_new_tokens=4)
+    assert translator.score(sentences[:1], [found.hypotheses[0].tokens])[0].score == pytest.approx(
+        found.score, abs=1e-4
+    )
+
+
+def test_configurations_of_encoder_and_decoder(tokenizer, sentences):
+    """Both limits, and the vocabulary, are those of the parts."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    encoder = transformers.BertConfig(max_position_embeddings=40, **sizes)
+    decoder = transformers.BertConfig(max_position_embeddings=30, is_decoder=True, add_cross_attention=True, **sizes)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.pad_token_id, config.eos_token_id = 0, 2
+    model = transformers.EncoderDecoderModel(config=config).eval()
+    model.generation_config.update(decoder_start_token_id=1, pad_token_id=0, eos_token_id=2)
+    translator = Translator(model, tokenizer)
+    assert translator.backend.limits == (40, 29)
+    with rejects("sentence.too_long"):
+        translator(["the dog " * 40])
+    (found,) = translator(sentences[:1], beams=2, max_new_tokens=5)
+    (scored,) = translator.score(sentences[:1], [found.hypotheses[0].tokens])
+    assert scored.score == pytest.approx(found.score, abs=1e-4)
+    with rejects("token.unknown_id"):
+        translator.score(["a"], [[len(tokenizer)]])
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_commands(zoo, sentences, tmp_path, capsys):
+    folder = str(zoo.make("m2m100"))
+    (tmp_path / "in.en").write_text("\n".join(sentences) + "\n")
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    length = ["--max-length-factor", "0", "--max-length-extra", "6"]
+    records = str(tmp_path / "out.jsonl")
+    command = ["translate", folder, "--input", str(tmp_path / "in.en"), "--output"]
+    assert main([*command, records, "--format", "jsonl", *languages, *length]) == 0
+    assert main([*command, str(tmp_path / "out.de"), *languages, *length]) == 0
+    expected = zoo["m2m100"](sentences, max_new_tokens=6, src_lang="en", tgt_lang="de")
+    assert (tmp_path / "out.de").read_text().splitlines() == [one.text for one in expected]
+    capsys.readouterr()
+    assert main(["score", folder, "--jsonl", records, *languages]) == 0
+    scores = [float(line.split("\t")[1]) for line in capsys.readouterr().out.splitlines()]
+    assert scores == pytest.approx([one.score for one in expected], abs=1e-4)
+    pair = ["--text", sentences[0], "We sleep."]
+    assert main(["align", folder, *pair, *languages]) == 0
+    assert main(["align", folder, *pair, "--source-lang", "en"]) == 2
+    assert "[language.missing]" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "x"), "--target-lang", "deutsch"]) == 2
+    assert "[language.unknown]" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
