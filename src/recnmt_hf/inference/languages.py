@@ -125,7 +125,10 @@ class Languages:
     def state(self) -> tuple[Any, ...]:
         """Return the settings of tokenizers and model that directions depend on, and that users may change."""
         settings = self.model.generation_config
-        return settings.forced_bos_token_id, settings.decoder_start_token_id
+        languages = (
+            vars(tokenizer).get(name) for tokenizer in self.tokenizers for name in ("source_lang", "target_lang")
+        )
+        return settings.forced_bos_token_id, settings.decoder_start_token_id, *languages
 
     def require_target(self, direction: Direction) -> None:
         """Raise `UserError` if a model that needs a target language has none."""
