@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """
-Write the tables of model_cards/*.md: results from model_cards/evidence, and the papers' tables from the manifests.
+Write the tables of model_cards/*.md: results from model_cards/evidence, and the papers' tables from the manifests. Draw
+the pictures of the cards from the same results.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.data.files import locked_file, open_output
+from recnmt_hf.experiments.logical_inference import plot_accuracies
+from recnmt_hf.experiments.sweep import CellResult, plot_sweep
 from recnmt_hf.families import FAMILIES, Family, PaperTable, paper_table_of
 from recnmt_hf.hub.card import markdown_table, number
 
@@ -134,10 +138,38 @@ def with_tables(card: Path) -> str:
     return _PLACE.sub(fill, text)
 
 
+def draw_channels(data: Path, picture: Path) -> None:
+    """Draw BLEU by the number of recurrent channels from the results of a sweep."""
+    plot_sweep([CellResult(**run) for run in json.loads(data.read_text(encoding="utf-8"))], picture, "test bleu")
+
+
+def draw_logic(data: Path, picture: Path) -> None:
+    """Draw the accuracy of logical inference from a table with a row for each model, and a last one for the pairs."""
+    heads, *rows = json.loads(data.read_text(encoding="utf-8"))
+    first = heads.index("0")
+    operators = [int(head) for head in heads[first:]]
+    lines = {row[0]: list(zip(operators, map(float, row[first:]), strict=True)) for row in rows if row[0] != "pairs"}
+    plot_accuracies(lines, picture, most_trained=6)
+
+
+# Pictures in `FOLDER`, with the file of their values and the function that draws them.
+PICTURES = {
+    "rpe_channels.svg": ("rpe_channels_generated.json", draw_channels),
+    "logical_inference.svg": ("logical_inference.json", draw_logic),
+}
+
+
+def draw_pictures(data: Path, output: Path) -> None:
+    """Draw all pictures of the cards from the files in one folder into another."""
+    for name, (values, draw) in PICTURES.items():
+        draw(data / values, check_picture(output / name))
+
+
 def main() -> None:
     for card in sorted((Path(__file__).resolve().parents[1] / "model_cards").glob("*.md")):
         with locked_file(card), open_output(card) as file:
             file.write(with_tables(card))
+    draw_pictures(card.parent / FOLDER, card.parent / FOLDER)
 
 
 if __name__ == "__main__":

@@ -432,8 +432,8 @@ def tokens_of(row: Row) -> dict[str, list[float]]:
 
 # File, title and values of each plot.
 PLOTS: tuple[tuple[str, str, Callable[[Row], Mapping[str, Sequence[float]]]], ...] = (
-    ("bleu_over_hours.png", "training hours", hours_of),
-    ("bleu_over_speed.png", "sentences per second", Row.speeds),
+    ("bleu_over_hours.svg", "training hours", hours_of),
+    ("bleu_over_speed.svg", "sentences per second", Row.speeds),
 )
 
 
@@ -594,7 +594,10 @@ def write_plots(folder: Path, rows: Sequence[Row]) -> None:
                         (x, x_deviation), (y, y_deviation) = spread(values(row)[hardware]), spread(row.bleu(test))
                         point = (x, x_deviation or 0.0, y, y_deviation or 0.0)
                         panels.setdefault(test, {})[row.label] = point
-            labelled_points(folder / file, panels, f"{title}, {hardware}", "BLEU")
+            heading = f"BLEU over {title} on {hardware}"
+            if any(len(row.runs) > 1 for row in rows):
+                heading += ", with standard deviations over seeds"
+            labelled_points(folder / file, panels, title, "BLEU", heading)
 
 
 def plots_of(folder: Path, rows: Sequence[Row]) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+from pictures import check_pictures
 from user_errors import rejects
 
 from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
@@ -134,8 +135,10 @@ def test_everything_comes_from_the_evidence(results, root, capsys):
     ]
     assert [line["sentences_per_second"] for line in lines[:2]] == ["", "11.0000"]
     assert [float(line["p"]) for line in lines[2:]] == [round(p, 4) for p in (raw[0], raw[0], raw[1])]
-    for name in ("bleu_over_hours.png", "bleu_over_speed.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"evidence/small/{name}" in text
+    for name, title in (("bleu_over_hours.svg", "training hours"), ("bleu_over_speed.svg", "sentences per second")):
+        picture = (folder / name).read_text()
+        assert f"evidence/small/{name}" in text and f"BLEU over {title} on CPU" in picture
+        assert "over seeds<" in picture and ("two* (two stages)" in picture) == ("hours" in title)
     assert "No sentences per second of two* (two stages) on this hardware." in text and "No training hours" not in text
     (own,) = table_in((root / "model_cards/gret.md").read_text(), "family")[1:]
     assert own["model"] == "two* (two stages)" and "chrF set" not in own
@@ -279,7 +282,7 @@ def test_missing_and_damaged_files(results, root, monkeypatch, capsys):
 
 
 def test_committed_files_are_those_of_the_evidence(results, repository, tmp_path, capsys):
-    """`python scripts/results.py` changes nothing, needs no references, and the plots are there."""
+    """`python scripts/results.py` changes nothing, also no plot, and needs no references."""
     for name in ("README.md", "model_cards", "scripts/recipes/rows"):
         source, copy = repository / name, tmp_path / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -289,5 +292,4 @@ def test_committed_files_are_those_of_the_evidence(results, repository, tmp_path
     table = tmp_path / "model_cards/evidence/multi30k_table/table.csv"
     for path in (*results.documents_of(tmp_path), table):
         assert path.read_text() == (repository / path.relative_to(tmp_path)).read_text(), path.name
-    written = {path.name for path in table.parent.glob("*.png")}
-    assert written == {path.name for path in (repository / table.relative_to(tmp_path)).parent.glob("*.png")}
+    check_pictures(table.parent, (repository / table.relative_to(tmp_path)).parent)

@@ -10,7 +10,7 @@ from ..errors import MissingFileError, UserError
 from ..training.checkpoints import newest_checkpoint, state_of
 from ..training.evidence import EVIDENCE, Evidence, curve_of
 from ..training.output_folder import BASELINE, FINAL
-from .plots import line_panels
+from .plots import QUANTITIES, line_panels
 
 
 Curve = Sequence[Mapping[str, Any]]
@@ -39,10 +39,12 @@ def curve_of_run(path: str | Path) -> Curve:
 def plot_curves(runs: Mapping[str, Curve], output: str | Path) -> None:
     """Plot a panel for each logged quantity (training loss, validation loss, BLEU, ...), with a line for each run."""
     names = dict.fromkeys(name for curve in runs.values() for row in curve for name in row)
-    panels = {}
+    panels, axes = {}, {}
     for name in (name for name in names if name not in ("step", "learning_rate", "eval_perplexity")):
         lines = {run: [(row["step"], row[name]) for row in curve if name in row] for run, curve in runs.items()}
         kind, quantity = ("validation", "eval_") if name.startswith("eval_") else ("training", "mean_")
-        title = f"{kind} {name.removeprefix(quantity)}"
+        metric = name.removeprefix(quantity)
+        title = f"{kind.capitalize()}: {metric if metric not in QUANTITIES else QUANTITIES[metric].partition(' (')[0]}"
         panels[title] = {run: points for run, points in lines.items() if points}
-    line_panels(output, panels, "step")
+        axes[title] = QUANTITIES.get(metric, metric)
+    line_panels(output, panels, "training step", title="Learning curves", names=axes)

@@ -1,6 +1,6 @@
 """
 Plots with matplotlib (the extra `plots`). Each function writes a `.png`, `.svg` or `.pdf` file, and raises a
-[`UserError`] if matplotlib is missing or the file has another ending.
+[`UserError`] if matplotlib is missing or the file has another ending. The same values give the same file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..data.files import open_output
 from ..errors import UserError
 from ..inference.word_alignment import WordAlignment
 from ..metrics.alignment import GoldAlignment
+from . import look
 
 
 if TYPE_CHECKING:
@@ -28,7 +29,24 @@ if TYPE_CHECKING:
 
 
 ENDINGS = (".png", ".svg", ".pdf")
-ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+# What a file would otherwise have of the time and of matplotlib.
+METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+# Names of axes by metric, with units where there are any.
+QUANTITIES = {
+    "accuracy": "accuracy (%)",
+    "bleu": "BLEU",
+    "loss": "loss (nats per target token)",
+    "perplexity": "perplexity",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
+}
 
 
 def check_picture(path: str | Path) -> Path:
@@ -41,33 +59,57 @@ def check_picture(path: str | Path) -> Path:
     return path
 
 
-def label_cells(axis: Axes, columns: Sequence[str], rows: Sequence[str], row_name: str = "") -> None:
-    """Label the columns and rows of a heat map."""
-    axis.set_xticks(range(len(columns)), columns, fontsize=8, **ROTATED_LABELS)
-    axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
-    axis.set_ylabel(row_name, fontsize=9)
-
-
-def add_bars(axis: Axes, heights: np.ndarray, labels: Sequence[str], name: str) -> None:
-    """Plot bars with heights from 0 to 1."""
-    axis.bar(range(len(labels)), heights, color="steelblue")
-    axis.set_xticks(range(len(labels)), labels, fontsize=8, **ROTATED_LABELS)
-    axis.set_ylim(0.0, 1.0)
-    axis.set_ylabel(name, fontsize=9)
-
-
 @contextmanager
-def canvas(path: str | Path, width: float, height: float) -> Iterator[Figure]:
+def canvas(path: str | Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
     """Give a figure of a size in inches, and write it to a file at the end."""
     path = check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    yield figure
-    with open_output(path, binary=True) as file:
-        figure.savefig(file, dpi=150, format=path.suffix[1:].lower())
+    with look.style():
+        size = max(width, look.SMALLEST_WIDTH), height + (0.3 if title else 0.0)
+        figure = Figure(figsize=size, dpi=look.DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        if title:
+            look.set_title(figure, title)
+        yield figure
+        look.show_all_characters(figure)
+        ending = path.suffix.lower()
+        with open_output(path, binary=True) as file:
+            figure.savefig(file, format=ending[1:], metadata=METADATA[ending])
+
+
+def cell_width(columns: int) -> float:
+    """Return the width of a column of a heat map in inches: as wide as the page allows, within limits."""
+    return min(0.42, max(0.2, (look.WIDTH - 2.2) / max(columns, 1)))
+
+
+def label_cells(
+    axis: Axes, columns: Sequence[str], rows: Sequence[str], column_name: str = "", row_name: str = ""
+) -> None:
+    """Label the columns and rows of a heat map."""
+    axis.set_xticks(range(len(columns)), columns, **ROTATED_LABELS)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_xlabel(column_name)
+    axis.set_ylabel(row_name)
+    axis.spines[:].set_visible(True)
+
+
+def count_whole(axis: Axes) -> None:
+    """Label whole numbers alone on the horizontal axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
+def add_bars(axis: Axes, heights: np.ndarray, labels: Sequence[str], name: str, label_name: str) -> None:
+    """Plot bars with heights from 0 to 1."""
+    axis.bar(range(len(labels)), heights, color=look.MAIN)
+    axis.set_xticks(range(len(labels)), labels, **ROTATED_LABELS)
+    axis.set_xlim(-0.6, len(labels) - 0.4)
+    axis.set_ylim(0.0, 1.0)
+    axis.set_xlabel(label_name)
+    axis.set_ylabel(name)
 
 
 def heat_maps(
@@ -77,30 +119,34 @@ def heat_maps(
     row_name: str,
     path: str | Path,
     marks: Sequence[tuple[str, Sequence[tuple[int, int]]]] = (),
+    title: str = "",
+    column_name: str = "",
 ) -> None:
     """
     Plot matrices `(len(rows), len(columns))` from 0 to 1, with headings, as heat maps with a common scale. `marks` are
     markers of matplotlib and the cells (row, column) to mark.
     """
-    width, height = 1.6 + 0.42 * len(columns), 1.3 + 0.28 * len(rows)
-    with canvas(path, width, height * len(panels)) as figure:
+    width, height = 2.2 + cell_width(len(columns)) * len(columns), 1.4 + 0.24 * len(rows)
+    with canvas(path, width, height * len(panels), title) as figure:
         axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
         top = max(float(matrix.max()) for _, matrix in panels)
         for axis, (heading, matrix) in zip(axes, panels, strict=True):
-            image = axis.imshow(matrix, cmap="Blues", vmin=0.0, vmax=top, aspect="auto")
+            image = axis.imshow(matrix, cmap=look.SEQUENTIAL, vmin=0.0, vmax=top, aspect="auto")
             for marker, cells in marks:
                 places = {"x": [column for _, column in cells], "y": [row for row, _ in cells]}
-                axis.scatter(**places, marker=marker, s=50, facecolors="none", edgecolors="darkorange", linewidths=1.5)
-            axis.set_title(heading, fontsize=10, loc="left", parse_math=False)
-            label_cells(axis, columns, rows, row_name)
+                for color, line in ((look.HALO, 3.5), (look.ACCENT, 1.8)):
+                    axis.scatter(**places, marker=marker, s=60, facecolors="none", edgecolors=color, linewidths=line)
+            axis.set_title(heading)
+            label_cells(axis, columns, rows, column_name, row_name)
         figure.colorbar(image, ax=list(axes), shrink=0.8, label="attention weight")
 
 
 def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None:
     """Plot the capsules of a layer as a heat map above the gates as bars; a part that the model lacks is omitted."""
     shares = None if state.routing is None else state.routing[layer]
-    sizes = ([1.3 + 0.2 * len(shares)] if shares is not None else []) + ([2.4] if state.gates is not None else [])
-    with canvas(path, 2.2 + 0.42 * max(len(state.source), len(state.target)), sum(sizes)) as figure:
+    sizes = ([1.8 + 0.22 * len(shares)] if shares is not None else []) + ([2.7] if state.gates is not None else [])
+    columns = max(len(state.source), len(state.target))
+    with canvas(path, 2.6 + cell_width(columns) * columns, sum(sizes), "Global state of the source") as figure:
         grids = figure.add_gridspec(len(sizes), 1, height_ratios=sizes)
         if shares is not None:
             rows, row_name = [str(capsule) for capsule in range(1, len(shares) + 1)], "capsule"
@@ -108,11 +154,14 @@ def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None
                 rows = [f"{name} ({weight:.2f})" for name, weight in zip(rows, state.pooling[layer], strict=True)]
                 row_name = "capsule (weight)"
             axis = figure.add_subplot(grids[0])
-            image = axis.imshow(shares, cmap="Blues", vmin=0.0, aspect="auto")
-            label_cells(axis, state.source, rows, row_name)
-            figure.colorbar(image, ax=axis, shrink=0.8, label="share of the word")
+            axis.set_title(f"Share of each source token in the capsules, layer {layer}")
+            image = axis.imshow(shares, cmap=look.SEQUENTIAL, vmin=0.0, aspect="auto")
+            label_cells(axis, state.source, rows, "source token", row_name)
+            figure.colorbar(image, ax=axis, label="share of the token")
         if state.gates is not None:
-            add_bars(figure.add_subplot(grids[len(sizes) - 1]), state.gates, state.target, "gate")
+            axis = figure.add_subplot(grids[len(sizes) - 1])
+            axis.set_title("Gate: how much of the global state each target token reads")
+            add_bars(axis, state.gates, state.target, "gate (mean of channels)", "target token")
 
 
 def grid_of_scores(
@@ -121,38 +170,47 @@ def grid_of_scores(
     columns: Sequence[str],
     rows: Sequence[str],
     name: str,
+    column_name: str = "",
+    row_name: str = "",
+    title: str = "",
 ) -> None:
     """
     Plot the scores (one per seed) of each row and column as a heat map of means, with their ranges. `name` is that of
     the score.
     """
     means = np.array([[np.mean(cell) if cell else np.nan for cell in row] for row in values])
-    with canvas(path, 2.5 + 1.1 * len(columns), 1.5 + 0.5 * len(rows)) as figure:
+    seeds = max(len(cell) for row in values for cell in row)
+    title += "" if seeds == 1 else f": mean and range over {seeds} seeds"
+    with canvas(path, 2.5 + 1.1 * len(columns), 1.2 + 0.45 * len(rows), title) as figure:
         axis = figure.add_subplot()
-        image = axis.imshow(means, cmap="Blues", aspect="auto")
-        middle = (np.nanmin(means) + np.nanmax(means)) / 2
+        image = axis.imshow(means, cmap=look.SEQUENTIAL, aspect="auto")
         for y, row in enumerate(values):
             for x, cell in enumerate(row):
                 if cell:
                     spread = f"\n{min(cell):.2f} to {max(cell):.2f}" if len(cell) > 1 else ""
-                    color = "white" if means[y, x] > middle else "black"
-                    axis.text(x, y, f"{means[y, x]:.2f}{spread}", ha="center", va="center", color=color, fontsize=8)
-        axis.set_xticks(range(len(columns)), columns, fontsize=8, parse_math=False)
-        axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
+                    color = look.text_color(image.cmap(image.norm(means[y, x])))
+                    axis.text(x, y, f"{means[y, x]:.2f}{spread}", ha="center", va="center", color=color)
+        label_cells(axis, columns, rows, column_name, row_name)
+        if max(map(len, columns)) <= 12:  # fits below its column
+            axis.set_xticks(range(len(columns)), columns, rotation=0, ha="center")
         figure.colorbar(image, ax=axis, label=name)
 
 
-def points_of_scores(path: str | Path, values: Mapping[str, Sequence[float]], axis_name: str, name: str) -> None:
+def points_of_scores(
+    path: str | Path, values: Mapping[str, Sequence[float]], axis_name: str, name: str, title: str = ""
+) -> None:
     """Plot scores (one per seed) as points over the values of a setting, with a line through their means."""
     longest = max(map(len, values))
-    with canvas(path, 2.5 + 0.7 * len(values), 3.2 + 0.05 * longest) as figure:
+    seeds = max(map(len, values.values()))
+    title += "" if seeds == 1 else f": {seeds} seeds, line through their means"
+    with canvas(path, min(2.5 + 0.7 * len(values), look.WIDTH), 2.8 + 0.05 * longest, title) as figure:
         axis = figure.add_subplot()
-        axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color="steelblue")
+        axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color=look.MAIN)
         for place, scores in enumerate(values.values()):
-            axis.scatter([place] * len(scores), scores, color="steelblue", s=18)
-        axis.set_xticks(range(len(values)), list(values), fontsize=8, **ROTATED_LABELS)
-        axis.set_xlabel(axis_name, parse_math=False)
-        axis.set_ylabel(name, parse_math=False)
+            axis.scatter([place] * len(scores), scores, color=look.MAIN, s=18)
+        axis.set_xticks(range(len(values)), list(values), **ROTATED_LABELS)
+        axis.set_xlabel(axis_name)
+        axis.set_ylabel(name)
 
 
 def labelled_points(
@@ -160,27 +218,23 @@ def labelled_points(
     panels: Mapping[str, Mapping[str, tuple[float, float, float, float]]],
     axis_name: str,
     name: str,
+    title: str = "",
 ) -> None:
     """Plot panels of points side by side, with a common legend: x, its deviation, y, its deviation by title, label."""
     labels = list(dict.fromkeys(label for points in panels.values() for label in points))
-    with canvas(path, 2.6 + 3.8 * len(panels), max(3.6, 1.0 + 0.18 * len(labels))) as figure:
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    with panel_axes(path, list(panels), labels, title, height=3.0) as (figure, axes):
         handles: dict[str, Any] = {}
-        for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        for axis, points in zip(axes, panels.values(), strict=True):
             for label, (x, x_deviation, y, y_deviation) in points.items():
-                number = labels.index(label)
-                style: dict[str, Any] = {
-                    "color": f"C{number % 10}",
-                    "marker": "os^Dv"[(number + number // 10) % 5],
-                    "markersize": 5,
-                }
-                deviations = {"xerr": x_deviation or None, "yerr": y_deviation or None, "capsize": 2}
-                handles[label] = axis.errorbar(x, y, linestyle="none", **deviations, **style)
+                deviations: dict[str, Any] = {"xerr": x_deviation or None, "yerr": y_deviation or None, "capsize": 2}
+                style: dict[str, Any] = look.series(labels.index(label))
+                handles[label] = axis.errorbar(x, y, linestyle="none", markersize=6, **deviations, **style)
             axis.margins(0.1)
-            axis.set_title(title, fontsize=10, loc="left", parse_math=False)
-            axis.set_xlabel(axis_name, fontsize=9, parse_math=False)
-            axis.set_ylabel(name, fontsize=9, parse_math=False)
-        figure.legend([handles[label] for label in labels], labels, loc="outside right upper", fontsize=8)
+            axis.grid(color=look.GRID, linewidth=0.6)
+            axis.set_axisbelow(True)
+            axis.set_xlabel(axis_name)
+            axis.set_ylabel(name)
+        add_legend(figure, handles)
 
 
 def line_panels(
@@ -188,72 +242,124 @@ def line_panels(
     panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
     axis_name: str,
     border: float | None = None,
+    title: str = "",
+    names: Mapping[str, str] | None = None,
+    border_name: str = "",
 ) -> None:
-    """Plot panels with lines (points by title and label) side by side; `border` is the place of a vertical line."""
-    with canvas(path, 1.0 + 4.2 * len(panels), 3.4) as figure:
-        for axis, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    """
+    Plot panels with lines (points by title and label), two side by side. `names` are those of the vertical axes by
+    title; `border` is the place of a vertical line with a name.
+    """
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    with panel_axes(path, list(panels), [*labels, *filter(None, [border_name])], title, height=2.6) as (figure, axes):
+        handles: dict[str, Any] = {}
+        for axis, (heading, lines) in zip(axes, panels.items(), strict=True):
             for label, points in lines.items():
-                marker = "o" if len(points) < 30 else None
-                axis.plot([x for x, _ in points], [y for _, y in points], marker=marker, markersize=3, label=label)
+                style: dict[str, Any] = look.series(labels.index(label))
+                style["markevery"] = max(1, len(points) // 30)
+                (handles[label],) = axis.plot([x for x, _ in points], [y for _, y in points], **style)
             if border is not None:
-                axis.axvline(border, color="gray", linestyle="--", linewidth=1.0)
-            axis.set_title(title, fontsize=10, loc="left", parse_math=False)
-            axis.set_xlabel(axis_name, fontsize=9)
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            if len(lines) > 1:
-                axis.legend(fontsize=7)
+                handles[border_name] = axis.axvline(border, color=look.NEUTRAL, linestyle="--", linewidth=1.0)
+            axis.set_xlabel(axis_name)
+            axis.set_ylabel((names or {}).get(heading, ""))
+            count_whole(axis)
+        if len(handles) > 1:
+            add_legend(figure, handles)
+
+
+@contextmanager
+def panel_axes(
+    path: str | Path, headings: Sequence[str], labels: Sequence[str], title: str, height: float
+) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+    """Give a figure of panels with headings, two in a row, with room for a legend of labels below them."""
+    columns = min(2, len(headings))
+    rows = -(-len(headings) // columns)
+    width = look.WIDTH if columns > 1 else 6.0
+    legend = 0.2 * -(-len(labels) // legend_columns(labels, width)) if len(labels) > 1 else 0.0
+    with canvas(path, width, height * rows + legend, title) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis in axes[len(headings) :]:
+            axis.set_visible(False)
+        for axis, heading in zip(axes, headings, strict=False):
+            axis.set_title(heading)
+        yield figure, axes[: len(headings)]
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend fit below a figure of a width in inches."""
+    return max(1, min(len(labels), int(11 * width / (max(map(len, labels)) + 6))))
+
+
+def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """Add a legend below the panels of a figure."""
+    columns = legend_columns(list(handles), figure.get_figwidth())
+    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
 
 
 def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -> None:
-    """Plot heat maps of the similarities between the tokens of each side, and curves by distance on the right."""
-    columns = 2 if all(side.absolute is None for side in sides) else 3
-    size = 2.2 + 0.16 * max(len(side.tokens) for side in sides)
-    with canvas(path, 1.2 * size * columns, size * len(sides)) as figure:
-        axes = figure.subplots(len(sides), columns, squeeze=False)
-        for row_axes, side in zip(axes, sides, strict=True):
-            maps = [("position embeddings", side.absolute), ("recurrent embeddings", side.recurrent)]
-            maps = [(heading, matrix) for heading, matrix in maps if matrix is not None]
-            for axis in row_axes[len(maps) : -1]:
-                axis.set_axis_off()
-            for axis, (heading, matrix) in zip(row_axes, maps, strict=False):
-                image = axis.imshow(matrix, cmap="RdBu_r", vmin=-1.0, vmax=1.0)
-                axis.set_title(f"{side.name}: {heading}", fontsize=9, loc="left")
+    """Plot heat maps of the similarities between the tokens of each side, and curves by distance below them."""
+    columns = 1 if all(side.absolute is None for side in sides) else 2
+    size = 1.1 + 0.16 * max(len(side.tokens) for side in sides)
+    title = "Similarity (cosine) of the positions of tokens"
+    with canvas(path, size * columns + 1.0, (size + 2.2) * len(sides), title) as figure:
+        grid = figure.add_gridspec(2 * len(sides), columns, height_ratios=[size, 2.0] * len(sides))
+        for row, side in enumerate(sides):
+            maps = [] if side.absolute is None else [("position", side.absolute)]
+            maps.append(("recurrent", side.recurrent))
+            axes = [figure.add_subplot(grid[2 * row, column]) for column in range(len(maps))]
+            for axis, (kind, matrix) in zip(axes, maps, strict=True):
+                image = axis.imshow(matrix, cmap=look.DIVERGING, vmin=-1.0, vmax=1.0)
+                axis.set_title(f"{side.name}: {kind} embeddings")
                 label_cells(axis, side.tokens, side.tokens)
-            axis, distances = row_axes[-1], side.by_distance()
-            places, absolute, means, least, largest = zip(*distances, strict=True) if distances else [()] * 5
-            if distances and side.absolute is not None:
-                axis.plot(places, absolute, color="gray", label="position embeddings")
-            axis.plot(places, means, color="steelblue", label="recurrent embeddings")
-            axis.fill_between(places, least, largest, color="steelblue", alpha=0.2)
-            axis.set_ylim(-1.05, 1.05)
-            axis.set_xlabel("distance in tokens", fontsize=9)
-            axis.set_ylabel("cosine", fontsize=9)
-            axis.legend(fontsize=7)
-        figure.colorbar(image, ax=axes[:, :-1], shrink=0.8, label="cosine")
+            figure.colorbar(image, ax=axes, shrink=0.8, label="cosine")
+            add_curves_by_distance(figure.add_subplot(grid[2 * row + 1, :]), side)
+
+
+def add_curves_by_distance(axis: Axes, side: SidePositions) -> None:
+    """Plot the similarity of the tokens of a side by their distance."""
+    axis.set_title(f"{side.name}: mean by distance, and range of the recurrent embeddings")
+    if distances := side.by_distance():
+        places, absolute, means, least, largest = zip(*distances, strict=True)
+        axis.fill_between(places, least, largest, color=look.MAIN, alpha=0.2, linewidth=0)
+        axis.plot(places, means, color=look.MAIN, label="recurrent embeddings")
+        if side.absolute is not None:
+            axis.plot(places, absolute, color=look.ACCENT, linestyle="--", label="position embeddings")
+        axis.legend(loc="lower left", ncols=2)
+    axis.set_ylim(-1.05, 1.05)
+    count_whole(axis)
+    axis.set_xlabel("distance (tokens)")
+    axis.set_ylabel("cosine")
 
 
 def tree_and_bars(
-    path: str | Path, nodes: Sequence[tuple[float, int, Sequence[float]]], labels: Sequence[str], distances: np.ndarray
+    path: str | Path,
+    nodes: Sequence[tuple[float, int, Sequence[float]]],
+    labels: Sequence[str],
+    distances: np.ndarray,
+    title: str = "",
 ) -> None:
     """
     Plot a binary tree over labels, and distances from 0 to 1 as bars below it. A node has x position and height, and
     those of its two children.
     """
     top = max((height for _, height, _ in nodes), default=1)
-    with canvas(path, 1.6 + 0.5 * len(labels), 2.2 + 0.3 * top) as figure:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.3 * top, 1.2])
+    width = 1.6 + max(0.3, cell_width(len(labels))) * len(labels)
+    with canvas(path, width, 2.4 + 0.25 * top, title) as figure:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.3 * top, 1.6])
         for place, height, children in nodes:
             for child, own in zip(children[::2], children[1::2], strict=True):
-                above.plot([place, child], [height, own], color="steelblue")
+                above.plot([place, child], [height, own], color=look.MAIN)
         above.set_axis_off()
-        add_bars(below, distances, labels, "distance")
+        add_bars(below, distances, labels, "share of memory\nclosed", "source token")
 
 
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:
     """Plot the attention of a sentence pair as a heat map. Squares mark sure gold links, circles possible ones."""
-    marks = []
+    marks, title = [], "Attention of each translated word to the source words"
     if gold is not None:
         links = (("s", gold.sure), ("o", gold.possible - gold.sure))
         marks = [(marker, [(j, i) for i, j in sorted(cells)]) for marker, cells in links]
+        title += " (squares: sure gold links, circles: possible)"
     columns = [*alignment.source, "(end)"]
-    heat_maps([("", alignment.weights)], columns, alignment.target, "translation", path, marks=marks)
+    panels, names = [("", alignment.weights)], {"column_name": "source word", "title": title}
+    heat_maps(panels, columns, alignment.target, "translated word", path, marks=marks, **names)

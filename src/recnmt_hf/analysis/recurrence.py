@@ -78,5 +78,7 @@ def inspect_attention(
     name = "mean of heads" if head is None else f"head {head}"
     matrices = zip(attention.directions, attention.of_head(head), strict=True)
     panels = [(f"{direction}, {name}", matrix) for direction, matrix in matrices]
-    heat_maps(panels, attention.tokens, [str(step) for step in range(1, steps + 1)], "step", output)
+    title = f"Attention of the recurrence encoder's steps, layer {layer}"
+    names, columns = [str(step) for step in range(1, steps + 1)], "step of the layer below" if layer else "source token"
+    heat_maps(panels, attention.tokens, names, "step", output, title=title, column_name=columns)
     return f"{output}: {' and '.join(attention.directions)}, {steps} steps over {count} tokens\n"

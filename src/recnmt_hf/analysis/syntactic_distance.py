@@ -100,7 +100,9 @@ def inspect_tree(
     state = syntactic_distances(translator, sentence)
     distances = state.of(layer, direction)
     if output is not None:
-        tree_and_bars(output, nodes(state.tree(layer, direction)), state.tokens, distances)
+        place = "top layer" if layer == -1 else f"layer {layer}"
+        title = f"Tree and distances by the master gates, {place}, {direction}"
+        tree_and_bars(output, nodes(state.tree(layer, direction)), state.tokens, distances, title)
         return f"{output}: a tree over {len(state.tokens)} tokens\n"
     rows = [[token, f"{value:.6f}"] for token, value in zip(state.tokens, distances, strict=True)]
     return f"{state.brackets(layer, direction)}\n" + tsv([["token", "distance"], *rows])

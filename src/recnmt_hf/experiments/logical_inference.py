@@ -315,10 +315,17 @@ def plot_logic(results: Sequence[LogicResult], path: str | Path, most_trained: i
     Plot accuracy over the number of operators (Hao et al., 2019, figure 1). A line marks `most_trained`, the maximum in
     training.
     """
-    from ..analysis.plots import line_panels
-
     if not results:
         raise UserError("logic.no_results", field=str(path))
     accuracies = {result.name: result.accuracy for result in results} | {MAJORITY: results[0].majority}
-    lines = {name: sorted(points.items()) for name, points in accuracies.items()}
-    line_panels(path, {"accuracy": lines}, "operators", border=most_trained + 0.5)
+    percentages = {name: [(x, 100 * y) for x, y in sorted(points.items())] for name, points in accuracies.items()}
+    plot_accuracies(percentages, path, most_trained)
+
+
+def plot_accuracies(lines: Mapping[str, Sequence[tuple[int, float]]], path: str | Path, most_trained: int) -> None:
+    """Plot accuracies in percent over the number of operators, as [`plot_logic`], with a line for each name."""
+    from ..analysis.plots import QUANTITIES, line_panels
+
+    title, axis = "Logical inference: accuracy by number of operators", "operators in the longer formula"
+    border: dict[str, Any] = {"border": most_trained + 0.5, "border_name": f"training: up to {most_trained} operators"}
+    line_panels(path, {"": lines}, axis, title=title, names={"": QUANTITIES["accuracy"]}, **border)

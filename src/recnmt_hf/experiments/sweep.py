@@ -14,7 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers import AutoConfig
 
-from ..analysis.plots import grid_of_scores, points_of_scores
+from ..analysis.plots import QUANTITIES, grid_of_scores, points_of_scores
 from ..data.corpora import load_test_set
 from ..data.files import reject_model_folder
 from ..data.text import read_lines, write_results
@@ -345,11 +345,13 @@ def plot_sweep(results: Sequence[CellResult], path: str | Path, score: str) -> N
     if not groups:
         raise UserError("sweep.empty_score", value=score)
     names = list(dict.fromkeys(name for result in results for name in result.values)) or ["recipe"]
+    data, _, metric = score.rpartition(" ")
+    label = QUANTITIES.get(metric, metric)
+    title = f"{label[0].upper()}{label[1:].partition(' (')[0]} on {data} by {' and '.join(names)}"
     if len(names) != 2:
         points = {", ".join(key) or "all seeds": values for key, values in groups.items()}
-        points_of_scores(path, points, ", ".join(names), score)
+        points_of_scores(path, points, ", ".join(names), label, title)
         return
     rows, columns = (list(dict.fromkeys(key[place] for key in groups)) for place in (0, 1))
     values = [[groups.get((row, column), []) for column in columns] for row in rows]
-    row_labels, column_labels = ([f"{names[i]}={value}" for value in axis] for i, axis in enumerate((rows, columns)))
-    grid_of_scores(path, values, column_labels, row_labels, score)
+    grid_of_scores(path, values, columns, rows, label, column_name=names[1], row_name=names[0], title=title)
