@@ -23,7 +23,7 @@ from .._values import Range, check_options, check_value, documented, kind_of, op
 from ..errors import MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import partial_folder
-from .generated import generate_corpus
+from .generated import generate_corpus, generate_split
 from .named_test_sets import files_of_test_set
 from .text import (
     ON_EMPTY,
@@ -172,11 +172,11 @@ class Corpus:
         columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:
             # Generated once in its default sizes, for all splits and passes of a run.
-            sizes = {} if self.size is None else {self.generated: self.size}
-            splits = generate_corpus(seed=self.seed, **sizes) if sizes else whole_corpus(seed=self.seed)
-            return (
-                SentencePair(getattr(pair, source_lang), getattr(pair, target_lang)) for pair in splits[self.generated]
-            )
+            if self.size is None:
+                pairs = whole_corpus(seed=self.seed)[self.generated]
+            else:
+                pairs = generate_split(self.generated, self.size, self.seed)
+            return (SentencePair(getattr(pair, source_lang), getattr(pair, target_lang)) for pair in pairs)
         if self.dataset:
             place = ", ".join(part for part in (self.dataset, self.config, self.split) if part)
             rows = self._rows(place, columns)

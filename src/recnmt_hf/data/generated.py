@@ -344,3 +344,16 @@ def generate_corpus(
         "test_deep": draw(test_deep, deep_depth, max_depth),
     }
     return {"train": draw(train, max_depth, -1), **test_splits}
+
+
+# In the order in which `generate_corpus` draws them.
+DRAWN = ("validation", "test", "test_deep", "train")
+
+
+def generate_split(name: str, size: int, seed: int = 1) -> list[Pair]:
+    """
+    Return one split of [`generate_corpus`], of a size, beside others of their default sizes. The splits that are drawn
+    after it, which do not change it, are left out.
+    """
+    later = dict.fromkeys(DRAWN[DRAWN.index(name) + 1 :], 0)
+    return generate_corpus(seed=seed, **later, **{name: size})[name]
