@@ -27,7 +27,7 @@ from ..batching import Tokens, given_count, pad_rows, start_of, tree_inputs
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
-from ..model_settings import LengthLimits, length_limits, own_start_id, setting, start_id
+from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
@@ -107,7 +107,7 @@ class TorchBackend:
             settings["custom_generate"] = search
         starts = [start_of(prefix, None) for prefix in request.prefixes]
         if any(start is not None for start in starts):
-            settings["decoder_start_token_id"] = [own_start_id(self.model) if one is None else one for one in starts]
+            settings["decoder_start_token_id"] = [start_id(self.model) if one is None else one for one in starts]
         with eval_mode(self.model), explained_generation(options):
             outputs = self.model.generate(
                 **inputs,
