@@ -28,7 +28,7 @@ AVERAGE = {"decoder_autoregression": "average_attention"}
 class TestLightDecoders(ModelContract):
     config_class = NMTTransformerConfig
     model_class = NMTTransformerForConditionalGeneration
-    compiled_lengths = FEW_LENGTHS
+    compiled = {"lengths": FEW_LENGTHS}
     variants = {
         "default": {**SSRU, "decoder_recurrence_projection": True, "position_embedding_type": "tensor2tensor"},
         "average": {**AVERAGE, "aan_ffn": True, "normalize_before": True},

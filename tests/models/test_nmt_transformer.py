@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from compiled_graphs import ALL_LENGTHS
+from compiled_graphs import ALL_LENGTHS, MOST_LENGTHS
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters
 from safetensors.torch import load_file, save_file
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping
@@ -28,7 +28,8 @@ from recnmt_hf.models.seq2seq_stacks import (
 class TestNMTTransformer(ModelContract):
     config_class = NMTTransformerConfig
     model_class = NMTTransformerForConditionalGeneration
-    compiled_lengths = ALL_LENGTHS
+    compiled = {"lengths": ALL_LENGTHS, "larger": 6}
+    compiled_variants = {"lengths": MOST_LENGTHS, "dynamic": True}
     variants = {
         "default": {},
         "pre-norm": {"normalize_before": True, "activation_function": "gelu"},
