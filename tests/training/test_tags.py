@@ -128,7 +128,6 @@ def named(monkeypatch, tmp_path):
 
     class Known:
         langpairs = {"en-de": [], "en-fr": []}
-        _outdir = str(tmp_path / "own")
 
         def get_source_file(self, pair):
             if pair == "en-fr":

@@ -22,6 +22,7 @@ def files_of_test_set(name: str, pair: str, download: bool = True) -> list[str]:
         UserError: There is no such test set or pair, or the download fails.
     """
     from sacrebleu.dataset import DATASETS
+    from sacrebleu.utils import SACREBLEU_DIR
 
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)[:3]
@@ -37,7 +38,6 @@ def files_of_test_set(name: str, pair: str, download: bool = True) -> list[str]:
         if missing := [file for file in files if not Path(file).is_file()]:
             raise FileNotFoundError(f"{missing[0]} is missing")
     except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
-        folder, reason = Path(dataset._outdir).parent, str(error) or type(error).__name__
-        details = {"folder": folder, "pair": pair, "reason": reason}
+        details = {"folder": SACREBLEU_DIR, "pair": pair, "reason": str(error) or type(error).__name__}
         raise UserError("test_set.not_downloaded", field="sacrebleu", value=name, **details) from error
     return files
