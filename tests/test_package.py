@@ -29,7 +29,10 @@ DEPENDENCIES = {
     "analysis": {"models", "families", "data", "metrics", "inference", "training"},
     "experiments": {"models", "families", "data", "metrics", "inference", "training", "analysis"},
     "hub": {"models", "families", "data", "metrics", "inference", "training"},
-    "commands": {"models", "families", "data", "metrics", "inference", "training", "analysis", "experiments", "hub"},
+    "demo": {"models", "families", "data", "metrics", "inference", "training", "analysis", "hub"},
+    "commands": {
+        *("models", "families", "data", "metrics", "inference", "training", "analysis", "experiments", "hub", "demo")
+    },
 }
 
 

@@ -36,6 +36,17 @@ VALUES: dict[str, str] = {
     "or write them with the tokenizer's save_pretrained.",
     "package.missing": '{purpose} requires the package {package}. Run pip install "recnmt-hf[{extra}]".',
 }
+# -- demo --------------------------------------------------------------------------------------------------------------
+DEMO: dict[str, str] = {
+    "demo.no_models": "There is no model to show. Pass one or more folders of models.",
+    "demo.same_model": "The model {field} is given twice. Pass it once.",
+    "demo.host": "{field} is not an address of this machine ({reason}). Use 127.0.0.1, or 0.0.0.0 for other machines.",
+    "demo.port": "{field} cannot be used: the port is taken or reserved. Choose another one with --port.",
+    "demo.too_many": "{field}={value} is not allowed; it must be at most {most:,}. Choose a smaller number.",
+    "demo.too_long": "{field} has {count:,} characters, and the limit is {most:,}. Shorten it.",
+    "demo.file_size": "{field} has more than {most:,} bytes. Split it into smaller files.",
+    "demo.too_many_lines": "{field} has more than {most:,} lines. Split it into smaller files.",
+}
 # -- data --------------------------------------------------------------------------------------------------------------
 DATA: dict[str, str] = {
     # files and folders
@@ -457,6 +468,11 @@ HUB: dict[str, str] = {
     "publish.translations": "{field} of evidence.json is not a file of translations. Test the model again.",
     "publish.link": "{field} is a symbolic link, which is not published. Replace it with the file.",
     "publish.file": "{field} must not be published. Remove it.",
+    "publish.arguments": "Pass a model and the name of its repository, as in recnmt publish MODEL USER/NAME, not "
+    "{field}. For several models use --space USER/NAME.",
+    "publish.other_space": "The Space {field} has files that recnmt publish did not write. Choose another name, or "
+    "delete the Space first.",
+    "publish.same_name": "{field}: another model has the name {value} too. Rename the folder of one of them.",
     "publish.token": "{field} seems to contain an access token of the Hub. Remove it, and if others may know it, "
     "revoke it at huggingface.co/settings/tokens.",
     "hub.name": "{field} is not a valid repository name. Write user/name with letters, digits, -, _ and .",
@@ -504,5 +520,5 @@ COMMANDS: dict[str, str] = {
     "average.count": "{field}={value} exceeds the {most} complete checkpoints in {place}. Lower {field}.",
 }
 
-for messages in (VALUES, DATA, METRICS, INFERENCE, TRAINING, EXPERIMENTS, ANALYSIS, HUB, COMMANDS):
+for messages in (VALUES, DATA, METRICS, INFERENCE, TRAINING, EXPERIMENTS, ANALYSIS, HUB, DEMO, COMMANDS):
     MESSAGES.update(messages)

@@ -239,24 +239,24 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, data, ETag=f'"{git_oid(data)}"', X_Repo_Commit=found[1], Accept_Ranges="none")
 
 
-NAME = r"([\w.-]+/[\w.-]+)"
+NAME, KIND = r"([\w.-]+/[\w.-]+)", "(?:models|spaces)"
 ROUTES = [
     (("GET",), "/api/whoami-v2", Handler.who),
     (("POST",), "/api/repos/create", Handler.create),
     (("POST",), "/api/validate-yaml", Handler.validate),
-    (("POST",), f"/api/models/{NAME}/preupload/(.+)", Handler.preupload),
-    (("POST",), f"/{NAME}\\.git/info/lfs/objects/batch", Handler.large_batch),
+    (("POST",), f"/api/{KIND}/{NAME}/preupload/(.+)", Handler.preupload),
+    (("POST",), f"/(?:spaces/)?{NAME}\\.git/info/lfs/objects/batch", Handler.large_batch),
     (("PUT",), "/large/([0-9a-f]+)", Handler.large_file),
     (("POST",), "/verify", Handler.verified),
-    (("POST",), f"/api/models/{NAME}/commit/(.+)", Handler.commit),
-    (("POST",), f"/api/models/{NAME}/branch/(.+)", Handler.branch),
-    (("POST",), f"/api/models/{NAME}/tag/(.+)", Handler.tag),
+    (("POST",), f"/api/{KIND}/{NAME}/commit/(.+)", Handler.commit),
+    (("POST",), f"/api/{KIND}/{NAME}/branch/(.+)", Handler.branch),
+    (("POST",), f"/api/{KIND}/{NAME}/tag/(.+)", Handler.tag),
     (("POST",), "/api/collections/(.+)/items", Handler.collect),
-    (("GET",), f"/api/models/{NAME}/tree/(refs/pr/\\d+|[^/]+)(?:/(.+))?", Handler.tree),
-    (("GET",), f"/api/models/{NAME}/refs", Handler.refs),
-    (("GET", "HEAD"), f"/api/models/{NAME}/revision/(.+)", Handler.info),
-    (("GET", "HEAD"), f"/api/models/{NAME}", Handler.info),
-    (("GET", "HEAD"), f"/{NAME}/resolve/(refs/pr/\\d+|[^/]+)/(.+)", Handler.resolve),
+    (("GET",), f"/api/{KIND}/{NAME}/tree/(refs/pr/\\d+|[^/]+)(?:/(.+))?", Handler.tree),
+    (("GET",), f"/api/{KIND}/{NAME}/refs", Handler.refs),
+    (("GET", "HEAD"), f"/api/{KIND}/{NAME}/revision/(.+)", Handler.info),
+    (("GET", "HEAD"), f"/api/{KIND}/{NAME}", Handler.info),
+    (("GET", "HEAD"), f"/(?:spaces/)?{NAME}/resolve/(refs/pr/\\d+|[^/]+)/(.+)", Handler.resolve),
 ]
 
 

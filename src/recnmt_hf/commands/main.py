@@ -29,6 +29,7 @@ COMMANDS = {
     "align": "align words of translations with source words",
     "average": "average checkpoints",
     "tokenizer": "train a tokenizer",
+    "demo": "serve a local web page to try trained models",
     "inspect": "show recurrence attention, global state, positions or tree of a sentence",
     "probe": "run ten probing tasks on the sentence vectors of a model",
     "probe-words": "measure how well a source vector predicts the words of the translation",

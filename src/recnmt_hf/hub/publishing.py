@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.constants import ENDPOINT
@@ -69,6 +69,10 @@ REPLACED = (
     "target_tokenizer/*",
     RELATIONS_FILE,
 )
+# Files of a Space besides its models, and types of files of the copy of this package in it.
+SPACE_FILES = (CARD, "app.py", "requirements.txt")
+PACKAGE, PACKAGE_TYPES = "recnmt_hf", (".py", ".typed", ".yaml", ".md", ".css", ".js")
+MODELS = "models"
 # Remedies by the status of the Hub's answer.
 REMEDIES: dict[int | None, str] = {
     401: "log in with a valid token (`hf auth login`), or set HF_TOKEN",
@@ -95,6 +99,7 @@ class Destination:
     """Target of an upload."""
 
     name: str  # `user/name`, or `name` for a repository of the user
+    kind: Literal["model", "space"] = "model"
     private: bool | None = None  # visibility of a new repository; by default that of the owner's settings
     branch: str | None = None  # created if it does not exist; by default `main`
     pull_request: bool = False  # instead of a commit
@@ -201,22 +206,39 @@ def files_of(folder: Path) -> list[tuple[str, int]]:
     return [(path.relative_to(folder).as_posix(), path.lstat().st_size) for path in paths]
 
 
-def is_allowed(name: str) -> bool:
+def is_allowed(name: str, kind: str = "model") -> bool:
     """Return whether a repository may contain a file of this name."""
+    if kind == "space":
+        first, _, rest = name.partition("/")
+        if first == MODELS:
+            return is_allowed(rest.partition("/")[2])
+        return name in SPACE_FILES or (first == PACKAGE and Path(name).suffix in PACKAGE_TYPES)
     # A star of fnmatch also matches slashes, so their numbers are compared.
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
 
 
-def check_contents(folder: Path) -> None:
+def check_contents(folder: Path, kind: str = "model") -> None:
     """Raise `UserError` if a file is not allowed in a repository, is a link, or contains an access token."""
     for name, _ in files_of(folder):
         path = folder / name
         if path.is_symlink():
             raise UserError("publish.link", field=name)
-        if not is_allowed(name):
+        if not is_allowed(name, kind):
             raise UserError("publish.file", field=name)
         if path.suffix != ".safetensors" and contains_token(path.read_bytes()):
             raise UserError("publish.token", field=name)
+
+
+def obsolete_files(present: Sequence[str], own: Collection[str], to: Destination) -> list[str]:
+    """
+    Return the files of an earlier upload that a new one does not have. `UserError` for a Space with files that an
+    upload of this package did not write.
+    """
+    if to.kind == "model":
+        return [file for file in present if file not in own and any(fnmatch(file, one) for one in REPLACED)]
+    if f"{PACKAGE}/__init__.py" not in present and not set(present) <= {CARD, ".gitattributes"}:
+        raise UserError("publish.other_space", field=to.name)
+    return [file for file in present if file not in own and file.startswith((f"{PACKAGE}/", f"{MODELS}/"))]
 
 
 def contains_token(content: bytes) -> bool:
@@ -236,26 +258,26 @@ def contains_token(content: bytes) -> bool:
 
 def upload(folder: str | Path, to: Destination) -> str:
     """
-    Upload the output of [`prepare_repository`] in one commit, and return the address of the commit or pull request.
-    Unchanged files are not sent again.
+    Upload the output of [`prepare_repository`] or [`~recnmt_hf.hub.spaces.prepare_space`] in one commit, and return the
+    address of the commit or pull request. Unchanged files are not sent again.
 
     Raises:
-        UserError: The folder contains a file that may not be published, or the Hub rejects the upload.
+        UserError: The folder contains a file that may not be published, the Hub rejects the upload, or a Space of this
+            name has other files.
     """
     folder = Path(folder)
-    check_contents(folder)
+    check_contents(folder, to.kind)
     api = HfApi(token=to.token)
+    kind: dict[str, Any] = {"repo_type": to.kind}
     with explained_upload(to.name):
-        check_card(api, folder)
-        name = str(api.create_repo(to.name, private=to.private, exist_ok=True).repo_id)
+        check_card(api, folder, to.kind)
+        sdk = "gradio" if to.kind == "space" else None
+        created = api.create_repo(to.name, private=to.private, exist_ok=True, repo_type=to.kind, space_sdk=sdk)
+        name = str(created.repo_id)
         if to.branch is not None:
-            api.create_branch(name, branch=to.branch, exist_ok=True)
+            api.create_branch(name, branch=to.branch, exist_ok=True, **kind)
         own = {file for file, _ in files_of(folder)}
-        obsolete = [
-            file
-            for file in api.list_repo_files(name, revision=to.branch)
-            if file not in own and any(fnmatch(file, pattern) for pattern in REPLACED)
-        ]
+        obsolete = obsolete_files(api.list_repo_files(name, revision=to.branch, **kind), own, to)
         # Unchanged files are skipped. `upload_folder` also does this, but may split the upload into several commits.
         commit = api.create_commit(
             name,
@@ -266,20 +288,21 @@ def upload(folder: str | Path, to: Destination) -> str:
             revision=to.branch,
             commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
             create_pr=to.pull_request,
+            **kind,
         )
         if to.tag is not None:
-            api.create_tag(name, tag=to.tag, revision=commit.oid, exist_ok=False)
+            api.create_tag(name, tag=to.tag, revision=commit.oid, exist_ok=False, **kind)
         if to.collection is not None:
-            api.add_collection_item(to.collection, item_id=name, item_type="model", exists_ok=True)
+            api.add_collection_item(to.collection, item_id=name, item_type=to.kind, exists_ok=True)
     return commit.pr_url or commit.commit_url
 
 
-def check_card(api: HfApi, folder: Path) -> None:
+def check_card(api: HfApi, folder: Path, kind: str) -> None:
     """Ask the Hub to validate the metadata of the card (licence, languages, scores)."""
     content = (folder / CARD).read_text(encoding="utf-8")
     answer = get_session().post(
         f"{api.endpoint}/api/validate-yaml",
-        json={"content": content, "repoType": "model"},
+        json={"content": content, "repoType": kind},
         headers=build_hf_headers(token=api.token),
     )
     if answer.status_code == 400:

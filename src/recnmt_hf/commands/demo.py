@@ -1,0 +1,35 @@
+"""`recnmt demo`: serve a local web page to try trained models."""
+
+import argparse
+
+from .._values import options_of
+from ..demo.limits import Limits
+from . import arguments
+
+
+LIMITS = list(options_of(Limits))
+LOADING = ("device", "dtype", "quantization", "trust_remote_code")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", nargs="+", help=f"{arguments.MODEL_HELP}; several are shown side by side")
+    add("--host", default="127.0.0.1", help="address of the server; 0.0.0.0 lets other machines in")
+    add("--port", type=arguments.whole(1, 65535), help="port of the server (default: the first free one from 7860)")
+    add("--share", action="store_true", help="make a public link through the servers of gradio")
+    add("--open", action="store_true", help="open the page in the default browser")
+    arguments.add_options(parser, Limits, LIMITS)
+    arguments.add_device_arguments(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    arguments.refuse_duplicates(args.model, "model")
+    arguments.read_options(Limits, args, LIMITS)
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..demo.serving import serve
+
+    limits = {name: getattr(args, name) for name in LIMITS}
+    loading = {name: getattr(args, name) for name in LOADING}
+    serve(args.model, args.host, args.port, args.share, args.open, loading, **limits)

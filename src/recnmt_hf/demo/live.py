@@ -1,0 +1,235 @@
+"""Translate while the visitor watches: in small batches, within limits, and until the visitor stops it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .._plain_text import is_blank
+from ..data.text import open_bytes, read_lines
+from ..errors import UserError
+from ..inference.options import DecodingOptions
+from ..inference.results import Hypothesis
+from ..inference.splitting import join_texts, split_sentences, split_text
+from ..inference.translator import Translator
+from ..inference.word_alignment import WordAlignment, align_pairs
+from .limits import Limits
+from .models import DemoModel
+
+
+# Sentences of the first batches; all later ones have the size of the last. The first translation appears early.
+BATCHES = (1, 2, 4, 8)
+LINES_OF_BATCH = 16
+# A text for a summary is one input, of at most this many segments' tokens.
+SEGMENTS_OF_SUMMARY = 4
+
+
+class Ended(Exception):
+    """The visitor stopped the request, or its time is over; the message is for the visitor."""
+
+
+class Watch:
+    """
+    Time limit and stop button of a request. As a logits processor it is called at every step of a search and ends it
+    there.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.is_stopped = self.has_started = False
+
+    def start(self) -> None:
+        """Start the time, after waiting in the queue."""
+        self.end, self.has_started = time.monotonic() + self.seconds, True
+
+    def stop(self) -> None:
+        """Stop the request at its next step."""
+        self.is_stopped = True
+
+    def check(self) -> None:
+        """Raise [`Ended`] if the request is over."""
+        if self.is_stopped:
+            raise Ended("Stopped")
+        if time.monotonic() > self.end:
+            raise Ended(f"Stopped at the time limit of {self.seconds:g} seconds")
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.check()
+        return scores
+
+
+@dataclass
+class Segment:
+    """A sentence, or a part of a long one, with its hypotheses once they are there."""
+
+    separator: str  # text that joins its translation to the one before
+    source: str
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    alignment: WordAlignment | None = None
+
+
+@dataclass
+class Progress:
+    """The translation of a text by one model, as far as it is done."""
+
+    model: DemoModel
+    segments: list[Segment]
+    done: int = 0
+    seconds: float = 0.0
+    no_attention: str = ""  # why there are no links between words
+
+    @property
+    def is_complete(self) -> bool:
+        return self.done == len(self.segments)
+
+    @property
+    def text(self) -> str:
+        """The translation so far."""
+        parts = self.segments[: self.done]
+        best = [part.hypotheses[0].text if part.hypotheses else "" for part in parts]
+        return join_texts(best, [part.separator for part in parts])
+
+
+def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) -> DecodingOptions:
+    """Return the options of a request; `UserError` for values that are not allowed or beyond the limits."""
+    for name, value in (("beams", beams), ("num_hypotheses", hypotheses)):
+        if isinstance(value, (int, float)) and value > limits.max_beams:
+            raise UserError("demo.too_many", field=name, value=value, most=limits.max_beams)
+    return DecodingOptions(
+        beams=beams,
+        num_hypotheses=hypotheses,
+        length_penalty=penalty,
+        max_tokens=limits.batch_tokens,
+        on_long="split",
+    )
+
+
+def check_length(text: str, limits: Limits, place: str = "The text") -> None:
+    """Raise `UserError` for a text with too many characters."""
+    if len(text) > limits.max_characters:
+        raise UserError("demo.too_long", field=place, count=len(text), most=limits.max_characters)
+
+
+def split_into_segments(translator: Translator, text: str, limits: Limits) -> list[Segment]:
+    """Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole."""
+    if is_blank(text):
+        return []
+    if translator.task.summarizes:
+        return [Segment("", text.strip())]
+    language = translator.task.source_lang or getattr(translator.tokenizer, "source_lang", None)
+    most = min(limits.max_segment, translator.backend.limits.source or limits.max_segment)
+
+    def length(part: str) -> int:
+        return len(translator.encode_source(part))
+
+    sentences = split_sentences(text, language)
+    return [Segment(*part) for space, one in sentences for part in split_text(one, most, length, space)]
+
+
+def options_of_model(model: DemoModel, options: DecodingOptions, watch: Watch, limits: Limits) -> dict[str, Any]:
+    """Return changes of the options for a model."""
+    changes: dict[str, Any] = {"generate": {"logits_processor": [watch]}} if model.takes_processors else {}
+    if model.translator.task.summarizes:
+        changes |= {"on_long": "truncate", "max_source_length": SEGMENTS_OF_SUMMARY * limits.max_segment}
+    else:
+        changes |= {"max_source_length": limits.max_segment}
+    return changes
+
+
+def search(model: DemoModel, texts: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits) -> list[Any]:
+    """Translate some texts; raise [`Ended`] once the request is over."""
+    watch.check()
+    changed = replace(options, **options_of_model(model, options, watch, limits))
+    return list(model.translator.translate(texts, changed, warn_short=False))
+
+
+def translate_text(
+    models: Sequence[DemoModel], text: str, options: DecodingOptions, watch: Watch, limits: Limits
+) -> Iterator[list[Progress]]:
+    """
+    Translate a text with several models in turns, some sentences at a time, and yield the state after each turn.
+
+    Raises:
+        UserError: The text is too long, or a model cannot translate it.
+        Ended: The request is over.
+    """
+    check_length(text, limits)
+    states = [Progress(model, split_into_segments(model.translator, text, limits)) for model in models]
+    turn = 0
+    while any(not state.is_complete for state in states):
+        size = BATCHES[min(turn, len(BATCHES) - 1)]
+        for state in states:
+            if not state.is_complete:
+                start = time.monotonic()
+                translate_batch(state, size, options, watch, limits)
+                state.seconds += time.monotonic() - start
+                yield states
+        turn += 1
+
+
+def translate_batch(state: Progress, size: int, options: DecodingOptions, watch: Watch, limits: Limits) -> None:
+    """Translate the next sentences of a text, and align their words."""
+    batch = state.segments[state.done : state.done + size]
+    translations = search(state.model, [segment.source for segment in batch], options, watch, limits)
+    for segment, translation in zip(batch, translations, strict=True):
+        segment.hypotheses = translation.hypotheses
+        if not state.no_attention:
+            align(state, segment)
+        state.done += 1
+
+
+def align(state: Progress, segment: Segment) -> None:
+    """Link the words of a sentence with those of its best translation; note why that is not possible."""
+    best = segment.hypotheses[0].text
+    if is_blank(segment.source) or is_blank(best) or state.model.translator.task.summarizes:
+        return
+    try:
+        segment.alignment = next(align_pairs(state.model.translator, [segment.source], [best]))
+    except UserError as error:
+        if error.code.startswith(("alignment.", "model.")):  # of the model, not of this sentence
+            state.no_attention = str(error)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
+    """
+    Return the lines of an uploaded file, plain or gzipped; `name` is the file's name in messages.
+
+    Raises:
+        UserError: The file is too large, empty, not UTF-8 or damaged, or has too many or too long lines.
+    """
+    if Path(path).stat().st_size > limits.max_file_size:
+        raise UserError("demo.file_size", field=name, most=limits.max_file_size)
+    with open_bytes(path) as file:  # decompressed, a small file may have any size
+        try:
+            is_larger = len(file.read(limits.max_file_size + 1)) > limits.max_file_size
+        except (OSError, EOFError, ValueError):
+            is_larger = False  # `read_lines` explains what is wrong
+    if is_larger:
+        raise UserError("demo.file_size", field=name, most=limits.max_file_size)
+    try:
+        lines = list(islice(read_lines(path), limits.max_lines + 1))
+    except UserError as error:
+        raise UserError(error.code, field=name, value=error.value, **error.details) from error
+    if not lines:
+        raise UserError("file.empty", field=name)
+    if len(lines) > limits.max_lines:
+        raise UserError("demo.too_many_lines", field=name, most=limits.max_lines)
+    for number, line in enumerate(lines, start=1):
+        check_length(line, limits, f"{name}, line {number}")
+    return lines
+
+
+def translate_lines(
+    model: DemoModel, lines: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits
+) -> Iterator[list[str]]:
+    """Translate lines in batches, and yield the translations of each batch; raises as [`translate_text`]."""
+    for start in range(0, len(lines), LINES_OF_BATCH):
+        batch = lines[start : start + LINES_OF_BATCH]
+        yield [translation.text for translation in search(model, batch, options, watch, limits)]

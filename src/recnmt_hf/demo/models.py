@@ -1,0 +1,83 @@
+"""Models of the page: names, translators and the files that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .._plain_card import CARD
+from ..analysis.subjects import find_subject
+from ..errors import UserError
+from ..families import Subject
+from ..inference.backends.export_settings import is_export, read_export_settings
+from ..inference.translator import Translator
+from ..training.evidence import Evidence
+
+
+# Bytes of a card that are read.
+MOST_CARD_BYTES = 200_000
+
+
+@dataclass
+class DemoModel:
+    """A model of the page."""
+
+    name: str
+    path: str
+    translator: Translator
+    takes_processors: bool = True  # whether its search calls logits processors, which can end it
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The view of its family's own mechanism; `UserError` if there is nothing to show."""
+        return find_subject(self.translator.inspected_model().config)
+
+    def evidence(self) -> Evidence:
+        """Return the recorded evidence; empty without a file of it, `UserError` if that is damaged."""
+        return Evidence.load(self.path)
+
+    def card(self) -> str:
+        """Return the Markdown of the card without its metadata; empty if there is none."""
+        path = Path(self.path) / CARD
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            text = file.read(MOST_CARD_BYTES).decode(errors="replace").replace("\r\n", "\n")
+        if text.startswith("---\n"):
+            _, found, rest = text[4:].partition("\n---\n")
+            text = rest if found else text
+        return text.strip()
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """
+    Return a short name for each path: its last part, or that of the run for its folder `model`; the whole path where
+    these are not unique.
+    """
+    names = []
+    for path in paths:
+        parts = [part for part in Path(path).parts if part != "/"]
+        last = parts[-1] if parts else path
+        names.append(parts[-2] if last == "model" and len(parts) > 1 else last)
+    return [path if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+
+
+def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]:
+    """
+    Load the models of a page; `settings` are those of [`Translator.from_pretrained`].
+
+    Raises:
+        UserError: There is no model, one is given twice, or one cannot be loaded.
+    """
+    words = [str(path) for path in paths]
+    if not words:
+        raise UserError("demo.no_models", field="models")
+    for number, word in enumerate(words):
+        if word in words[:number]:
+            raise UserError("demo.same_model", field=word)
+    translators = [Translator.from_pretrained(word, **settings) for word in words]
+    takes = [not (is_export(word) and read_export_settings(word).format == "ctranslate2") for word in words]
+    return [DemoModel(*row) for row in zip(short_names(words), words, translators, takes, strict=True)]

@@ -1,0 +1,123 @@
+"""Serve the page: address, temporary files, and a clean end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._extras import packages_of_extra
+from ..errors import UserError
+
+
+if TYPE_CHECKING:
+    import gradio
+
+# Ports that are tried if none is given.
+PORTS = range(7860, 7960)
+
+
+def serve(
+    models: Sequence[str | Path],
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    open_browser: bool = False,
+    loading: dict[str, Any] | None = None,
+    **limits: Any,
+) -> None:
+    """
+    Serve the page of some models until the process is interrupted. Nothing is stored: uploaded files are deleted once
+    they are read, and the temporary folder is deleted at the end.
+
+    Args:
+        models (sequence of `str` or `Path`): Folders of trained or exported models, or model ids of the Hub.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address; `"0.0.0.0"` lets other machines in.
+        port (`int`, *optional*): Port; by default the first free one from 7860.
+        share (`bool`, *optional*, defaults to `False`): Whether to make a public link through gradio's servers.
+        open_browser (`bool`, *optional*, defaults to `False`): Whether to open the page in the default browser.
+        loading, **limits: As for [`build_page`].
+
+    Raises:
+        UserError: As [`build_page`]; the port is in use, or the host is not an address of this machine.
+    """
+    with serving(models, host, port, share, open_browser, loading, **limits) as blocks:
+        print(f"{blocks.share_url or blocks.local_url} (Ctrl-C stops the server)", flush=True)
+        threading.Event().wait()
+
+
+@contextmanager
+def serving(
+    models: Sequence[str | Path],
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    open_browser: bool = False,
+    loading: dict[str, Any] | None = None,
+    **limits: Any,
+) -> Iterator[gradio.Blocks]:
+    """Serve the page as [`serve`] does, until the context ends."""
+    port = free_port(host, port)
+    with gradio_environment():
+        with packages_of_extra("demo", "The page"):
+            import gradio  # noqa: F401
+        from .page import build_page, launch_settings
+
+        blocks = build_page(models, loading, **limits)
+        settings = launch_settings(**limits)
+        try:
+            blocks.launch(
+                server_name=host,
+                server_port=port,
+                share=share,
+                inbrowser=open_browser,
+                prevent_thread_lock=True,
+                quiet=True,
+                inline=False,
+                **settings,
+            )
+            yield blocks
+        finally:
+            blocks.close(verbose=False)
+
+
+@contextmanager
+def gradio_environment() -> Iterator[None]:
+    """Give gradio a temporary folder that is deleted at the end, and disable its requests to the internet."""
+    with tempfile.TemporaryDirectory(prefix="recnmt-demo-") as folder:
+        values = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def free_port(host: str, port: int | None) -> int:
+    """
+    Return a port that can be bound: the given one, or the first free one of [`PORTS`].
+
+    Raises:
+        UserError: The port is in use, or the host is not an address of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind((address[0], 0))
+    except OSError as error:
+        raise UserError("demo.host", field=host, reason=error.strerror or str(error)) from error
+    for candidate in PORTS if port is None else [port]:
+        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address[0], candidate))
+            return candidate
+    raise UserError("demo.port", field=f"{host}:{PORTS[0] if port is None else port}")

@@ -1,0 +1,169 @@
+"""Prepare a Space of the Hub: the page of `recnmt demo` with models, and a copy of this package that runs it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, SpaceCard, SpaceCardData
+
+from .. import __version__
+from .._extras import packages_of_extra
+from .._loading_errors import looks_local
+from .._plain_card import CARD
+from ..data.files import open_output_folder
+from ..errors import UserError
+from ..training.evidence import EVIDENCE, Evidence
+from .checked_copy import SHARD, model_folder, write_checked_copy
+from .publishing import ALLOWED, MODELS, PACKAGE, PACKAGE_TYPES, check_contents, check_links, explained_upload
+
+
+# Longest `short_description` that the Hub accepts.
+LONGEST_DESCRIPTION = 60
+# Torch without CUDA: the free Spaces have no GPU.
+INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
+
+import os
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from recnmt_hf.demo import serve
+
+
+HERE = Path(__file__).resolve().parent
+LOCAL = {local}
+# Models of the Hub, with the commit that is shown.
+FROM_HUB = {from_hub}
+FILES = {files}
+
+models = [str(HERE / "{models}" / name) for name in LOCAL]
+for name, (repository, revision) in FROM_HUB.items():
+    folder = HERE / "{models}" / name
+    snapshot_download(repository, revision=revision, local_dir=folder, allow_patterns=FILES)
+    models.append(str(folder))
+
+if __name__ == "__main__":
+    # The Hub sets these variables; elsewhere the page is for this computer only.
+    host, port = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), int(os.environ.get("GRADIO_SERVER_PORT", 7860))
+    serve(models, host=host, port=port)
+'''
+TEXT = """# {title}
+
+Translate with {models}. The page was written by `recnmt publish --space` of recnmt_hf {version}, of which the folder
+`{package}` is a copy. To run it on your own computer: `pip install -r requirements.txt`, then `python app.py`.
+"""
+
+
+def prepare_space(
+    models: Sequence[str], output: str | Path, name: str, license: str | None = None, token: str | None = None
+) -> Path:
+    """
+    Write the contents of a Space into a folder that runs with `python app.py` where this package is not installed: the
+    page, pinned requirements, the Space's card, a copy of this package, and the models of local folders. Models of the
+    Hub are downloaded when the page starts, at the commit that is their newest one now.
+
+    Args:
+        models (sequence of `str`): Folders of models or runs, or model ids.
+        output (`str` or `Path`): A new folder, which is returned.
+        name (`str`): Name of the Space.
+        license (`str`, *optional*): Licence identifier of the Hub.
+        token (`str`, *optional*): Access token, to look up models of the Hub.
+
+    Raises:
+        UserError: A model is incomplete, does not match its tokenizers, or does not exist; two models have one name; a
+            text contains an access token.
+        FileExistsError: The output exists and is not empty.
+    """
+    with packages_of_extra("demo", "A Space"):
+        import gradio  # noqa: F401
+
+    local: dict[str, Path] = {}
+    from_hub: dict[str, tuple[str, str | None]] = {}
+    for model in models:
+        own = space_name(model)
+        if own in local or own in from_hub:
+            raise UserError("publish.same_name", field=model, value=own)
+        if looks_local(model):
+            local[own] = model_folder(model)
+            check_links(local[own])
+        else:
+            with explained_upload(model):
+                from_hub[own] = (model, HfApi(token=token).model_info(model).sha)
+    with open_output_folder(output, must_be_new=True) as working:
+        for own, folder in local.items():
+            copy_model(folder, working / MODELS / own)
+        copy_package(working / PACKAGE)
+        app, files = APP, [pattern for pattern in ALLOWED if pattern != "*.py"]
+        for field, value in {"local": [*local], "from_hub": from_hub, "files": files}.items():
+            app = app.replace(f"{{{field}}}", json.dumps(value, ensure_ascii=False))
+        (working / "app.py").write_text(app.replace("{models}", MODELS), encoding="utf-8")
+        (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(), ""]), encoding="utf-8")
+        title = name.rpartition("/")[2]
+        names = [f"[{model}](https://huggingface.co/{model})" for model, _ in from_hub.values()]
+        text = TEXT.format(title=title, models=", ".join([*local, *names]), version=__version__, package=PACKAGE)
+        data = card_data(title, [model for model, _ in from_hub.values()], license)
+        SpaceCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(working / CARD)
+        check_contents(working, "space")
+    return Path(output)
+
+
+def space_name(model: str) -> str:
+    """Return the name of a model in a Space: that of its folder, or of the run of the folder `model`."""
+    path = Path(model).resolve() if looks_local(model) else Path(model)
+    name = path.parent.name if path.name == "model" else path.name
+    return re.sub(r"[^\w.-]+", "_", name).strip("_.") or "model"
+
+
+def copy_model(folder: Path, copy: Path) -> None:
+    """Copy a checked model with its card and evidence, but not its code: the Space has that of the package."""
+    copy.mkdir(parents=True)
+    write_checked_copy(folder, copy, shard=SHARD)
+    for file in copy.glob("*.py"):
+        file.unlink()
+    if (folder / CARD).is_file():
+        shutil.copyfile(folder / CARD, copy / CARD)
+    if (folder / EVIDENCE).is_file():
+        Evidence.load(folder).save(copy)
+
+
+def copy_package(copy: Path) -> None:
+    """Copy the files of this package."""
+    package = Path(__file__).resolve().parents[1]
+    for file in sorted(path for path in package.rglob("*") if path.suffix in PACKAGE_TYPES and path.is_file()):
+        place = copy / file.relative_to(package)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+
+
+def requirements() -> list[str]:
+    """Return the packages that the page needs, at the versions installed here."""
+    lines = metadata.requires("recnmt-hf") or []
+    needed = [*(re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line), "gradio"]
+    # A local version such as that of 2.13.0+cpu is not in the index.
+    return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in needed]
+
+
+def card_data(title: str, models: Sequence[str], license: str | None) -> SpaceCardData:
+    """Return the settings of the Space."""
+    description: dict[str, Any] = {"short_description": f"Translate with {title}"[:LONGEST_DESCRIPTION]}
+    return SpaceCardData(
+        title=title,
+        emoji="💬",
+        colorFrom="blue",
+        colorTo="green",
+        sdk="gradio",
+        sdk_version=metadata.version("gradio"),
+        python_version=".".join(platform.python_version_tuple()[:2]),
+        app_file="app.py",
+        license=license,
+        models=[*models] or None,
+        **description,
+    )

@@ -1,0 +1,304 @@
+"""The served page in a real browser: headless Chromium, driven by Playwright."""
+
+import gzip
+import os
+import shutil
+import socket
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+gradio = pytest.importorskip("gradio", reason="the extra demo is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from recnmt_hf.demo.serving import serving  # noqa: E402
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TEXT = "The dog sleeps. The old cat that the boy sees loves the bird.\nA child reads."
+# Milliseconds within which something has to appear; other tests run at the same time.
+PATIENCE = 20_000
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def page_url(plain_model, gret_model):
+    with serving([plain_model, gret_model], max_characters=8_000) as blocks:
+        yield blocks.local_url
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def visitor(browser, url, **settings):
+    """Open the page as a new visitor. It must request nothing from elsewhere, log no error and open no dialog."""
+    context = browser.new_context(**settings)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    problems = []
+    page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, url) else None)
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+    page.goto(url)
+    page.get_by_role("textbox", name="Text").wait_for()
+    yield page
+    context.close()
+    assert problems == []
+
+
+def is_local(address, url):
+    return address.startswith((url, "data:", "blob:"))
+
+
+@pytest.fixture
+def page(browser, page_url):
+    with visitor(browser, page_url) as page:
+        yield page
+
+
+def translate(page, text):
+    page.get_by_role("textbox", name="Text").fill(text)
+    page.get_by_role("button", name="Translate", exact=True).click()
+
+
+def card(page, name):
+    return page.get_by_role("region", name=name, exact=True)
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE / 1000
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_translations_side_by_side_with_attention(page):
+    """The words linked to the one under the pointer are highlighted and named with their shares."""
+    translate(page, TEXT)
+    for name in ("plain", "gret"):
+        card(page, name).get_by_text("3 sentences,").wait_for()
+        assert card(page, name).locator(".rn-text").inner_text().count("\n") == 1
+        assert card(page, name).locator(".rn-pair").count() == 3
+    boxes = [card(page, name).bounding_box() for name in ("plain", "gret")]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    pair = card(page, "plain").locator(".rn-pair").first
+    word = pair.locator(".rn-target .rn-word[data-links*=':']").first
+    word.hover()
+    assert "rn-on" in word.get_attribute("class")
+    linked = pair.locator(".rn-source .rn-1, .rn-source .rn-2, .rn-source .rn-3")
+    note = pair.locator(".rn-links").inner_text()
+    assert linked.count() == note.count("%") > 0
+    for other in linked.all():
+        assert f"{other.inner_text()} " in note
+    linked.first.hover()
+    assert pair.locator(".rn-target .rn-1, .rn-target .rn-2, .rn-target .rn-3").count() > 0
+    page.get_by_role("button", name="Translate", exact=True).hover()
+    assert pair.locator(".rn-on, .rn-1, .rn-2, .rn-3").count() == 0
+
+
+def test_switching_models_and_alternatives(page):
+    page.get_by_role("checkbox", name="gret").uncheck()
+    page.get_by_role("button", name="Decoding options").click()
+    alternatives = page.get_by_role("spinbutton", name="Alternatives")
+    alternatives.fill("3")
+    alternatives.press("Tab")
+    translate(page, "The dog sleeps.")
+    card(page, "plain").get_by_text("1 sentence,").wait_for()
+    assert card(page, "gret").count() == 0
+    rows = card(page, "plain").locator("tbody tr").all_inner_texts()
+    scores = [float(row.split("\t")[-2]) for row in rows]
+    assert len(rows) == 3 and scores == sorted(scores, reverse=True)
+    page.get_by_role("checkbox", name="plain").uncheck()
+    page.get_by_role("checkbox", name="gret").check()
+    page.get_by_role("button", name="Translate", exact=True).click()
+    card(page, "gret").get_by_text("1 sentence,").wait_for()
+    assert card(page, "plain").count() == 0
+    page.get_by_role("checkbox", name="gret").uncheck()
+    page.get_by_role("button", name="Translate", exact=True).click()
+    page.get_by_text("Choose at least one model.").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "Enter a text to translate."), (" \n\t", "Enter a text to translate."), ("word " * 10_000, "limit is 8,000")],
+    ids=["empty", "blank", "10,000 words"],
+)
+def test_texts_that_cannot_be_translated_give_one_sentence(page, text, message):
+    translate(page, text)
+    page.locator("#message").get_by_text(message).wait_for()
+    assert page.locator(".rn-card").count() == 0
+
+
+def test_html_and_scripts_are_shown_as_text(page, hostile):
+    hostile = f"{hostile} ${{alert(3)}} {{{{value}}}} <a href='javascript:alert(4)'>x</a>"
+    translate(page, hostile)
+    card(page, "plain").get_by_text("sentence", exact=False).first.wait_for()
+    page.wait_for_function("document.querySelectorAll('.rn-card .rn-pair').length > 1")
+    source = card(page, "plain").locator(".rn-source").first.inner_text()
+    assert source.split() == hostile.split()[: len(source.split())] and "onerror" in source
+    assert page.locator("#result :is(img, script, a)").count() == 0
+
+
+def test_a_stopped_translation_keeps_what_is_there(page):
+    translate(page, "The dog that the boy sees loves the old bird. " * 150)
+    page.wait_for_function("document.querySelectorAll('.rn-card .rn-pair').length > 2")
+    page.get_by_role("button", name="Stop").click()
+    page.locator("#message").get_by_text("Stopped.").wait_for()
+    status = card(page, "plain").locator(":scope > .rn-note").inner_text()
+    done, total = status.removeprefix("Stopped: ").removesuffix(" sentences").split(" of ")
+    assert 0 < int(done) < int(total) == 150
+    assert card(page, "plain").locator(".rn-text").inner_text()
+
+
+def test_two_visitors_at_once(browser, page_url):
+    """Each sees the translation of the own text; stopping that of one does not stop that of the other."""
+    with visitor(browser, page_url) as first, visitor(browser, page_url) as second:
+        translate(first, "The dog that the boy sees loves the old bird. " * 150)
+        first.wait_for_selector(".rn-card")
+        translate(second, "A child reads. The cat sleeps.")
+        card(second, "gret").get_by_text("2 sentences,").wait_for()
+        assert "of 150 sentences" in card(first, "gret").inner_text()
+        second.get_by_role("button", name="Stop").click()
+        second.wait_for_timeout(200)
+        assert "Translating" in card(first, "gret").inner_text()
+        first.get_by_role("button", name="Stop").click()
+        first.locator("#message").get_by_text("Stopped.").wait_for()
+
+
+def focus_is_on(page, name):
+    return page.evaluate("document.activeElement.innerText") == name
+
+
+def test_keyboard_only(page):
+    page.get_by_role("textbox", name="Text").focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("The dog sleeps.")
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        if focus_is_on(page, "Translate"):
+            break
+    page.keyboard.press("Enter")
+    card(page, "gret").get_by_text("1 sentence,").wait_for()
+    page.keyboard.press("Tab")
+    assert focus_is_on(page, "Stop")
+    for _ in range(8):  # options, the region of a model, its parts
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('rn-word')"):
+            break
+    pair = card(page, "plain").locator(".rn-pair").first
+    assert pair.locator(".rn-target .rn-word.rn-on").count() == 1
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    assert pair.locator(".rn-source .rn-word.rn-on").inner_text() == "dog"
+    assert pair.locator(".rn-links").inner_text().startswith("dog →")
+
+
+def test_parts_that_the_visitor_folded_stay_folded(page):
+    translate(page, TEXT)
+    card(page, "gret").get_by_text("3 sentences,").wait_for()
+    attention = card(page, "plain").locator("details", has_text="Attention").first
+    attention.locator("summary").click()
+    translate(page, "The dog sleeps.")
+    card(page, "gret").get_by_text("1 sentence,").wait_for()
+    assert attention.get_attribute("open") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_window(browser, page_url, scheme):
+    with visitor(browser, page_url, viewport={"width": 375, "height": 700}, color_scheme=scheme) as page:
+        translate(page, f"{TEXT} {'x' * 300}")
+        card(page, "gret").get_by_text("sentences,").wait_for()
+        for tab in ("Text", "File", "Inside", "About"):
+            page.get_by_role("tab", name=tab).click()
+            page.get_by_role("tabpanel").filter(visible=True).wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+def test_files_are_translated_and_deleted(page, tmp_path):
+    """The result is in the page itself: the server keeps neither the file nor its translation."""
+    file = tmp_path / "news & <b>.en.gz"
+    file.write_bytes(gzip.compress(b"The dog sleeps .\n\n<b>A cat</b> sees it .\n" * 12))
+    page.get_by_role("tab", name="File").click()
+    page.locator("#upload input[type=file]").set_input_files(file)
+    page.locator("#upload").get_by_text("news", exact=False).first.wait_for()
+    page.get_by_role("button", name="Translate file").click()
+    link = page.locator(".rn-download")
+    link.wait_for()
+    page.get_by_text("36 lines in").wait_for()
+    with page.expect_download() as started:
+        link.click()
+    lines = Path(started.value.path()).read_text().split("\n")
+    assert len(lines) == 37 and lines[1] == lines[36] == "" and lines[0] == lines[3] != ""
+    assert started.value.suggested_filename.endswith("plain.txt")
+    temporary = Path(os.environ["GRADIO_TEMP_DIR"])
+    wait_until(lambda: not [path for path in temporary.rglob("*") if path.is_file()])
+
+
+def test_a_stopped_file_can_be_downloaded_so_far(page, tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("The dog that the boy sees loves the old bird .\n" * 2000)
+    page.get_by_role("tab", name="File").click()
+    page.locator("#upload input[type=file]").set_input_files(file)
+    page.locator("#upload").get_by_text("long", exact=False).first.wait_for()
+    page.get_by_role("button", name="Translate file").click()
+    page.locator("#file-message").get_by_text("left").wait_for()
+    page.get_by_role("button", name="Stop").filter(visible=True).click()
+    page.locator("#file-message").get_by_text("Stopped: ").wait_for()
+    assert "of 2,000 lines" in page.locator("#file-message").inner_text()
+    page.locator(".rn-download").wait_for()
+
+
+def test_inside_a_model(page, hostile):
+    """A picture and its values; one sentence for a model that has nothing to show."""
+    page.get_by_role("tab", name="Inside").click()
+    page.locator("#inside-explanation").get_by_text("nothing").or_(
+        page.locator("#inside-explanation").get_by_text("no ")
+    ).first.wait_for()
+    page.locator("#inside-model input").click()
+    page.get_by_role("option", name="gret").click()
+    page.get_by_text("Words that each capsule reads").wait_for()
+    page.get_by_role("textbox", name="Sentence").fill(f"The dog sleeps. {hostile}")
+    page.get_by_role("button", name="Show").click()
+    picture = page.get_by_role("img", name="words that each capsule reads")
+    picture.wait_for()
+    assert picture.evaluate("image => image.complete && image.naturalWidth > 100")
+    page.locator("#inside-result summary").click()
+    assert "capsule\tweight" in page.locator("#inside-result pre").inner_text()
+
+
+def test_scores_and_card_of_a_hostile_model(page, hostile):
+    page.get_by_role("tab", name="About").click()
+    page.get_by_text("A small model").wait_for()
+    scores, card = page.locator("#scores"), page.locator("#card")
+    scores.get_by_text("12.35").wait_for()
+    assert scores.inner_text().count(hostile) >= 4
+    assert hostile in card.inner_text() and 'print("<b>code</b>")' in card.inner_text() and "a < b" in card.inner_text()
+    assert "license: mit" not in card.inner_text()
+    assert page.locator("#scores :is(img, script), #card :is(img, script)").count() == 0
+    page.locator("#about-model input").click()
+    page.get_by_role("option", name="gret").click()
+    scores.get_by_text("No scores were recorded").wait_for()
+    card.get_by_text("This model has no card").wait_for()
+
+
+def test_nothing_else_is_served(page_url, plain_model):
+    """No files of the server, and no functions for programs."""
+    import httpx
+
+    for path in (plain_model / "config.json", Path(__file__)):
+        assert httpx.get(f"{page_url}gradio_api/file={path}").status_code in (403, 404)
+    assert httpx.get(f"{page_url}gradio_api/info").json() == {"named_endpoints": {}, "unnamed_endpoints": {}}
+    with socket.socket() as other:
+        port = int(page_url.rstrip("/").rpartition(":")[2])
+        assert other.connect_ex(("127.0.0.2", port)) != 0  # bound to 127.0.0.1 only

@@ -1,0 +1,284 @@
+"""Requests to the page without a browser: limits, escaping, exported models, the server."""
+
+import gzip
+import os
+import socket
+import sys
+import threading
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from option_tables import option_table
+from user_errors import rejects
+
+from recnmt_hf.demo import rendering
+from recnmt_hf.demo.limits import Limits
+from recnmt_hf.demo.live import (
+    Ended,
+    Watch,
+    decoding_options,
+    read_upload,
+    split_into_segments,
+    translate_lines,
+    translate_text,
+)
+from recnmt_hf.demo.models import load_models, short_names
+from recnmt_hf.inference.model_task import ModelTask
+from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.inference.splitting import join_texts
+
+
+LIMITS = Limits(max_characters=3_000, max_segment=20, batch_tokens=400)
+OPTIONS = decoding_options(LIMITS, 2, 2, 0.6)
+
+
+@pytest.fixture(scope="module")
+def models(plain_model, gret_model):
+    return load_models([plain_model, gret_model])
+
+
+def last(states):
+    return list(states)[-1]
+
+
+def test_the_page_translates_as_the_translator(models):
+    """The same text, scores and split as `translate`, by each of the models."""
+    text = "The dog sleeps. The cat sees it.\n\nA child reads."
+    for state in last(translate_text(models, text, OPTIONS, Watch(60), LIMITS)):
+        expected = state.model.translator([text], beams=2, num_hypotheses=2, on_long="split", max_source_length=20)[0]
+        assert state.is_complete and state.text == expected.text and state.text.count("\n") == 2
+        assert sum(part.hypotheses[0].log_prob for part in state.segments) == pytest.approx(
+            expected.hypotheses[0].log_prob
+        )
+        assert all(len(part.hypotheses) == 2 and part.alignment is not None for part in state.segments)
+
+
+def test_translations_appear_one_by_one(models):
+    text = "The dog sleeps. " * 12
+    seen = [(states[0].done, states[1].done) for states in translate_text(models, text, OPTIONS, Watch(60), LIMITS)]
+    assert seen == [(1, 0), (1, 1), (3, 1), (3, 3), (7, 3), (7, 7), (12, 7), (12, 12)]
+
+
+def test_long_sentences_are_split(models):
+    translator, text = models[0].translator, "the dog that the boy sees " * 40
+    parts = split_into_segments(translator, text, LIMITS)
+    assert max(len(translator.encode_source(part.source)) for part in parts) <= LIMITS.max_segment
+    assert join_texts([part.source for part in parts], [part.separator for part in parts]) == text.strip()
+
+
+def test_a_text_for_a_summary_is_one_segment(models, monkeypatch):
+    monkeypatch.setattr(models[0].translator, "task", ModelTask(summarizes=True))
+    state = last(translate_text(models[:1], "The dog sleeps. " * 60, OPTIONS, Watch(60), LIMITS))[0]
+    assert len(state.segments) == 1 and state.is_complete
+
+
+@pytest.mark.parametrize("name", ["beams", "hypotheses"])
+@pytest.mark.parametrize("value", [0, 9, 1e9, float("nan"), "4; rm", None, True])
+def test_decoding_options_beyond_the_limits(name, value):
+    values = {"beams": 4, "hypotheses": 1, "penalty": 0.6} | {name: value}
+    with pytest.raises(ValueError) as caught:
+        decoding_options(Limits(), **values)
+    assert caught.value.code in ("option.value", "demo.too_many")
+
+
+def test_a_text_beyond_the_limit(models):
+    with rejects("demo.too_long", count=3_001, most=3_000):
+        next(translate_text(models, "a" * 3_001, OPTIONS, Watch(60), LIMITS))
+
+
+@pytest.mark.parametrize("limit", ["time", "stop"])
+def test_a_search_ends_in_the_middle(models, monkeypatch, limit):
+    """At the next step, not at the end of the batch."""
+    watch, steps = Watch(60), []
+    original = Watch.__call__
+
+    def step(self, input_ids, scores):
+        steps.append(input_ids.shape[1])
+        if len(steps) == 3:
+            watch.end -= 100 * (limit == "time")
+            watch.is_stopped = limit == "stop"
+        return original(self, input_ids, scores)
+
+    monkeypatch.setattr(Watch, "__call__", step)
+    with pytest.raises(Ended, match="60 seconds" if limit == "time" else "Stopped"):
+        list(translate_text(models, "The dog sleeps.", OPTIONS, watch, LIMITS))
+    assert len(steps) == 3
+
+
+def write(folder, content, name="news.en"):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "file.empty"),
+        (b"a\xff\n", "file.not_utf8"),
+        (b"a\n" * 200, "demo.file_size"),
+        (b"a\n" * 11, "demo.too_many_lines"),
+        (b"a" * 51, "demo.too_long"),
+        (gzip.compress(b"a" * 100_000_000), "demo.file_size"),
+        (gzip.compress(b"abc\n" * 9)[:-9], "file.damaged_gzip"),
+        (b"\x1f\x8b no", "file.damaged_gzip"),
+    ],
+    ids=["empty", "latin", "bytes", "lines", "long line", "bomb", "cut", "false gzip"],
+)
+def test_files_beyond_the_limits(tmp_path, content, code):
+    """The message has the name of the visitor's file, not its place on the server."""
+    limits = Limits(max_characters=50, max_lines=10, max_file_size=110_000 if len(content) > 90_000 else 300)
+    with rejects(code) as caught:
+        read_upload(write(tmp_path, content), "news.en", limits)
+    assert "news.en" in str(caught.value) and str(tmp_path) not in str(caught.value)
+
+
+def test_lines_of_a_file(models, tmp_path):
+    lines = read_upload(write(tmp_path, gzip.compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), "a", Limits())
+    batches = list(translate_lines(models[0], lines, OPTIONS, Watch(60), LIMITS))
+    assert lines[:3] == ["The dog .", "", "A cat ."] and list(map(len, batches)) == [16, 14]
+    assert batches[0][:3] == [t.text for t in models[0].translator(lines[:3], beams=2, num_hypotheses=2)]
+
+
+def test_results_are_escaped(models, hostile):
+    state = last(translate_text(models[:1], hostile, OPTIONS, Watch(60), LIMITS))[0]
+    for part in state.segments:
+        part.hypotheses[0] = replace(part.hypotheses[0], text=hostile)
+    state.model = SimpleNamespace(name=hostile, translator=state.model.translator)
+    state.no_attention = hostile
+    pieces = [
+        rendering.translations([state], hostile),
+        rendering.links(state.segments),
+        rendering.file_progress(1, 2, 1.0, hostile),
+        rendering.download(f'"{hostile}', [hostile]),
+        rendering.note(hostile),
+        rendering.values(hostile, True),
+        rendering.picture(b"", hostile),
+        rendering.scores(models[0].evidence(), models[0].translator.model.config),
+    ]
+    for piece in pieces:
+        assert "<img src=x" not in piece and "<script" not in piece
+    assert escape(hostile) in pieces[0] and escape(hostile) in pieces[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a <b>c</b> & ![d](e)", "a &lt;b>c&lt;/b> &amp; [d](e)"),
+        ("`a < b` < ``<`` \\` <i>", "`a < b` &lt; ``<`` \\` &lt;i>"),
+        ("```\n<b>\n```\n<i>", "```\n<b>\n```\n&lt;i>"),
+        ("```\n<b>", "```\n&lt;b>"),  # never closed
+        ("a\n> quotation", "a\n> quotation"),
+    ],
+)
+def test_cards_have_no_html_outside_of_code(text, shown):
+    assert rendering.plain_markdown(text) == shown
+
+
+def test_names_of_models():
+    assert short_names(["runs/a/model", "b", "user/c", "/"]) == ["a", "b", "c", "/"]
+    assert short_names(["x/a/model", "y/a"]) == ["x/a/model", "y/a"]
+
+
+def test_models_that_cannot_be_shown(tmp_path, plain_model):
+    with rejects("demo.no_models"):
+        load_models([])
+    with rejects("demo.same_model"):
+        load_models([plain_model, str(plain_model)])
+    with rejects("model.missing"):
+        load_models([tmp_path])
+
+
+def test_an_export_has_no_attention_and_no_mechanism(plain_model, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from recnmt_hf.hub.engines import export_ctranslate2
+
+    export_ctranslate2(plain_model, tmp_path / "engine")
+    exported = load_models([tmp_path / "engine"])[0]
+    state = last(translate_text([exported], "The dog sleeps.", OPTIONS, Watch(60), LIMITS))[0]
+    assert state.is_complete and not exported.takes_processors
+    assert state.no_attention and escape(state.no_attention) in rendering.translations([state])
+    with rejects("model.not_inspectable"):
+        _ = exported.subject
+
+
+def test_the_readme_lists_the_limits(repository):
+    assert option_table(Limits) in (repository / "src/recnmt_hf/demo/README.md").read_text()
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def test_addresses(monkeypatch):
+    from recnmt_hf.demo.serving import free_port
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with rejects("demo.port", f"127.0.0.1:{port}"):
+            free_port("127.0.0.1", port)
+        monkeypatch.setattr("recnmt_hf.demo.serving.PORTS", range(port, port + 1))
+        with rejects("demo.port"):
+            free_port("127.0.0.1", None)
+    with rejects("demo.host", "192.0.2.1"):
+        free_port("192.0.2.1", None)
+    assert free_port("127.0.0.1", port) == port
+
+
+def test_gradio_is_missing(monkeypatch, plain_model):
+    monkeypatch.delitem(sys.modules, "recnmt_hf.demo.page", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    from recnmt_hf.demo import serve
+
+    with rejects("package.missing", extra="demo"):
+        serve([plain_model])
+
+
+def test_the_server_leaves_nothing(plain_model, monkeypatch):
+    """No temporary folder, no setting of the environment, no thread; no look-up of other hosts."""
+    pytest.importorskip("gradio")
+    import httpx
+
+    from recnmt_hf.demo.serving import serving
+
+    hosts, look_up = set(), socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **named: hosts.add(host) or look_up(host, *rest, **named)
+    )
+    monkeypatch.setenv("GRADIO_SHARE", "true")
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    before = threading.active_count()
+    with serving([plain_model], queue_size=3, parallel=1) as blocks:
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        config = httpx.get(f"{blocks.local_url}config").json()
+        assert folder.is_dir() and blocks.share_url is None
+        assert not config["analytics_enabled"] and not config["is_colab"]
+        assert {entry["api_visibility"] for entry in config["dependencies"]} == {"private"}
+    assert not folder.exists() and "GRADIO_TEMP_DIR" not in os.environ
+    assert {str(host) for host in hosts} <= {"127.0.0.1", "localhost"}
+    assert not [thread for thread in threading.enumerate() if not thread.daemon][before:]
+
+
+def test_requests_of_a_session():
+    """A new request stops the one before it; a stop before the start counts."""
+    pytest.importorskip("gradio")
+    from recnmt_hf.demo.page import MOST_SESSIONS, Requests
+
+    requests = Requests()
+    requests.begin("a", "text", 60)
+    first = requests.start("a", "text", 60)
+    requests.begin("b", "text", 60)
+    requests.begin("a", "file", 60)
+    assert not first.is_stopped
+    requests.begin("a", "text", 60)
+    assert first.is_stopped and not requests.start("a", "text", 60).is_stopped
+    for number in range(MOST_SESSIONS + 5):
+        requests.begin(str(number), "text", 60)
+    assert len(requests.watches) == MOST_SESSIONS
+
+
+def test_options_have_their_defaults():
+    assert decoding_options(Limits(), 4, 1, 0.6) == DecodingOptions(max_tokens=2048, on_long="split")
