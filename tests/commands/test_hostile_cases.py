@@ -101,7 +101,7 @@ FOLDERS = {
     "test baseline": [f"test model --set a {PAIRS} --baseline {{}} {SHORT}"],
     "plot runs": ["plot {} -o OUT.svg"],
     "card model": ["card {}"],
-    "publish models": ["publish {} user/name --dry-run -o OUT", "publish --space user/name {} --dry-run -o OUT"],
+    "publish model": ["publish {} user/name --dry-run -o OUT", "publish --space user/name {} --dry-run -o OUT"],
     "demo model": ["demo {} no-weights"],
     "export model": ["export {} OUT --format ctranslate2", "export {} OUT --format onnx"],
     "import-marian source": ["import-marian {} OUT"],

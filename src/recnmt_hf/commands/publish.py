@@ -16,7 +16,7 @@ OF_A_MODEL = ("sentence", "notes", "template", "shard_size")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
-        "models",
+        "model",
         nargs="+",
         metavar="MODEL",
         help="folder of a run or a trained model, followed by the name of the repository, user/name; with --space: "
@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    args.kind, args.name = ("space", args.space) if args.space else ("model", args.models[-1])
+    args.kind, args.name = ("space", args.space) if args.space else ("model", args.model[-1])
     if args.space:
         for name in OF_A_MODEL:
             if getattr(args, name) is not None:
                 raise UserError("usage.excludes", field="--space", other=f"--{name.replace('_', '-')}")
-    elif len(args.models) != 2:
-        raise UserError("publish.arguments", field=" ".join(args.models))
+    elif len(args.model) != 2:
+        raise UserError("publish.arguments", field=" ".join(args.model))
     if args.dry_run and not args.output:
         raise UserError("usage.requires", field="--dry-run", other="--output")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", args.name):
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> None:
     with partial_folder(Path(tempfile.gettempdir())) as temporary:
         output = args.output or temporary / "repository"
         if args.space:
-            folder = prepare_space(args.models, output, args.name, args.license)
+            folder = prepare_space(args.model, output, args.name, args.license)
         else:
             shard = {} if args.shard_size is None else {"shard": args.shard_size}
-            folder = prepare_repository(args.models[0], output, args.name, **shard, **card_options(args))
+            folder = prepare_repository(args.model[0], output, args.name, **shard, **card_options(args))
         print(listing(files_of(folder)), flush=True)
         if args.dry_run:
             print(f"{folder}: nothing was uploaded.")
