@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """
 Write the API reference as web pages from the docstrings, and check that it is complete: every public class and function
-has a docstring, and every cross-reference such as [`Translator`] names something in the reference.
+has a docstring, those that packages offer by name describe their arguments, and every cross-reference such as
+[`Translator`] names something in the reference.
 
     pip install ".[docs]"
     python scripts/api_reference.py build/api     # then open build/api/index.html
@@ -10,8 +11,10 @@ has a docstring, and every cross-reference such as [`Translator`] names somethin
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import inspect
+import os
 import pkgutil
 import posixpath
 import re
@@ -31,6 +34,12 @@ import recnmt_hf
 # Modules that users do not import: the console command, fast paths, private ones.
 LEFT_OUT = re.compile(r"\.(_\w*|kernels_\w+|commands)(\.|$)")
 REFERENCE = re.compile(r"\[`(~?)([\w.]+)`\]")
+# The folder that contains the package.
+ROOT = f"{Path(recnmt_hf.__file__).parents[1]}{os.sep}"
+# A field of a dataclass with a comment, which describes it as a docstring would.
+COMMENTED_FIELD = re.compile(r"(?m)^    (\w+): .*?  # (?!type: |noqa)(.+)$")
+# Arguments that need no words: they are explained once for all models.
+UNDERSTOOD = {"self", "cls", "args", "kwargs", "config"}
 # References to other packages are not links.
 FOREIGN = ("accelerate", "datasets", "evaluate", "sacrebleu", "torch", "transformers")
 
@@ -45,6 +54,9 @@ class Reference:
             module = importlib.import_module(name)
             for lazy in getattr(module, "__all__", ()):  # pdoc sees only what is imported
                 setattr(module, lazy, getattr(module, lazy))
+            for member in vars(module).values():
+                if inspect.isclass(member) and member.__module__ == name and dataclasses.is_dataclass(member):
+                    comments_to_docstrings(member)
         self.modules = {name: pdoc.doc.Module.from_name(name) for name in names}
         # The page of an object: that of the package that offers it, else that of its module.
         self.pages: dict[str, tuple[str, str]] = {}
@@ -88,7 +100,7 @@ class Reference:
         return f'<a href="{page}.html#{found[1]}">{text.replace(".", "&#46;")}</a>'
 
     def check(self) -> None:
-        """Note public classes and functions without a docstring."""
+        """Note public classes and functions without a docstring, or with arguments that it does not mention."""
         for name, module in self.modules.items():
             listed = getattr(module.obj, "__all__", None)
             if listed is not None and (absent := set(listed) - set(module.members)):
@@ -97,6 +109,12 @@ class Reference:
                 is_public = not member.name.startswith("_") and (listed is not None or member.is_inherited is False)
                 if is_public and isinstance(member, (pdoc.doc.Class, pdoc.doc.Function)) and not member.docstring:
                     self.faults.append(f"{name}: {member.qualname} has no docstring")
+            for member in members_of(module):
+                function = member.obj if inspect.isclass(member.obj) else inspect.unwrap(member.obj)
+                is_ours = str(getattr(function, "__module__", None)).startswith("recnmt_hf")
+                is_listed = member.qualname in (listed or ()) or "Args:" in (getattr(function, "__doc__", None) or "")
+                if is_ours and is_listed and (absent := undescribed_arguments(function)):
+                    self.faults.append(f"{name}: {member.qualname} does not describe {', '.join(absent)}")
 
     def write(self, folder: Path) -> None:
         """Write all pages."""
@@ -110,6 +128,10 @@ class Reference:
         pdoc.render.configure(show_source=False, search=True, footer_text=f"recnmt_hf {recnmt_hf.__version__}")
         pdoc.render.env.filters["to_markdown"] = to_markdown
         pdoc.pdoc(*self.modules, f"!.*{LEFT_OUT.pattern}", output_directory=folder)
+        # Values of constants may name folders of this computer.
+        for page in (path for path in folder.rglob("*") if path.suffix in (".html", ".js")):
+            text = page.read_text(encoding="utf-8")
+            page.write_text(text.replace(ROOT, ""), encoding="utf-8")
 
 
 def members_of(module: pdoc.doc.Module) -> Iterator[pdoc.doc.Doc[Any]]:
@@ -118,6 +140,26 @@ def members_of(module: pdoc.doc.Module) -> Iterator[pdoc.doc.Doc[Any]]:
         yield member
         if isinstance(member, pdoc.doc.Class):
             yield from member.members.values()
+
+
+def comments_to_docstrings(kind: type) -> None:
+    """Let pdoc show the comments of a dataclass's fields."""
+    for name, comment in COMMENTED_FIELD.findall(pdoc.doc_ast.get_source(kind)):
+        pdoc.doc_ast.walk_tree(kind).var_docstrings.setdefault(name, f"{comment[0].upper()}{comment[1:]}.")
+
+
+def undescribed_arguments(function: Any) -> list[str]:
+    """Return the arguments of a function, or of a class that has a constructor, that its docstring does not mention."""
+    text = function.__doc__ or ""
+    if inspect.isclass(function):
+        if dataclasses.is_dataclass(function) or "__init__" not in vars(function):
+            return []
+        function = function.__init__
+        text += function.__doc__ or ""
+    elif not inspect.isfunction(function):
+        return []
+    names = (name for name in inspect.signature(function).parameters if name not in UNDERSTOOD)
+    return [name for name in names if not name.startswith("_") and not re.search(rf"\b{name}\b", text)]
 
 
 def ends(name: str, target: str) -> bool:

@@ -472,6 +472,10 @@ HUB: dict[str, str] = {
     "{field}. For several models use --space USER/NAME.",
     "publish.other_space": "The Space {field} has files that recnmt publish did not write. Choose another name, or "
     "delete the Space first.",
+    "publish.no_such_model": "{field} is neither a folder nor a model of the Hub that the token can read ({reason}). "
+    "Correct the name, or log in (`hf auth login`).",
+    "publish.no_safetensors": "{field} has no config.json or no weights as safetensors, which the page requires. "
+    "Import the model (recnmt import-marian) or save it with save_pretrained, and pass that folder.",
     "publish.same_name": "{field}: another model has the name {value} too. Rename the folder of one of them.",
     "publish.token": "{field} seems to contain an access token of the Hub. Remove it, and if others may know it, "
     "revoke it at huggingface.co/settings/tokens.",

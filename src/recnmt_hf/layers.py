@@ -65,8 +65,8 @@ HEADS: dict[str, Any] = {"encoder_attention_heads": 1, "decoder_attention_heads"
 
 class ONLSTM(ModelONLSTM):
     """
-    ON-LSTM (Shen et al., 2019), in one direction or two: `chunk_size` channels share a master gate, each direction
-    has `hidden_size` channels.
+    ON-LSTM (Shen et al., 2019) over inputs of `input_size` channels, in one direction or two (`bidirectional`):
+    `chunk_size` channels share a master gate, each direction has `hidden_size` channels.
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):

@@ -1,10 +1,11 @@
 """Spaces with the page of `recnmt demo`: what they hold, that they run without this package, and uploading them."""
 
-import json
 import os
+import socket
 import subprocess
 import sys
-import textwrap
+import urllib.request
+from importlib import metadata
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.hub.publishing import check_contents, files_of
-from recnmt_hf.hub.spaces import LONGEST_DESCRIPTION, prepare_space
+from recnmt_hf.hub.spaces import LONGEST_DESCRIPTION, prepare_space, requirements
 
 
 gradio = pytest.importorskip("gradio")
@@ -31,17 +32,6 @@ UPLOAD = """
         found = upload(folder, Destination(**{to!r}, kind="space"))
     except UserError as error:
         found = f"{{error.code}}: {{error}}"
-"""
-# Runs the page with the copy of this package in the Space.
-RUNS = """
-    import json, os, runpy, sys, urllib.request
-    sys.path.insert(0, os.getcwd())
-    page = runpy.run_path("app.py", run_name="page")
-    import recnmt_hf
-    from recnmt_hf.demo.serving import serving
-    with serving(page["models"]) as blocks:
-        answer = urllib.request.urlopen(blocks.local_url).status
-    print(json.dumps([os.path.dirname(recnmt_hf.__file__), page["models"], answer]))
 """
 
 
@@ -73,15 +63,49 @@ def space_model(folder):
 
 
 def test_a_space_runs_without_this_package(space, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": "", "HF_HOME": str(tmp_path)}
-    code = textwrap.dedent(RUNS)
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=space, env=environment, capture_output=True, text=True, timeout=300
+    """`python app.py` serves the page where nothing but the Space's own copy of this package can be imported."""
+    # Without `site`, paths of editable installs are not read.
+    packages = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    settings = {"PYTHONPATH": packages, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **settings, "GRADIO_SERVER_PORT": port}
+    command = [sys.executable, "-S"]
+    absent = subprocess.run(
+        [*command, "-c", "import gradio, recnmt_hf"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    package, models, status = json.loads(answer.stdout.splitlines()[-1])
-    assert package == str(space / "recnmt_hf") and status == 200
-    assert models == [str(path) for path in sorted((space / "models").iterdir())]
+    assert "No module named 'recnmt_hf'" in absent.stderr
+    before = files_of(space)
+    with (
+        open(tmp_path / "errors.txt", "w+") as errors,
+        subprocess.Popen(
+            [*command, "-B", "app.py"], cwd=space, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as page,
+    ):
+        try:
+            address = f"http://127.0.0.1:{port}"
+            assert address in page.stdout.readline(), (tmp_path / "errors.txt").read_text()[-3000:]
+            with urllib.request.urlopen(address) as answer:
+                assert answer.status == 200 and b"gradio" in answer.read()
+        finally:
+            page.terminate()
+    assert files_of(space) == before
+
+
+def test_requirements_follow_the_tokenizers(monkeypatch):
+    pytest.importorskip("sentencepiece")
+    plain, pieces = requirements(["tokenizer.json"]), requirements(["models/opus/source.spm"])
+    assert set(pieces) - set(plain) == {f"{name}=={metadata.version(name)}" for name in ("sacremoses", "sentencepiece")}
+    assert all(len(set(pins)) == len(pins) for pins in (plain, pieces))
+    monkeypatch.setattr("recnmt_hf.hub.spaces.metadata.version", absent_gradio)
+    with rejects("package.missing"):
+        requirements([])
+
+
+def absent_gradio(name):
+    if name == "gradio":
+        raise metadata.PackageNotFoundError(name)
+    return "1.0"
 
 
 @pytest.mark.slow
@@ -119,7 +143,10 @@ def test_uploading_a_space(space, tiny_folder, tmp_path):
         app, card = files["app.py"].decode(), yaml.safe_load(files["README.md"].decode().split("---")[1])
         small = hub.repositories["tester/small"]
         assert f'"small": ["tester/small", "{small.at("main")}"]' in app and card["models"] == ["tester/small"]
-        assert "hub.not_found" in send(tmp_path / "third", ["tester/unknown"])[0]
+        assert send(tmp_path / "third", ["tester/unknown"])[0].startswith("publish.no_such_model")
+        small.revisions["main"] = small.commit({"config.json": b"{}", "pytorch_model.bin": b""}, "pickled")
+        assert send(tmp_path / "third", ["tester/small"])[0].startswith("publish.no_safetensors")
+        assert not (tmp_path / "third").exists()
         assert send(space, name="tester/small")[0].startswith("publish.other_space")
 
 

@@ -148,6 +148,7 @@ class AlignedSide:
         text (`str`): The sentence.
         ids (sequence of `int`): Its token ids, perhaps truncated; an end token stays the last one.
         units (`str`): One of [`ALIGNMENT_UNITS`].
+        is_target (`bool`, *optional*, defaults to `False`): Whether the sentence is a target.
     """
 
     def __init__(

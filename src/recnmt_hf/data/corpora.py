@@ -325,6 +325,11 @@ def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: s
     """
     Yield the pairs of one corpus, or of several in sequence.
 
+    Args:
+        corpora: A corpus or several, as in a recipe.
+        source_lang, target_lang (`str`): Language codes.
+        on_empty (`str`, *optional*, defaults to `"error"`): `"error"` or `"skip"`, for pairs with an empty side.
+
     Raises:
         ValueError, FileNotFoundError: A corpus cannot be read; the message names file and line.
     """

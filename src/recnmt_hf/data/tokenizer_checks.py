@@ -32,8 +32,8 @@ def stamp_tokenizers(
     config: PreTrainedConfig, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
 ) -> None:
     """
-    Write stamps of a model's tokenizers into its configuration, so that others are rejected. Tokens that are added
-    later at the end of the vocabulary have no effect on them.
+    Write stamps of a model's tokenizers, `source` and `target` (by default the same), into its `config`, so that others
+    are rejected. Tokens that are added later at the end of the vocabulary have no effect on them.
     """
     setattr(config, STAMPS, {"source": stamp(source), "target": stamp(target or source, is_target=True)})
 

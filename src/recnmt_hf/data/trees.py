@@ -117,8 +117,8 @@ def first_in_cycle(heads: Sequence[int]) -> int | None:
 
 def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
     """
-    Yield the sentences of a CoNLL-U file, plain or gzipped, with the number of their first line. Ranges of words
-    (`1-2`) and empty nodes (`3.1`) are skipped.
+    Yield the sentences of the CoNLL-U file `path`, plain or gzipped, with the number of their first line. Ranges of
+    words (`1-2`) and empty nodes (`3.1`) are skipped.
 
     Raises:
         UserError: A line has not ten columns, words are not numbered 1, 2, 3, ..., a head is not a number or beyond the

@@ -6,26 +6,33 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, SpaceCard, SpaceCardData
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
 from .. import __version__
 from .._extras import packages_of_extra
-from .._loading_errors import looks_local
+from .._loading_errors import looks_local, shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..errors import UserError
 from ..training.evidence import EVIDENCE, Evidence
 from .checked_copy import SHARD, model_folder, write_checked_copy
-from .publishing import ALLOWED, MODELS, PACKAGE, PACKAGE_TYPES, check_contents, check_links, explained_upload
+from .publishing import ALLOWED, MODELS, PACKAGE, PACKAGE_TYPES, check_contents, check_links, explained_upload, files_of
 
 
 # Longest `short_description` that the Hub accepts.
 LONGEST_DESCRIPTION = 60
+# Files of models of the Hub: those that this package saves, and the vocabularies of transformers' other tokenizers.
+FILES = (*(pattern for pattern in ALLOWED if pattern != "*.py"), "*.model", "merges.txt", "vocab.txt")
+# Vocabularies that are read by packages of the extra `marian`.
+SENTENCE_PIECES = (".spm", ".model")
+# A line of the package's metadata, such as 'gradio>=6; extra == "demo"'.
+REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)[^;]*(;\s*extra\s*==\s*["'](?P<extra>[\w-]+)["'])?""")
 # Torch without CUDA: the free Spaces have no GPU.
 INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
@@ -78,15 +85,13 @@ def prepare_space(
         token (`str`, *optional*): Access token, to look up models of the Hub.
 
     Raises:
-        UserError: A model is incomplete, does not match its tokenizers, or does not exist; two models have one name; a
-            text contains an access token.
+        UserError: A model is incomplete, does not match its tokenizers, does not exist or has no safetensors; two
+            models have one name; a text contains an access token; a package that the page needs is not installed.
         FileExistsError: The output exists and is not empty.
     """
-    with packages_of_extra("demo", "A Space"):
-        import gradio  # noqa: F401
-
     local: dict[str, Path] = {}
-    from_hub: dict[str, tuple[str, str | None]] = {}
+    from_hub: dict[str, tuple[str, str]] = {}
+    files: list[str] = []
     for model in models:
         own = space_name(model)
         if own in local or own in from_hub:
@@ -95,17 +100,19 @@ def prepare_space(
             local[own] = model_folder(model)
             check_links(local[own])
         else:
-            with explained_upload(model):
-                from_hub[own] = (model, HfApi(token=token).model_info(model).sha)
+            revision, present = look_up(model, token)
+            from_hub[own] = (model, revision)
+            files += present
     with open_output_folder(output, must_be_new=True) as working:
         for own, folder in local.items():
             copy_model(folder, working / MODELS / own)
+        files += [file for file, _ in files_of(working)]
         copy_package(working / PACKAGE)
-        app, files = APP, [pattern for pattern in ALLOWED if pattern != "*.py"]
-        for field, value in {"local": [*local], "from_hub": from_hub, "files": files}.items():
+        app = APP
+        for field, value in {"local": [*local], "from_hub": from_hub, "files": FILES}.items():
             app = app.replace(f"{{{field}}}", json.dumps(value, ensure_ascii=False))
         (working / "app.py").write_text(app.replace("{models}", MODELS), encoding="utf-8")
-        (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(), ""]), encoding="utf-8")
+        (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(files), ""]), encoding="utf-8")
         title = name.rpartition("/")[2]
         names = [f"[{model}](https://huggingface.co/{model})" for model, _ in from_hub.values()]
         text = TEXT.format(title=title, models=", ".join([*local, *names]), version=__version__, package=PACKAGE)
@@ -143,12 +150,37 @@ def copy_package(copy: Path) -> None:
         shutil.copyfile(file, place)
 
 
-def requirements() -> list[str]:
-    """Return the packages that the page needs, at the versions installed here."""
-    lines = metadata.requires("recnmt-hf") or []
-    needed = [*(re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line), "gradio"]
-    # A local version such as that of 2.13.0+cpu is not in the index.
-    return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in needed]
+def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
+    """
+    Return the newest commit of a model of the Hub, and the names of its files.
+
+    Raises:
+        UserError: The Hub has no such model, it has no configuration or no safetensors, or the Hub cannot be reached.
+    """
+    with explained_upload(model):
+        try:
+            found = HfApi(token=token).model_info(model)
+        except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
+            raise UserError("publish.no_such_model", field=model, reason=shorten(str(error))) from error
+    files = [sibling.rfilename for sibling in found.siblings or []]
+    if "config.json" not in files or not any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
+        raise UserError("publish.no_safetensors", field=model)
+    return str(found.sha), files
+
+
+def requirements(files: Iterable[str]) -> list[str]:
+    """
+    Return the packages that the page needs for models with these files, at the versions installed here.
+
+    Raises:
+        UserError: One of the packages is not installed.
+    """
+    extras = ["demo", *(["marian"] if any(name.endswith(SENTENCE_PIECES) for name in files) else [])]
+    with packages_of_extra(",".join(extras), "The page"):
+        own = [REQUIREMENT.fullmatch(line) for line in metadata.requires("recnmt-hf") or []]
+        needed = [one["name"] for one in own if one and one["extra"] in (None, *extras)]
+        # A local version such as that of 2.13.0+cpu is not in the index.
+        return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in dict.fromkeys([*needed, "gradio"])]
 
 
 def card_data(title: str, models: Sequence[str], license: str | None) -> SpaceCardData:

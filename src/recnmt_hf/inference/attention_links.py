@@ -42,6 +42,7 @@ def choose_attention(
     heads.
 
     Args:
+        attentions (sequence of `torch.Tensor`): `(batch_size, heads, target_length, source_length)` of each layer.
         layer (`int` or `"mean"`, *optional*): A decoder layer from 0, or the mean of all. `None`: the one below the
             top, which Garg et al. (2019) found best; the only one of a recurrent decoder.
         head (`int`, *optional*): A head from 0; `None`: the mean of all.

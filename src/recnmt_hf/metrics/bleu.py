@@ -100,12 +100,12 @@ def sacrebleu_score(
 
 
 def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore:
-    """Compute chrF2 (Popović, 2015)."""
+    """Compute chrF2 (Popović, 2015) of `hypotheses` against one or several sets of `references`."""
     return score_with(sacrebleu.CHRF(), "chrF2", hypotheses, references)
 
 
 def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
-    """Compute TER (Snover et al., 2006); lower is better."""
+    """Compute TER (Snover et al., 2006) of `hypotheses` against sets of `references`; lower is better."""
     return score_with(sacrebleu.TER(), "TER", hypotheses, references)
 
 
@@ -125,6 +125,8 @@ def tokenized_bleu_score(
     Compute the BLEU of tokenised text, the figure of Moses' `multi-bleu.perl`: no further tokenisation, no smoothing.
 
     Args:
+        hypotheses (sequence of `str`): Translations.
+        references (sequence of `str`, or of sequences): One set of references, or several.
         lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
         language (`str`, *optional*): Language code by which to tokenise both sides as Moses does (without escaping;
             unknown languages as English); `None`: they are tokenised already, with spaces between words.
@@ -158,6 +160,8 @@ def scores_by_length(
     Compute the corpus BLEU, or another score, in bins of the source's length.
 
     Args:
+        sources, hypotheses (sequence of `str`): Sentences and their translations.
+        references (sequence of `str`, or of sequences): One set of references, or several.
         edges (sequence of `int`, *optional*, defaults to `(15, 30, 45)`): Upper edges, themselves included; a last bin
             contains the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
             (2018).

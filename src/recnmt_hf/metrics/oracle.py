@@ -52,6 +52,9 @@ def oracle_scores(
     references: Sequence[str] | Sequence[Sequence[str]],
     tokenize: str | None = None,
 ) -> list[MetricScore]:
-    """Return corpus BLEU of the hypotheses chosen by BLEU, and chrF of those chosen by chrF; see [`choose_best`]."""
+    """
+    Return corpus BLEU of the hypotheses chosen by BLEU, and chrF of those chosen by chrF; `hypotheses`, `references` and
+    `tokenize` as for [`choose_best`].
+    """
     bleu = sacrebleu_score(choose_best(hypotheses, references, "bleu", tokenize), references, tokenize=tokenize)
     return [bleu, chrf_score(choose_best(hypotheses, references, "chrf"), references)]

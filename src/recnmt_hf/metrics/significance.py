@@ -216,7 +216,7 @@ def compare_runs(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for the number of comparisons (Holm, 1979), in their order."""
+    """Return `p_values` corrected for the number of comparisons (Holm, 1979), in their order."""
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):

@@ -83,8 +83,8 @@ class MultiHeadAttention(nn.Module):
     Multi-head attention with its four projections (Vaswani et al., 2017, section 3.2.2), without residual and norm.
 
     Args:
-        config (`PreTrainedConfig`): Names the attention implementation (`sdpa`, `eager`, ...).
-        embed_dim (`int`): Width of keys, values and output.
+        config (`PreTrainedConfig`): Names the attention implementation (`sdpa`, ...); `dropout` is of its weights.
+        embed_dim, num_heads (`int`): Width of keys, values and output; number of heads. `is_causal` masks later words.
         layer_idx (`int`, *optional*): Index of the cache layer; `None` without a cache.
         query_dim (`int`, *optional*): Width of the queries' input if it is not `embed_dim`.
         memory (`str`, *optional*): For a cross-attention: the name under which its memory is cached.

@@ -206,11 +206,11 @@ def take(states: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 class MaskedRNN(nn.Module):
     """
-    A one- or two-directional recurrent layer with a masked carry: `state = m new + (1 - m) old`.
+    A recurrent layer, one- or two-directional (`bidirectional`), with a masked carry: `state = m new + (1 - m) old`.
 
     The forward direction runs over the left-aligned batch, the backward direction over a copy reversed within each
-    sentence, so that it starts at the last real token. This equals packed sequences, needs no lengths on the host, and
-    allows padding on either side. Outputs at padding are zero. [`build_recurrent_layer`] explains `cell`.
+    sentence. This equals packed sequences, needs no lengths on the host, and allows padding on either side. Outputs at
+    padding are zero. [`build_recurrent_layer`] explains `cell`, `input_size` and `hidden_size`.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             decoder_input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`): Target tokens, shifted right.
             decoder_attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
             encoder_outputs ([`Seq2SeqEncoderOutput`] or `tuple`, *optional*): Replaces running the encoder.
-            past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps.
+            past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps; `use_cache` returns them.
             inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch_size, length, d_model)`, *optional*):
                 Unscaled embeddings in place of token ids.
         """

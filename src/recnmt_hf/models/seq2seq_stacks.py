@@ -304,7 +304,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
     ) -> Seq2SeqDecoderOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds: The decoder's inputs of [`~.seq2seq_base.Seq2SeqModelBase`].
+            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache: Those of [`Seq2SeqModelBase`].
             encoder_hidden_states, encoder_attention_mask: The memory `"encoder"`, `(num_sources, source_length, d)`,
                 and its token mask, where `memories` does not have it. `batch_size` is a multiple of `num_sources`.
             memories ([`Memories`], *optional*): The memories that the decoder reads, one row per source.

@@ -124,7 +124,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         Args:
             input_ids, pair_input_ids (`torch.LongTensor` of shape `(batch_size, length)`): First and second sentences.
             attention_mask, pair_attention_mask (`torch.Tensor` of the same shapes, *optional*): 1 keeps, 0 is padding.
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*): Classes; -100 is ignored.
+            labels (`torch.LongTensor`, *optional*): Classes; -100 is ignored. `num_items_in_batch` divides the loss.
 
         Returns:
             `SequenceClassifierOutput` with `logits` of shape `(batch_size, num_labels)`. Its `hidden_states` and

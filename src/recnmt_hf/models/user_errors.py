@@ -60,7 +60,7 @@ def short_repr(value: Any) -> str:
 class UserError(ValueError):
     """
     An input that the user has to correct, a `ValueError`. `code` is a key of `MESSAGES`, `field` the wrong option,
-    field or file (put before a message that does not mention it), and `details` are further values.
+    field or file (put before a message that does not mention it), `value` its value, `details` are further values.
     """
 
     def __init__(self, code: str, *, field: str | None = None, value: Any = None, **details: Any) -> None:

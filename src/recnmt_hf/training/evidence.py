@@ -180,7 +180,7 @@ class Evidence:
 
 
 def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
-    """Return the field `model` of [`Evidence`], without preset."""
+    """Return the field `model` of [`Evidence`], without preset, from the number of `parameters` and `config`."""
     return {"type": config.model_type, "parameters": parameters}
 
 
@@ -216,7 +216,7 @@ def differences(recipe: Recipe) -> dict[str, Any]:
 
 
 def public(value: Any) -> Any:
-    """Return the values of a recipe without private ones; paths outside of the working folder become file names."""
+    """Return `value` of a recipe without private parts; paths outside of the working folder become file names."""
     if isinstance(value, Mapping):
         return {name: public(item) for name, item in value.items() if name not in PRIVATE}
     if isinstance(value, (list, tuple)):
