@@ -52,6 +52,8 @@ LISTED_RUNS = {
     "data/corpora.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "data/corpora.py: load_prepared: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
+    "inference/pipeline.py: pipeline: transformers.pipeline": "the user's call; trust_remote_code is theirs",
+    "training/moving_average.py: MovingAverage.resume: torch.load": "with weights_only=True",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
     "training/building.py: import_model_class: pkgutil.resolve_name": "a class named in model.type",
@@ -63,6 +65,14 @@ LISTED_TRUST = {
     "_plain_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
+    "demo/serving.py: free_port: socket.getaddrinfo": "looks for a free port of this machine",
+    "demo/serving.py: free_port: socket.socket": "is bound to that port, and closed",
+    "demo/serving.py: free_port: socket.SOCK_STREAM": "a constant",
+    "demo/serving.py: free_port: socket.SOL_SOCKET": "a constant",
+    "demo/serving.py: free_port: socket.SO_REUSEADDR": "a constant",
+    "hub/spaces.py: look_up: huggingface_hub.HfApi": "asks for the commit and files of a model that the user names",
+    "hub/spaces.py: prepare_space: huggingface_hub.SpaceCard": "text of a file",
+    "hub/spaces.py: card_data: huggingface_hub.SpaceCardData": "text of a file",
     "inference/model_task.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
     "hub/publishing.py: upload: huggingface_hub.HfApi": "uploads after check_contents",
     "hub/publishing.py: upload: huggingface_hub.CommitOperationAdd": "files of the checked folder",

@@ -35,7 +35,9 @@ def recipes(repository):
 
 
 def test_every_row_file_is_known(recipes):
-    assert {path.stem for path in (recipes / "rows").glob("*.yaml")} == set(ROW_FILES)
+    files = {path.stem for path in (recipes / "rows").glob("*.yaml")}
+    # Those of `scripts/results.py` say where the papers' figures for the rows of another file are.
+    assert {name for name in files if name.removesuffix("_papers") not in files - {name}} == set(ROW_FILES)
 
 
 @pytest.mark.parametrize("name", ROW_FILES)

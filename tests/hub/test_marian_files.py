@@ -176,7 +176,7 @@ def test_words_of_pieces(vocabularies):
     _, (model, _) = files_of(vocabularies, False)
     tokenizer = mock.Mock(spec=["spm_source", "is_fast"], spm_source=model, is_fast=False)
     for text in ("the  dog sleeps .", " \ufb01ne\u00a0dog \u6f22\u5b57\u6f22 x.", "\u2581 dog"):
-        with mock.patch("recnmt_hf.data.alignments.encode_plain", lambda tokenizer, text, is_target: {
+        with mock.patch("recnmt_hf.data.alignments.encode_plain", lambda tokenizer, text, is_target, **_: {
             "input_ids": [*model.encode(text), model.eos_id()]}):  # fmt: skip
             ids, words = words_of_tokens(tokenizer, text)
         assert len(ids) == len(words) and words[-1] is None

@@ -686,12 +686,12 @@ def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("a b c d e\n")
     at_once = threading.Barrier(2)
 
-    def translate(sentences, options, **kwargs):
+    def translate(sentences, options, prefixes=None, **kwargs):
         at_once.wait(10)
         return [Translation(each, [Hypothesis(each, 0.0, 0.0)]) for each in sentences]
 
     model = SimpleNamespace(config=SimpleNamespace(model_type="nmt_transformer"), num_parameters=lambda: 7)
-    translator = SimpleNamespace(model=model, translate=translate)
+    translator = SimpleNamespace(model=model, translate=translate, source_langs=[], target_langs=[])
     monkeypatch.setattr("recnmt_hf.commands.arguments.load_translator", lambda args: translator)
 
     def test(name):
@@ -809,7 +809,7 @@ def test_wrong_evidence_is_refused_or_gives_a_card(tiny_folder, tmp_path, monkey
     from recnmt_hf.hub import card, publishing
 
     monkeypatch.setattr(card, "run_isolated", lambda code: "said")
-    monkeypatch.setattr(curves, "line_panels", lambda output, panels, axis: None)
+    monkeypatch.setattr(curves, "line_panels", lambda output, panels, axis, **_: None)
     config = AutoConfig.from_pretrained(tiny_folder)
     monkeypatch.setattr(card.AutoConfig, "from_pretrained", lambda *_, **__: config)
     (tmp_path / "config.json").write_text("{}")

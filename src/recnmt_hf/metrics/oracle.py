@@ -53,8 +53,8 @@ def oracle_scores(
     tokenize: str | None = None,
 ) -> list[MetricScore]:
     """
-    Return corpus BLEU of the hypotheses chosen by BLEU, and chrF of those chosen by chrF; `hypotheses`, `references` and
-    `tokenize` as for [`choose_best`].
+    Return corpus BLEU of the hypotheses chosen by BLEU, and chrF of those chosen by chrF; `hypotheses`, `references`
+    and `tokenize` as for [`choose_best`].
     """
     bleu = sacrebleu_score(choose_best(hypotheses, references, "bleu", tokenize), references, tokenize=tokenize)
     return [bleu, chrf_score(choose_best(hypotheses, references, "chrf"), references)]
