@@ -6,6 +6,7 @@ import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the processes that tests start
 
 sys.path.insert(0, os.path.dirname(__file__))  # the shared runners
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -30,7 +33,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         num_processes (`int`, *optional*, defaults to 1): The number of batches is a multiple of it.
         shuffle (`bool`, *optional*, defaults to `True`): Draw a new order of batches in each epoch, and new groups of
             the sentences of equal lengths; the number of batches is constant. `False`: sort by length.
-        seed (`int`, *optional*, defaults to 0): Together with the epoch it decides all random choices.
+        seed (`int` or sequence of them, *optional*, defaults to 0): Together with the epoch it decides all random
+            choices.
         multiple (`int`, *optional*, defaults to 1): Batches of more than this many sentences have a multiple of it,
             except the last one.
 
@@ -48,7 +52,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         max_squared_tokens: int | None = None,
         num_processes: int = 1,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         multiple: int = 1,
     ):
         self.source_lengths = np.asarray(source_lengths, dtype=np.int64)
@@ -60,13 +64,10 @@ class TokenBatchSampler(Sampler[list[int]]):
             check_value(name, value, int, Range(least=1))
         if len(self.source_lengths) < num_processes:
             raise UserError("batches.too_few_pairs", value=num_processes, pairs=len(self.source_lengths))
-        self.max_tokens = max_tokens
-        self.max_sentences = max_sentences
-        self.max_squared_tokens = max_squared_tokens
+        self.limits = BatchLimits(max_tokens, max_sentences, max_squared_tokens, multiple)
         self.num_processes = num_processes
         self.shuffle = shuffle
-        self.seed = seed
-        self.multiple = multiple
+        self.seeds = (seed,) if isinstance(seed, int) else tuple(seed)
         self.epoch = 0
         self._made: tuple[int, list[np.ndarray]] | None = None
 
@@ -88,12 +89,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._made[1]
 
     def _make(self) -> list[np.ndarray]:
-        rng = np.random.default_rng([self.seed, self.epoch])
+        rng = np.random.default_rng([*self.seeds, self.epoch])
         order = rng.permutation(len(self.source_lengths)) if self.shuffle else np.arange(len(self.source_lengths))
         # Sorted by both lengths, ties in random order: the cuts depend on the lengths alone, so all epochs have the
         # same number of batches, on which resuming relies.
-        order = order[np.lexsort((self.target_lengths[order], self.source_lengths[order]))]
-        batches = self._cut(order)
+        keys = combined(self.source_lengths, self.target_lengths)[order]
+        order = order[np.argsort(keys, kind="stable")]
+        ends = self.limits.cut(*np.unique(keys, return_counts=True))
+        batches = [order[start:end] for start, end in pairwise([0, *ends])]
         # The largest batches are halved until their number is a multiple of the processes.
         while len(batches) % self.num_processes:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
@@ -106,27 +109,59 @@ class TokenBatchSampler(Sampler[list[int]]):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return batches
 
-    def _cut(self, order: np.ndarray) -> list[np.ndarray]:
-        """Cut sorted sentences before the one that would exceed the budget."""
-        batches: list[np.ndarray] = []
-        start, longest_source, longest_target = 0, 0, 0
-        sources, targets = self.source_lengths[order].tolist(), self.target_lengths[order].tolist()
-        for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            new_source, new_target = max(longest_source, source), max(longest_target, target)
-            count = i - start + 1
-            full = (
-                count * new_source > self.max_tokens
-                or count * new_target > self.max_tokens
-                or (self.max_sentences is not None and count > self.max_sentences)
-                or (self.max_squared_tokens is not None and count * new_source**2 > self.max_squared_tokens)
-            )
-            if full and count > 1:
-                end = i
-                if end - start > self.multiple:
-                    end -= (end - start) % self.multiple
-                batches.append(order[start:end])
-                start = end
-                new_source, new_target = max(sources[start : i + 1]), max(targets[start : i + 1])
-            longest_source, longest_target = new_source, new_target
-        batches.append(order[start:])
-        return batches
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Limits of a batch; see [`TokenBatchSampler`]."""
+
+    max_tokens: int
+    max_sentences: int | None = None
+    max_squared_tokens: int | None = None
+    multiple: int = 1
+
+    def sentences(self, source: int, target: int) -> int:
+        """Return the maximum number of sentences of a batch whose longest ones have these lengths."""
+        counts = [self.max_tokens // max(source, 1), self.max_tokens // max(target, 1)]
+        if self.max_sentences is not None:
+            counts.append(self.max_sentences)
+        if self.max_squared_tokens is not None:
+            counts.append(self.max_squared_tokens // max(source, 1) ** 2)
+        return max(min(counts), 1)
+
+    def cut(self, keys: np.ndarray, counts: np.ndarray) -> list[int]:
+        """
+        Cut sorted sentences before the one that would exceed a limit, and return the end of each batch.
+
+        Args:
+            keys (`np.ndarray` of shape `(runs,)`): Lengths of each run of sentences with the same lengths, ascending,
+                from [`combined`].
+            counts (`np.ndarray` of shape `(runs,)`): Number of sentences of each run.
+        """
+        ends: list[int] = []
+        firsts = np.cumsum([0, *counts]).tolist()
+        sources, targets = (keys >> TARGET_BITS).tolist(), (keys & (2**TARGET_BITS - 1)).tolist()
+        start, longest = 0, 0  # of the batch; its longest target
+        for run, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            position, end = firsts[run], firsts[run + 1]
+            while position < end:
+                most = self.sentences(source, max(longest, target))
+                if position < start + most:
+                    position = min(end, start + most)
+                    longest = max(longest, target)
+                    continue
+                size = position - start
+                start += size - size % self.multiple if size > self.multiple else size
+                ends.append(start)
+                first = bisect_right(firsts, start, 0, run + 1) - 1
+                longest = max(targets[first : run + 1])
+                position += 1
+        return [*ends, firsts[-1]]
+
+
+# Bits of a target length in a combined length.
+TARGET_BITS = 32
+
+
+def combined(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return numbers (`int64`) that are ordered like pairs of source and target lengths."""
+    return (sources.astype(np.int64) << TARGET_BITS) | targets.astype(np.int64)
