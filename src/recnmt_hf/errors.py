@@ -102,6 +102,7 @@ DATA: dict[str, str] = {
     "pair; it may be empty.",
     "corpus.link_beyond": "{field}: the link {value} is beyond {source} source and {target} target {units}. Pass links "
     "of these texts, positions from 0, and set alignment_units if they count other units.",
+    "corpus.data_files": "{field} requires dataset. Set it to parquet, json or csv, or to a name on the Hub.",
     "corpus.killed_process": "One of {value} tokenization processes was killed. Reduce {field} if memory is short.",
     "corpus.depths": "{field}={value} is not allowed; it must be above max_depth={max_depth}.",
     "corpus.grammar_too_small": "The grammar has too few sentences of depth {depth}: {count} of {value} after {tries} "
@@ -150,6 +151,22 @@ DATA: dict[str, str] = {
     "target_lang, or set source_column and target_column.",
     "dataset.not_text": "The dataset {field}, row {row}: column {column!r} must contain text, got {value}. Set "
     "source_column and target_column to columns of sentences.",
+    # prepared data
+    "prepare.other_data": "{field} has data that was prepared with other {changed}. Choose another folder, or delete "
+    "this one.",
+    "prepare.nothing_left": "No pair of {read} remains for {field} (removed: {removed}). Raise the limits.",
+    "prepare.no_manifest": "{field} has no prepared data, or its preparation was interrupted. Run recnmt prepare "
+    "again.",
+    "prepare.damaged_manifest": "{field} is not the manifest of prepared data, or is damaged. Run recnmt prepare again "
+    "into an empty folder.",
+    "prepare.no_shard": "The shard {field} is missing. Copy it again, or run recnmt prepare into an empty folder.",
+    "prepare.damaged_shard": "The shard {field} was altered or truncated ({reason}). Copy it again, or run recnmt "
+    "prepare into an empty folder.",
+    "prepare.other_recipe": "{field} was prepared with {name}={prepared}, but the recipe has {value}. Prepare the data "
+    "again, or change the recipe.",
+    "prepare.schedule_of_epochs": "{field} needs training.max_steps, not num_train_epochs={value}. Set max_steps.",
+    "prepare.part": "{field}={value} is not a part. Write the number of the part and the number of parts, e.g. 3/64.",
+    "modifier.unknown": "There is no modifier {field}. Use {known}.",
     "batches.lengths": "There are {sources} source and {targets} target lengths. Pass one of each per sentence pair.",
     "batches.too_few_pairs": "{pairs} sentence pairs are too few for {value} processes. Use fewer processes or more "
     "data; check whether length limits skip pairs.",

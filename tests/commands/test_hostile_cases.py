@@ -107,6 +107,7 @@ FOLDERS = {
     "import-marian source": ["import-marian {} OUT"],
     "export-marian source": ["export-marian {} OUT"],
     "train recipe": ["train {} -o OUT", "train recipe.yaml -o OUT training.use_cpu=true model.init_from={}"],
+    "prepare recipe": ["prepare {} -o OUT --workers 1", "prepare recipe.yaml -o {} --workers 1"],
     "sweep recipe": [
         "sweep {} -o OUT --seeds 1 2",
         "sweep recipe.yaml training.use_cpu=true model.init_from={} -o OUT --seeds 1 2",

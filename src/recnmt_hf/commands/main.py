@@ -21,6 +21,7 @@ from .arguments import Parser, printable
 
 # Subcommand -> one line of help. The module has the same name, with underscores.
 COMMANDS = {
+    "prepare": "tokenize the training data of a recipe once, in shards",
     "train": "train a model from a recipe",
     "sweep": "train a recipe several times with other fields or seeds, and compare",
     "translate": "translate a file or standard input",

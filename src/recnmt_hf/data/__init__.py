@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .batching import TokenBatchSampler
     from .corpora import Corpus, load_pairs, prepare_dataset
     from .generated import generate_corpus
+    from .sharded import Mixture, ShardedDataset
+    from .sharding import ShardSettings, prepare_shards
     from .text import SentencePair
     from .tokenization import load_tokenizer, train_tokenizer
     from .tokenizer_pair import TokenizerPair
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Corpus",
+    "Mixture",
     "ParsedSentence",
     "Relations",
     "SentencePair",
+    "ShardSettings",
+    "ShardedDataset",
     "TokenBatchSampler",
     "TokenizerPair",
     "TreeCollator",
@@ -28,6 +33,7 @@ __all__ = [
     "load_pairs",
     "load_tokenizer",
     "prepare_dataset",
+    "prepare_shards",
     "read_conllu",
     "train_tokenizer",
 ]

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -44,8 +45,8 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        source_lengths: Sequence[int],
-        target_lengths: Sequence[int] | None = None,
+        source_lengths: Sequence[int] | np.ndarray,
+        target_lengths: Sequence[int] | np.ndarray | None = None,
         *,
         max_tokens: int,
         max_sentences: int | None = None,
@@ -70,6 +71,11 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.seeds = (seed,) if isinstance(seed, int) else tuple(seed)
         self.epoch = 0
         self._made: tuple[int, list[np.ndarray]] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of source and target tokens of an epoch."""
+        return int(self.source_lengths.sum() + self.target_lengths.sum())
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
@@ -118,6 +124,10 @@ class BatchLimits:
     max_sentences: int | None = None
     max_squared_tokens: int | None = None
     multiple: int = 1
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return the limits as arguments of [`TokenBatchSampler`]."""
+        return vars(self).copy()
 
     def sentences(self, source: int, target: int) -> int:
         """Return the maximum number of sentences of a batch whose longest ones have these lengths."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,16 +18,18 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .._plain_text import encode_plain, truncated
+from .._plain_text import encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import partial_folder
 from .generated import generate_corpus, generate_split
+from .modifiers import check_modifiers, modified
 from .named_test_sets import files_of_test_set
 from .text import (
     ON_EMPTY,
     SentencePair,
+    is_url,
     read_aligned,
     read_jsonl,
     read_lcsts,
@@ -82,6 +84,9 @@ class Corpus:
     dataset: str | None = option(
         None, "a set of pairs for `datasets.load_dataset`: a name on the Hub, or a local folder"
     )
+    data_files: str | list[str] | None = option(  # noqa: RUF009
+        None, "files or URLs of the dataset, which may then be `parquet`, `json` or `csv`"
+    )
     config: str | None = option(None, 'configuration of the dataset, e.g. "de-en"')
     split: str = option("train", 'split of the dataset; slices as in "train[:1000]" are allowed')
     revision: str | None = option(None, "revision of the dataset on the Hub")
@@ -123,6 +128,11 @@ class Corpus:
         "source_relations",
     )
 
+    modifiers: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "shares of training pairs to change: upper_case, title_case, placeholder (a code to copy)"},
+    )
+
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():
             if isinstance(value, os.PathLike):
@@ -145,6 +155,12 @@ class Corpus:
             raise UserError("corpus.trees", field="source_trees", value=self.source_trees, needed="source and target")
         if self.tree_columns and not (self.jsonl or self.dataset):
             raise UserError("corpus.trees", field="tree_columns", value=True, needed="dataset or jsonl")
+        if self.data_files is not None and self.dataset is None:
+            raise UserError("corpus.data_files", field="data_files", value=self.data_files)
+        check_modifiers(self.modifiers, "modifiers")
+        if self.modifiers and (self.alignments or self.has_trees):
+            other = "alignments" if self.alignments else "dependency trees"
+            raise UserError("tag.excluded", field="modifiers", value=self.modifiers, other=other)
         if self.pair is not None and self.sacrebleu is None:
             raise UserError("corpus.pair", field="pair", value=self.pair)
         for name in ("source_tag", "target_tag"):
@@ -161,13 +177,16 @@ class Corpus:
         """
         Yield the checked sentence pairs, with their tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors.
         """
-        pairs = self._pairs(source_lang, target_lang, on_empty)
+        pairs = modified(self.plain_pairs(source_lang, target_lang, on_empty), self.modifiers, str(self.seed))
         if self.source_tag is None and self.target_tag is None:
             return pairs
         tags = (self.source_tag, self.target_tag)
         return (SentencePair(*(tagged(tag, text) for tag, text in zip(tags, pair, strict=True))) for pair in pairs)
 
-    def _pairs(self, source_lang: str, target_lang: str, on_empty: str) -> Iterator[SentencePair]:
+    def plain_pairs(
+        self, source_lang: str, target_lang: str, on_empty: str = "error", streaming: bool = False
+    ) -> Iterator[SentencePair]:
+        """As [`pairs`], without tags and modifiers. `streaming` reads a set of `datasets` without copying it."""
         self.check_languages(source_lang, target_lang)
         columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:
@@ -179,7 +198,7 @@ class Corpus:
             return (SentencePair(getattr(pair, source_lang), getattr(pair, target_lang)) for pair in pairs)
         if self.dataset:
             place = ", ".join(part for part in (self.dataset, self.config, self.split) if part)
-            rows = self._rows(place, columns)
+            rows = self._rows(place, columns, streaming)
         elif self.tsv:
             place, rows = self.tsv, read_tsv(self.tsv)
         elif self.jsonl:
@@ -205,7 +224,7 @@ class Corpus:
         elif isinstance(self.target, list):
             rows = self._aligned([str(self.source), *self.target], on_empty)
         else:
-            rows = self._pairs(source_lang, target_lang, on_empty)
+            rows = self.plain_pairs(source_lang, target_lang, on_empty)
         if self.source_tag is None:
             return rows
         return ((tagged(self.source_tag, row[0]), *row[1:]) for row in rows)
@@ -237,17 +256,24 @@ class Corpus:
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
         targets = self.target if isinstance(self.target, list) else [self.target]
-        files = (self.source, *targets, self.tsv, self.jsonl, self.lcsts, self.alignments, self.source_trees)
-        return [path for path in files if path]
+        files = [self.source, *targets, self.tsv, self.jsonl, self.lcsts, self.alignments, self.source_trees]
+        return [path for path in files if path and not is_url(path)]
 
-    def _rows(self, name: str, columns: tuple[str, str]) -> Iterator[tuple[int, SentencePair]]:
+    def _rows(self, name: str, columns: tuple[str, str], streaming: bool = False) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
         try:
-            data = load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
+            data = load_dataset(
+                self.dataset,
+                self.config,
+                split=self.split,
+                revision=self.revision,
+                data_files=self.data_files,
+                streaming=streaming and "[" not in self.split,
+            )
         except Exception as error:  # of many kinds
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError("dataset.not_loaded", field=name, reason=reason) from error
-        nested = self.source_column is None and "translation" in data.column_names
+        nested = self.source_column is None and "translation" in (data.column_names or ["translation"])
         for number, row in enumerate(data):
             record = row["translation"] if nested else row
             texts: list[str] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
@@ -275,18 +301,21 @@ class Corpus:
             raise MissingFileError("file.missing_folder", field=self.dataset)
 
     def fingerprint(self) -> list[Any]:
-        """Return fields and checksums of local files, which identify the content."""
+        """Return [`identity`] and checksums of local files, which identify the content."""
         files = self.local_files()
+        files += [self.data_files] if isinstance(self.data_files, str) else self.data_files or []
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
+        return [self.identity(), [digest_of_file(path) for path in files if Path(path).is_file()]]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that decide which pairs are read."""
         # Fields of later releases are left out where they are not used: the content is the same as before.
         later = set() if self.alignments else {"alignments", "alignment_units"}
+        later |= {name for name in ("data_files", "modifiers") if not getattr(self, name)}
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
         later |= {name for name in ("sacrebleu", "pair", "source_tag", "target_tag") if getattr(self, name) is None}
-        return [
-            {field.name: getattr(self, field.name) for field in fields(self) if field.name not in later},
-            [digest_of_file(path) for path in files if Path(path).is_file()],
-        ]
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
 
 
 def tagged(tag: str | None, text: str) -> str:
@@ -368,8 +397,8 @@ def tokenize_pairs(
     tokens in the sentences, such as `</s>`, are text. With a column `alignment` links between the tokens are added.
     With `trees` the batch has columns of trees, and the inputs of models that read them are added.
     """
-    sources = encode_plain(source_tokenizer, batch["source"])["input_ids"]
-    targets = encode_plain(target_tokenizer, batch["target"], is_target=True)["input_ids"]
+    sources = ids_of_texts(source_tokenizer, batch["source"])
+    targets = ids_of_texts(target_tokenizer, batch["target"], is_target=True)
     if trees is not None:
         sentences = sentences_of_columns(batch["source"], batch)
         parsed = iter(trees([sentence for sentence in sentences if isinstance(sentence, ParsedSentence)]))
@@ -380,7 +409,7 @@ def tokenize_pairs(
     if most is not None:
         sources = [truncated(ids, most[0], {source_tokenizer.eos_token_id}) for ids in sources]
         targets = [truncated(ids, most[1], {target_tokenizer.eos_token_id}) for ids in targets]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "input_ids": sources,
         "labels": targets,
         "source_length": [len(ids) for ids in sources],

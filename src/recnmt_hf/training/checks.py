@@ -55,6 +55,8 @@ def check_before_training(
         if folder := getattr(recipe.tokenizer, side):
             check_folder(f"tokenizer.{side}", folder, "tokenizer", ["tokenizer_config.json"])
     for place, corpus in recipe.corpora:
+        if data.prepared is not None and place.startswith("data.train"):
+            continue  # not read
         try:
             corpus.check_languages(data.source_lang, data.target_lang)
             corpus.check_files(data.source_lang, data.target_lang)

@@ -16,6 +16,7 @@ from .._plain_text import is_blank
 from .._values import stated
 from ..data.corpora import load_test_set
 from ..data.files import open_output
+from ..data.sharded import ShardedDataset
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
@@ -71,7 +72,7 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
         data={
             "training_pairs": len(trainer.train_dataset),
             "validation_pairs": len(trainer.eval_dataset),
-            **drawn_pairs(trainer.train_dataset),
+            **drawn_pairs(trainer),
         },
         tokenizer={
             "kind": "given" if is_given else recipe.tokenizer.kind,
@@ -97,8 +98,12 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
     )
 
 
-def drawn_pairs(data: Any) -> dict[str, list[int]]:
-    """Return the number of pairs that were drawn from each corpus, for corpora that were mixed."""
+def drawn_pairs(trainer: TranslationTrainer) -> dict[str, list[int]]:
+    """Return the number of pairs that an epoch has from each corpus, for corpora that are mixed."""
+    data: Any = trainer.train_dataset
+    if isinstance(data, ShardedDataset):
+        counts = trainer.token_sampler(data, shuffle=True).drawn_pairs()
+        return {"pairs_of_corpora": counts} if len(counts) > 1 else {}
     return {"pairs_of_corpora": np.bincount(data["corpus"][:]).tolist()} if "corpus" in data.column_names else {}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ from accelerate import PartialState
 from datasets import Dataset, interleave_datasets
 from transformers import PreTrainedTokenizerBase
 
-from ..data.corpora import Corpus, load_pairs, prepare_dataset
+from ..data.corpora import Corpus, load_pairs, prepare_dataset, tokenizer_fingerprint
+from ..data.files import explained_preparation, open_output, reject_model_folder
+from ..data.locks import lock
+from ..data.sharded import ShardedDataset, load_manifest
+from ..data.sharding import ShardRecord, prepare_shards, read_json
 from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..data.tree_inputs import Relations, TreeEncoder, tree_options
-from ..errors import UserError
+from ..errors import ExistingFileError, UserError, short_repr
 from .building import stage_configs
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
@@ -29,12 +34,19 @@ from .recipe import DataSection, Recipe, TokenizerSection
 DATA = "data"
 SOURCE_TOKENIZER = "tokenizer"
 PARTIAL_TOKENIZERS = "tokenizers.partial"
+# File of the section `tokenizer` with which the tokenizers of data in shards were made.
+TOKENIZER_SECTION = "tokenizer_section.json"
 
 
-def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) -> tuple[TokenizerPair, Dataset, Dataset]:
+def prepare_inputs(
+    recipe: Recipe, output_dir: Path, checkpoint: Path | None
+) -> tuple[TokenizerPair, Dataset | ShardedDataset, Dataset]:
     """Return the tokenizers, which a resumed run takes from its checkpoint, and the training and validation data."""
     data = recipe.data
-    tokenizers = prepare_tokenizers(recipe, output_dir) if checkpoint is None else load_tokenizers(checkpoint)
+    if checkpoint is not None:
+        tokenizers = load_tokenizers(checkpoint)
+    else:
+        tokenizers = prepare_tokenizers(recipe, output_dir) if data.prepared is None else load_with_shards(recipe)
     trees = prepare_trees(recipe, tokenizers)
     longest = (data.max_source_length, data.max_target_length)
     # Validation pairs are limited only by the model's positions.
@@ -58,9 +70,10 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
             **settings,
         )
 
-    corpora = data.train
-    if not recipe.guides_alignment:
-        corpora = [replace(corpus, alignments=None) if corpus.alignments else corpus for corpus in corpora]
+    validation = prepare(data.validation, longest_validation, keep_text=True)
+    if data.prepared is not None:
+        return tokenizers, load_shards(recipe, tokenizers), validation
+    corpora = training_corpora(recipe)
     for place, corpus in recipe.corpora:
         for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
             if (tag := getattr(corpus, name)) is not None:
@@ -70,7 +83,79 @@ def prepare_inputs(recipe: Recipe, output_dir: Path, checkpoint: Path | None) ->
     else:
         parts = [prepare([corpus], longest, max_length_ratio=data.max_length_ratio) for corpus in corpora]
         train = mix(parts, data.temperature, recipe.training.seed)
-    return tokenizers, train, prepare(data.validation, longest_validation, keep_text=True)
+    return tokenizers, train, validation
+
+
+def load_with_shards(recipe: Recipe) -> TokenizerPair:
+    """Load the tokenizers of data in shards. `UserError` if a warm start's baseline has others."""
+    folder = str(recipe.data.prepared)
+    load_manifest(Path(folder))
+    tokenizers = TokenizerPair.load(folder, source_subfolder=SOURCE_TOKENIZER)
+    if recipe.model.init_from is not None:
+        baseline = load_tokenizers(recipe.model.init_from)
+        if list(map(tokenizer_fingerprint, tokenizers)) != list(map(tokenizer_fingerprint, baseline)):
+            names = {"name": "other tokenizers than those of model.init_from", "prepared": folder}
+            raise UserError("prepare.other_recipe", field="data.prepared", value=recipe.model.init_from, **names)
+    return tokenizers
+
+
+def load_shards(recipe: Recipe, tokenizers: TokenizerPair) -> ShardedDataset:
+    """Load training data in shards. `UserError` if it was prepared with another recipe or other tokenizers."""
+    data = ShardedDataset(str(recipe.data.prepared), recipe.data.mixture)
+    prepared = data.manifest
+    settings = asdict(recipe.data.shard_settings)
+    pairs = [(f"data.{name}", prepared["settings"].get(name), value) for name, value in settings.items()]
+    corpora = [corpus.identity() for corpus in training_corpora(recipe)]
+    pairs.append(("data.train", [corpus for corpus, _ in prepared["corpora"]], corpora))
+    pairs.append(("tokenizer", prepared["tokenizers"], list(map(tokenizer_fingerprint, tokenizers))))
+    for name, old, new in pairs:
+        if old != new:
+            raise UserError(
+                "prepare.other_recipe", field="data.prepared", name=name, prepared=short_repr(old), value=new
+            )
+    return data
+
+
+def training_corpora(recipe: Recipe) -> list[Corpus]:
+    """Return the training corpora, with their links only if the run uses them."""
+    if recipe.guides_alignment:
+        return recipe.data.train
+    return [replace(corpus, alignments=None) if corpus.alignments else corpus for corpus in recipe.data.train]
+
+
+def prepare_in_shards(
+    recipe: Recipe, output: Path, workers: int, part: tuple[int, int], on_shard: Callable[[ShardRecord], None]
+) -> dict[str, Any] | None:
+    """
+    Prepare the training data of a recipe in shards ([`~recnmt_hf.data.prepare_shards`]), with its tokenizers, which are
+    trained first if necessary. `UserError` if the folder has data of another recipe.
+    """
+    with explained_preparation(output):
+        output.mkdir(parents=True, exist_ok=True)
+        reject_model_folder(output)
+        if not (output / TOKENIZER_SECTION).exists() and any(output.iterdir()):
+            raise ExistingFileError("output.not_empty", field=str(output))
+    with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
+        section = asdict(recipe.tokenizer)
+        earlier = read_json(output / TOKENIZER_SECTION)
+        if earlier is not None and earlier != section:
+            raise UserError("prepare.other_data", field=str(output), changed="tokenizer settings")
+        with open_output(output / TOKENIZER_SECTION) as file:
+            json.dump(section, file, indent=1)
+        tokenizers = prepare_tokenizers(recipe, output)
+        trees = prepare_trees(recipe, tokenizers)
+        if not (output / SOURCE_TOKENIZER).is_dir() or trees is not None:
+            save_tokenizers(tokenizers, output)
+    return prepare_shards(
+        training_corpora(recipe),
+        tokenizers,
+        output,
+        recipe.data.shard_settings,
+        workers=workers,
+        part=part,
+        trees=trees,
+        on_shard=on_shard,
+    )
 
 
 def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:

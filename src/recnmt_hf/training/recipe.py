@@ -28,7 +28,10 @@ from .._values import (
     stated,
 )
 from ..data.corpora import ON_LONG, Corpus, parse_corpora
+from ..data.deduplication import KEYS_OF_DUPLICATES
 from ..data.files import open_output
+from ..data.sharded import Mixture
+from ..data.sharding import ShardSettings
 from ..data.tags import check_tags
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
 from ..errors import UserError
@@ -78,6 +81,36 @@ class DataSection:
         "draw pairs from the corpora of train with probabilities proportional to their sizes to the power of 1 / "
         "temperature, so that small ones are repeated; null: each pair once",
     )
+    weights: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "numbers of times that the corpora of train are read in an epoch (prepared data only); a fraction "
+            "reads a fixed part"
+        },
+    )
+    schedule: list[dict[str, Any]] = field(
+        default_factory=list,
+        metadata={
+            "help": "stages of training with their own weights (prepared data only), such as `{steps: 5000, weights: "
+            "[1, 2]}`; the last stage has no steps"
+        },
+    )
+    prepared: str | None = option(
+        None, "folder that `recnmt prepare` wrote from this recipe; training reads it shard by shard, and not `train`"
+    )
+    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(
+        100_000, "for `recnmt prepare`: number of lines of a corpus in a shard"
+    )
+    deduplicate: str | None = option(
+        None,
+        "for `recnmt prepare`: remove pairs whose source, target or both occurred before",
+        choices=(None, *KEYS_OF_DUPLICATES),
+    )
+    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
+        None,
+        "for `recnmt prepare`: remove pairs one of whose sides has a lower probability of being in its language (needs "
+        "the extra `filters`)",
+    )
     cache_dir: str | None = option(None, "folder of prepared data; null: a subfolder of the output folder")
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
 
@@ -89,9 +122,51 @@ class DataSection:
             if not LANGUAGE.fullmatch(language):
                 allowed, remedy = "a language code of letters, digits, _ and -", "correct it, e.g. en, de or zh-CN"
                 raise UserError("option.value", field=f"data.{name}", value=language, allowed=allowed, remedy=remedy)
+        self.check_mixture()
         for name in ("train", "validation"):
             for number, corpus in enumerate(getattr(self, name)):
                 corpus.check_single_target(f"data.{name}[{number}]")
+
+    def check_mixture(self) -> None:
+        """Raise `UserError` for weights or a schedule that do not match the corpora, or that cannot be used."""
+        given = [name for name in ("temperature", "weights", "schedule") if getattr(self, name)]
+        if len(given) > 1:
+            raise conflict(f"data.{given[1]}", getattr(self, given[1]), f"data.{given[0]}", "set one of them")
+        for name in ("weights", "schedule"):
+            if getattr(self, name) and self.prepared is None:
+                remedy = "run recnmt prepare and name its folder, or use data.temperature"
+                raise requirement(f"data.{name}", getattr(self, name), "data.prepared", remedy)
+        if self.weights is not None:
+            check_weights(self.weights, "data.weights", len(self.train))
+        for number, stage in enumerate(self.schedule):
+            place = f"data.schedule[{number}]"
+            is_last = number == len(self.schedule) - 1
+            check_value(place, stage, dict[str, Any])
+            if (names := set(stage)) != ({"weights"} if is_last else {"weights", "steps"}):
+                allowed = "a mapping with weights" + ("; the last one has no steps" if is_last else " and steps")
+                raise UserError("option.value", field=place, value=sorted(names), allowed=allowed, remedy="correct it")
+            check_weights(stage["weights"], f"{place}.weights", len(self.train))
+            if not is_last:
+                check_value(f"{place}.steps", stage["steps"], int, Range(least=1))
+
+    @property
+    def mixture(self) -> Mixture:
+        """How often prepared data of each corpus is read."""
+        stages = [(stage.get("steps", 0), stage["weights"]) for stage in self.schedule]
+        return Mixture(self.weights, self.temperature, stages)
+
+    @property
+    def shard_settings(self) -> ShardSettings:
+        """What decides the content of shards."""
+        return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
+
+
+def check_weights(weights: Any, field: str, count: int) -> None:
+    """Raise `UserError` for weights that are not positive numbers, one for each corpus."""
+    check_value(field, weights, list[float])
+    if len(weights) != count or any(not 0 <= weight <= 1000 for weight in weights) or not any(weights):
+        allowed = f"{count} numbers from 0 to 1,000, one for each corpus of data.train"
+        raise UserError("option.value", field=field, value=weights, allowed=allowed, remedy="correct it")
 
 
 @documented

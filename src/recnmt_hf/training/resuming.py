@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 from .._values import default_of, stated
 from ..data.corpora import parse_corpora
 from ..data.files import open_output
+from ..data.sharded import ShardedDataset
 from ..errors import UserError
 from .arguments import TranslationTrainingArguments
 from .checkpoints import newest_intact_checkpoint, state_of, steps_of
@@ -56,6 +57,7 @@ OF_EVALUATIONS = {"data.validation"} | training_fields(
 # Fields of the prepared data and of an update. If the run has a record, `check_record` compares their results instead.
 RECORDED = {"training.gradient_accumulation_steps", "data.train", "data.validation"}
 RECORDED |= {f"data.{name}" for name in ("max_length_ratio", "max_source_length", "max_target_length")}
+RECORDED |= {f"data.{name}" for name in ("prepared", "shard_size", "deduplicate", "min_language_score")}
 RECORDED |= {f"data.{name}" for name in ("on_empty", "on_long", "source_lang", "target_lang")}
 CHANGED = "Changed since the start of the run: "
 
@@ -89,8 +91,10 @@ class RunRecord:
             return None
 
 
-def digest_of(data: Dataset) -> str:
-    """Return the SHA-256 sum of a prepared dataset's token ids and links, however it is divided into files."""
+def digest_of(data: Dataset | ShardedDataset) -> str:
+    """Return the SHA-256 sum of a prepared dataset's token ids and links; of one in memory, however it is divided."""
+    if isinstance(data, ShardedDataset):
+        return data.digest
     digest = hashlib.sha256()
     names = ["input_ids", "labels", *(["links"] if "links" in data.column_names else [])]
     for batch in data.select_columns(names).with_format("arrow").iter(10_000):

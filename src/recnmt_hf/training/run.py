@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, set_seed
 
+from ..data.sharded import ShardedDataset
 from ..data.tokenizer_pair import TokenizerPair
 from . import output_folder, resuming
 from .arguments import TranslationTrainingArguments
@@ -139,7 +140,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         run_context.enter_context(progress_bars_on_terminals(processes.is_main))
         set_seed(arguments.seed)
 
-        def prepare() -> tuple[TokenizerPair, Dataset, Dataset, list[Stage]]:
+        def prepare() -> tuple[TokenizerPair, Dataset | ShardedDataset, Dataset, list[Stage]]:
             inputs = prepare_inputs(recipe, output_dir, checkpoint)
             return *inputs, plan_stages(recipe, stage_arguments, inputs[0])
 

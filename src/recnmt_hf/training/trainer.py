@@ -30,7 +30,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.alignments import collate_links
-from ..data.batching import TokenBatchSampler
+from ..data.batching import BatchLimits, TokenBatchSampler
+from ..data.sharded import PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
 from ..data.tags import without_tags
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
@@ -70,7 +71,10 @@ class RunCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         sampler = self.trainer.train_sampler  # accelerate's wrappers do not pass the epoch on
         assert sampler is not None
-        sampler.set_epoch(state.global_step // self.trainer.updates_of(sampler))
+        epoch, steps = divmod(state.global_step, self.trainer.updates_of(sampler))
+        sampler.set_epoch(epoch)
+        if not isinstance(sampler, TokenBatchSampler):  # the Trainer will skip these batches
+            sampler.skipped = steps * args.gradient_accumulation_steps * sampler.num_processes
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step == self.trainer.last_step:  # a baseline's stage ends
@@ -168,7 +172,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     args: TranslationTrainingArguments
     model: PreTrainedModel
     model_wrapped: torch.nn.Module
-    train_dataset: Dataset
+    train_dataset: Dataset | ShardedDataset
     eval_dataset: Dataset
 
     def __init__(
@@ -223,7 +227,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if guided_alignment is not None:
             check_checkpointing(args)
             self.alignment_guide = AlignmentGuide(self.model, guided_alignment)
-        self.train_sampler: TokenBatchSampler | None = None
+        self.train_sampler: Any = None
         self.loss_is_finite: torch.Tensor | None = None
         self.steps_before = 0  # of an earlier process
         self.output_means = OutputMeans(getattr(model, "logged_outputs", ()))
@@ -240,31 +244,42 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def token_sampler(self, dataset: Dataset, shuffle: bool) -> TokenBatchSampler:
-        """Return the sampler of a prepared dataset."""
+    def token_sampler(self, dataset: Dataset | ShardedDataset, shuffle: bool) -> Any:
+        """Return the sampler of a prepared dataset: one of those in `data.batching` and `data.sharded`."""
         check_prepared(dataset)
         squared = self.args.max_squared_tokens
         if squared is None and getattr(self.model.config, "compares_all_pairs", False):
             squared = PAIRS_PER_TOKEN * self.args.max_tokens
+        limits = BatchLimits(self.args.max_tokens, self.args.max_sentences, squared or None)
+        processes = self.accelerator.num_processes if shuffle else 1
+        seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
+        if isinstance(dataset, ShardedDataset) and dataset.mixture.schedule:
+            if self.args.max_steps <= 0:
+                raise UserError("prepare.schedule_of_epochs", field="data.schedule", value=self.args.num_train_epochs)
+            in_step = self.args.gradient_accumulation_steps * processes
+            settings = {"num_processes": processes, "seed": seed}
+            return ScheduledBatchSampler(dataset, limits, self.args.max_steps * in_step, in_step, **settings)
+        if isinstance(dataset, ShardedDataset):
+            return PooledBatchSampler(dataset, limits, num_processes=processes, shuffle=shuffle, seed=seed)
         return TokenBatchSampler(
             dataset["source_length"][:],
             dataset["target_length"][:],
-            max_tokens=self.args.max_tokens,
-            max_sentences=self.args.max_sentences,
-            max_squared_tokens=squared or None,
-            num_processes=self.accelerator.num_processes if shuffle else 1,
+            num_processes=processes,
             shuffle=shuffle,
-            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+            seed=seed,
+            **limits.as_arguments(),
         )
 
-    def loader(self, dataset: Dataset, sampler: TokenBatchSampler) -> DataLoader[Any]:
+    def loader(self, dataset: Dataset | ShardedDataset, sampler: Any) -> DataLoader[Any]:
         """Return the loader of a prepared dataset."""
         names = ["input_ids", "labels"]
         if self.alignment_guide is not None and "links" in dataset.column_names:
             names.append("links")
         if self.reads_trees:
             names += [name for name in TREE_INPUTS if name in dataset.column_names]
-        columns = dataset.select_columns(names).with_format(None)  # lists are collated fastest
+        columns: Any = dataset.select_columns(names)
+        if isinstance(columns, Dataset):
+            columns = columns.with_format(None)  # lists are collated fastest
         return DataLoader(
             columns,
             batch_sampler=sampler,
@@ -284,7 +299,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         finally:
             self.accelerator.even_batches = True
 
-    def updates_of(self, sampler: TokenBatchSampler) -> int:
+    def updates_of(self, sampler: Any) -> int:
         """Return the number of steps of an epoch."""
         return math.ceil(len(sampler) // sampler.num_processes / self.args.gradient_accumulation_steps)
 
@@ -308,10 +323,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         data, seconds = self.train_dataset, self.seconds_per_step()
         if not seconds:
             return None
-        tokens = sum(data["source_length"][:]) + sum(data["target_length"][:])
-        steps = len(self.token_sampler(data, shuffle=True))
+        sampler = self.token_sampler(data, shuffle=True)
         devices = self.accelerator.num_processes * self.args.gradient_accumulation_steps
-        return round(tokens / steps * devices / seconds, 1)
+        return round(sampler.tokens / len(sampler) * devices / seconds, 1)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
@@ -525,6 +539,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
 def check_prepared(dataset: Any, name: str = "dataset") -> None:
     """Raise `UserError` for a dataset without lengths, such as a stream: batches by tokens need all lengths."""
+    if isinstance(dataset, ShardedDataset):
+        return
     needed = {"input_ids", "labels", "source_length", "target_length"}
     if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
         columns = ", ".join(sorted(needed))

