@@ -151,6 +151,7 @@ DATA: dict[str, str] = {
     "target_lang, or set source_column and target_column.",
     "dataset.not_text": "The dataset {field}, row {row}: column {column!r} must contain text, got {value}. Set "
     "source_column and target_column to columns of sentences.",
+    "tokenizer.no_dropout": "{field}={value} is not supported by this tokenizer. Use one of kind bpe, or set it to 0.",
     # prepared data
     "prepare.other_data": "{field} has data that was prepared with other {changed}. Choose another folder, or delete "
     "this one.",

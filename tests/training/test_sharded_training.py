@@ -102,6 +102,50 @@ def test_resumed_within_an_epoch(prepared, tmp_path, small_pools, mixture):
         assert_same(weights(tmp_path / "whole"), weights(run))
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bpe_dropout(tmp_path, sharded):
+    """It changes the training, and a resumed run is that of an uninterrupted one; the final tokenizer has none."""
+    recipe = plan(max_steps=30)
+    recipe["tokenizer"] = {"kind": "bpe", "vocab_size": 300}
+    if sharded:
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        assert main(["prepare", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "data"), "--workers", "1"]) == 0
+        recipe["data"]["prepared"] = str(tmp_path / "data")
+    train(Recipe(**recipe), tmp_path / "plain")
+    recipe["tokenizer"]["dropout"] = 0.1
+    recipe["training"]["dataloader_num_workers"] = 1
+    train(Recipe(**recipe), tmp_path / "whole")
+    names = ("model/tokenizer.json", "model/tokenizer_config.json")
+    assert [(tmp_path / "plain" / name).read_text() for name in names] == [
+        (tmp_path / "whole" / name).read_text() for name in names
+    ]
+    one, other = weights(tmp_path / "plain"), weights(tmp_path / "whole")
+    assert any(bool((one[name] != other[name]).any()) for name in one)
+    run = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    shutil.rmtree(run / "model")
+    for later in (20, 25, 30):
+        shutil.rmtree(run / f"checkpoint-{later}")
+    recipe["training"]["dataloader_num_workers"] = 0
+    train(Recipe(**recipe), run, resume=True)
+    assert_same(weights(tmp_path / "whole"), weights(run))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "corpus", "code"),
+    [
+        ({"kind": "word"}, {}, "tokenizer.no_dropout"),
+        ({"target_kind": "character", "joint": False}, {}, "tokenizer.no_dropout"),
+        ({}, {"generated": None, "jsonl": "a.jsonl", "tree_columns": True}, "recipe.conflict"),
+    ],
+)
+def test_bpe_dropout_that_is_not_possible(tokenizer, corpus, code):
+    recipe = plan()
+    recipe["data"]["train"] = [{"generated": "train", **corpus}]
+    recipe["tokenizer"] = {"dropout": 0.1, **tokenizer}
+    with rejects(code, "tokenizer.dropout"):
+        Recipe(**recipe)
+
+
 def test_weights_decide_how_often_corpora_are_read(prepared, tmp_path):
     recipe = plan(prepared, max_steps=2, save_steps=2)
     recipe["data"]["weights"] = [0.25, 2]

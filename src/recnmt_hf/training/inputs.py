@@ -136,7 +136,7 @@ def prepare_in_shards(
         if not (output / TOKENIZER_SECTION).exists() and any(output.iterdir()):
             raise ExistingFileError("output.not_empty", field=str(output))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
-        section = asdict(recipe.tokenizer)
+        section = asdict(replace(recipe.tokenizer, dropout=0.0))  # of training
         earlier = read_json(output / TOKENIZER_SECTION)
         if earlier is not None and earlier != section:
             raise UserError("prepare.other_data", field=str(output), changed="tokenizer settings")

@@ -196,6 +196,11 @@ class TokenizerSection:
     tags: list[str] = field(
         default_factory=list, metadata={"help": "symbols that stay whole and count as symbols, such as >>de<< and <bt>"}
     )
+    dropout: Annotated[float, Range(least=0, below=1)] = option(
+        0.0,
+        "BPE dropout: probability of leaving out a merge of a word in training, anew in each epoch; 0.1 is usual, 0 "
+        "disables it",
+    )
     relation_subtypes: bool = option(
         False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
     )
@@ -455,6 +460,14 @@ class Recipe:
         check_fields(self.average, "average")
         check_fields(self.guided_alignment, "guided_alignment")
         check_alignments(self)
+        section = self.tokenizer
+        is_given = section.source is not None or self.model.init_from is not None or self.data.prepared is not None
+        if section.dropout > 0 and not is_given and {section.kind, section.target_kind or section.kind} != {"bpe"}:
+            raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=section.dropout)
+        if section.dropout > 0 and (self.guides_alignment or any(corpus.has_trees for corpus in self.data.train)):
+            other = "alignments" if self.guides_alignment else "dependency trees"
+            remedy = "set it to 0: links and trees belong to the tokens of one segmentation"
+            raise conflict("tokenizer.dropout", section.dropout, f"{other} in data.train", remedy)
         for name, corpora in self.test.items():
             if len({corpus.target_tag for corpus in corpora}) > 1:
                 raise UserError("recipe.test_tags", field=f"test.{name}")

@@ -207,6 +207,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 baseline=stage.baseline,
                 last_step=stage.last_step,
                 validation_decoding=recipe.validation_decoding,
+                bpe_dropout=recipe.tokenizer.dropout,
                 guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
             )
             if stage.last_step is not None:  # a baseline's

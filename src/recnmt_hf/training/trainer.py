@@ -31,6 +31,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.alignments import collate_links
 from ..data.batching import BatchLimits, TokenBatchSampler
+from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
 from ..data.sharded import PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
 from ..data.tags import without_tags
 from ..data.tokenizer_pair import TokenizerPair
@@ -73,6 +74,8 @@ class RunCallback(TrainerCallback):
         assert sampler is not None
         epoch, steps = divmod(state.global_step, self.trainer.updates_of(sampler))
         sampler.set_epoch(epoch)
+        if self.trainer.resegmented is not None:
+            self.trainer.resegmented.set_epoch(epoch)
         if not isinstance(sampler, TokenBatchSampler):  # the Trainer will skip these batches
             sampler.skipped = steps * args.gradient_accumulation_steps * sampler.num_processes
 
@@ -160,6 +163,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, except the beams. By default, at most 20 tokens more than the source; long sources are
             split.
+        bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
+            ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are cut by the lengths without it.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
             cross-attention on the links of `train_dataset`, prepared from corpora with `alignments`. The log has their
             unweighted loss per linked target token as `alignment_loss`; `loss` includes it with its weight.
@@ -186,6 +191,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         last_step: int | None = None,
         baseline: str | Path | None = None,
         validation_decoding: Mapping[str, Any] | None = None,
+        bpe_dropout: float = 0.0,
         guided_alignment: GuidedAlignment | None = None,
         **kwargs: Any,
     ):
@@ -228,6 +234,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             check_checkpointing(args)
             self.alignment_guide = AlignmentGuide(self.model, guided_alignment)
         self.train_sampler: Any = None
+        self.bpe_dropout = bpe_dropout
+        self.resegmented: ResegmentedDataset | None = None  # the training data, with BPE dropout
         self.loss_is_finite: torch.Tensor | None = None
         self.steps_before = 0  # of an earlier process
         self.output_means = OutputMeans(getattr(model, "logged_outputs", ()))
@@ -270,8 +278,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             **limits.as_arguments(),
         )
 
-    def loader(self, dataset: Dataset | ShardedDataset, sampler: Any) -> DataLoader[Any]:
-        """Return the loader of a prepared dataset."""
+    def loader(self, dataset: Dataset | ShardedDataset, sampler: Any, resegments: bool = False) -> DataLoader[Any]:
+        """Return the loader of a prepared dataset, with BPE dropout if it `resegments`."""
         names = ["input_ids", "labels"]
         if self.alignment_guide is not None and "links" in dataset.column_names:
             names.append("links")
@@ -280,6 +288,15 @@ class TranslationTrainer(Seq2SeqTrainer):
         columns: Any = dataset.select_columns(names)
         if isinstance(columns, Dataset):
             columns = columns.with_format(None)  # lists are collated fastest
+        if resegments:
+            source, target = self.tokenizers
+            columns = self.resegmented = ResegmentedDataset(
+                columns,
+                (Resegmenter(source, self.bpe_dropout), Resegmenter(target, self.bpe_dropout)),
+                seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+                longest=getattr(self.model.config, "max_position_embeddings", None),
+            )
+            columns.check()
         return DataLoader(
             columns,
             batch_sampler=sampler,
@@ -294,8 +311,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         # The sampler gives all processes equally many batches. accelerate before 1.14 could not fill up a last round,
         # because these batches have no fixed size.
         self.accelerator.even_batches = False
+        loader = self.loader(self.train_dataset, self.train_sampler, resegments=self.bpe_dropout > 0)
         try:
-            return self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler))
+            return self.accelerator.prepare(loader)
         finally:
             self.accelerator.even_batches = True
 

@@ -1,0 +1,155 @@
+"""
+BPE dropout (Provilkov et al., 2020, "BPE-Dropout: Simple and Effective Subword Regularization"): in training, each
+merge of a word is left out with some probability, so that a model reads different segmentations of the same word.
+
+`tokenizers` has it too, but cannot be seeded, so that a resumed run would differ from an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+
+
+# Number of random segmentations that a word has, among which one is drawn for each occurrence.
+VARIANTS = 64
+# Number of segmentations that are remembered.
+REMEMBERED = 2**18
+# Number of pairs on which a tokenizer is checked.
+CHECKED = 500
+# The mark before a word.
+SPACE = "▁"
+
+
+class Resegmenter:
+    """
+    Divides the words of token ids into other symbols of a BPE tokenizer.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer of kind BPE.
+        dropout (`float`): Probability of leaving a merge out.
+
+    Raises:
+        UserError: The tokenizer is of another kind.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        model = {} if backend is None else json.loads(backend.to_str())["model"]
+        if model.get("type") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=dropout)
+        self.dropout = dropout
+        self.ids: dict[str, int] = model["vocab"]
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        self.ranks = {(left, right): rank for rank, (left, right) in enumerate(pairs)}
+        # Bytes, unknown symbols, control tokens and tags are no text, and stay as they are.
+        symbols = {left + right for left, right in self.ranks}
+        symbols |= {symbol for symbol in self.ids if len(symbol) == 1}
+        fixed = {id for id, token in tokenizer.added_tokens_decoder.items()}
+        self.texts = {id: symbol for symbol, id in self.ids.items() if symbol in symbols and id not in fixed}
+        self.segmentation = lru_cache(REMEMBERED)(self._segmentation)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = vars(self).copy()
+        del state["segmentation"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.segmentation = lru_cache(REMEMBERED)(self._segmentation)
+
+    def without_dropout(self) -> Resegmenter:
+        """Return what divides words as the tokenizer does."""
+        plain = copy.copy(self)
+        plain.dropout = 0.0
+        plain.segmentation = lru_cache(REMEMBERED)(plain._segmentation)
+        return plain
+
+    def __call__(self, ids: Sequence[int], seed: str) -> list[int]:
+        """Return token ids of the same text; the seed draws the segmentation of each word."""
+        rng = random.Random(seed)
+        result: list[int] = []
+        word = ""
+        for id in [*ids, None]:
+            text = None if id is None else self.texts.get(id)
+            if word and (text is None or text.startswith(SPACE)):
+                result += self.segmentation(word, rng.randrange(VARIANTS))
+                word = ""
+            if text is not None:
+                word += text
+            elif id is not None:
+                result.append(id)
+        return result
+
+    def _segmentation(self, word: str, variant: int) -> list[int]:
+        """Return the ids of a word: merge its symbols by rank, and leave out merges at random, anew in each round."""
+        rng = random.Random(f"{word}-{variant}")
+        symbols = list(word)
+        while len(symbols) > 1:
+            found = [
+                (rank, place)
+                for place in range(len(symbols) - 1)
+                if (rank := self.ranks.get((symbols[place], symbols[place + 1]))) is not None
+                and (self.dropout == 0 or rng.random() >= self.dropout)
+            ]
+            if not found:
+                break
+            _, place = min(found)
+            symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+        return [self.ids[symbol] for symbol in symbols]
+
+
+class ResegmentedDataset(Dataset[dict[str, Any]]):
+    """
+    A prepared dataset whose pairs have other segmentations in each epoch.
+
+    Args:
+        data (dataset): With `input_ids` and `labels`.
+        resegmenters (`tuple[Resegmenter, Resegmenter]`): Those of source and target.
+        seed (`int`): Together with epoch and row it decides the segmentation.
+        longest (`int`, *optional*): Longer results are not used; the pair keeps its segmentation.
+    """
+
+    def __init__(self, data: Any, resegmenters: tuple[Resegmenter, Resegmenter], seed: int, longest: int | None = None):
+        self.data, self.resegmenters, self.seed, self.longest = data, resegmenters, seed, longest
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers of a loader read it too
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the segmentations."""
+        self.epoch.fill_(epoch)
+
+    def check(self) -> None:
+        """Raise `UserError` if without dropout words would be divided differently than by the tokenizers."""
+        rows = self.data.__getitems__(list(range(min(len(self.data), CHECKED))))
+        for name, resegmenter in zip(("input_ids", "labels"), self.resegmenters, strict=True):
+            plain = resegmenter.without_dropout()
+            if any(plain(row[name], "") != list(row[name]) for row in rows):
+                raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=resegmenter.dropout)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        epoch = int(self.epoch)
+        return [
+            self.resegmented(dict(row), f"{self.seed}-{epoch}-{index}")
+            for index, row in zip(indices, self.data.__getitems__(indices), strict=True)
+        ]
+
+    def resegmented(self, row: dict[str, Any], seed: str) -> dict[str, Any]:
+        """Return a row with other segmentations."""
+        for name, resegmenter in zip(("input_ids", "labels"), self.resegmenters, strict=True):
+            ids = resegmenter(row[name], f"{name}-{seed}")
+            if self.longest is None or len(ids) <= self.longest:
+                row[name] = ids
+        return row
