@@ -152,6 +152,10 @@ DATA: dict[str, str] = {
     "dataset.not_text": "The dataset {field}, row {row}: column {column!r} must contain text, got {value}. Set "
     "source_column and target_column to columns of sentences.",
     "tokenizer.no_dropout": "{field}={value} is not supported by this tokenizer. Use one of kind bpe, or set it to 0.",
+    # translation with several processes
+    "translate.streams": "{field}={value} requires --input and --output: several processes read and write files.",
+    "translate.killed_process": "One of {value} processes was killed. Reduce {field} if memory is short, and run the "
+    "same command again: finished parts are kept.",
     # prepared data
     "prepare.other_data": "{field} has data that was prepared with other {changed}. Choose another folder, or delete "
     "this one.",

@@ -5,10 +5,15 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from itertools import chain, islice
+from typing import IO, TYPE_CHECKING
 
 from ..errors import UserError
 from ..inference.options import DecodingOptions
 from . import arguments
+
+
+if TYPE_CHECKING:
+    from ..inference.translator import Translator
 
 
 DECODING = [field.name for field in fields(DecodingOptions) if field.name != "generate"]
@@ -28,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", metavar="FILE", help="file with the beginning of each translation; an empty line sets no prefix")
     arguments.add_options(parser, DecodingOptions, DECODING, num_hypotheses="--n-best")
     arguments.add_generate_argument(parser)
+    workers = "number of processes, for files; after an interruption, the same command continues (default: 1)"
+    add("--workers", type=arguments.whole(1, 1024), default=1, help=workers)
     arguments.add_device_arguments(parser)
 
 
@@ -47,33 +54,56 @@ def check(args: argparse.Namespace) -> None:
     args.options = arguments.read_options(DecodingOptions, args, (*DECODING, "generate"))
 
 
-def run(args: argparse.Namespace) -> None:
-    from ..data.files import open_output
+def inputs_of(args: argparse.Namespace) -> tuple[Iterator[str], Iterator[str] | None]:
+    """Return the lines to translate, with their dependency trees, and the prefixes."""
     from ..data.text import read_lines
 
+    source = arguments.stream(args.input)
+    lines = arguments.with_trees(read_lines(source), source, args.source_trees)
+    lines = lines if source is None else read_first(lines)
+    return lines, None if args.prefix is None else read_first(read_lines(arguments.stream(args.prefix)))
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..data.files import open_output
+    from .translation_parts import launched_processes, translate_in_parts
+
     source, target = arguments.stream(args.input), arguments.stream(args.output)
+    if args.workers > 1 or launched_processes()[1] > 1:
+        if source is None or target is None:
+            raise UserError("translate.streams", field="--workers", value=args.workers)
+        translate_in_parts(args)
+        return
     prefix, trees = args.prefix, args.source_trees
     inputs = [source, *([] if prefix is None else [arguments.stream(prefix)]), *([] if trees is None else [trees])]
     with open_output(target, inputs) as out:
-        lines = arguments.with_trees(read_lines(source), source, trees)
-        lines = lines if source is None else read_first(lines)
-        prefixes = None if prefix is None else read_first(read_lines(arguments.stream(prefix)))
-        translations = arguments.load_translator(args).translate(
-            lines, args.options, prefixes, scores=args.format != "text"
-        )
-        for line, translation in enumerate(arguments.progress(translations, "sentences", out=out)):
-            if args.format == "text":
-                print(translation.text, file=out)
-            for hypothesis in translation.hypotheses:
-                if args.format == "n-best":
-                    fields = (str(line), hypothesis.text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
-                    print(" ||| ".join(fields), file=out)
-                elif args.format == "jsonl":
-                    record = {"line": line, "source": translation.source}
-                    for name in ("text", "score", "log_prob", "tokens", "finished"):
-                        record[name] = getattr(hypothesis, name)
-                    if hypothesis.alignment is not None:
-                        record["alignment"] = hypothesis.alignment
-                    print(json.dumps(record, ensure_ascii=False), file=out)
-            if (line + 1) % args.buffer == 0:
-                out.flush()  # for a reader that waits for its answers
+        lines, prefixes = inputs_of(args)
+        write_translations(args, arguments.load_translator(args), lines, prefixes, out)
+
+
+def write_translations(
+    args: argparse.Namespace,
+    translator: "Translator",
+    lines: Iterable[str],
+    prefixes: Iterable[str] | None,
+    out: IO[str],
+    first: int = 0,
+) -> None:
+    """Write the translations of lines in the format of the arguments; the number of the first line is `first`."""
+    translations = translator.translate(lines, args.options, prefixes, scores=args.format != "text")
+    for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
+        if args.format == "text":
+            print(translation.text, file=out)
+        for hypothesis in translation.hypotheses:
+            if args.format == "n-best":
+                fields = (str(line), hypothesis.text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
+                print(" ||| ".join(fields), file=out)
+            elif args.format == "jsonl":
+                record = {"line": line, "source": translation.source}
+                for name in ("text", "score", "log_prob", "tokens", "finished"):
+                    record[name] = getattr(hypothesis, name)
+                if hypothesis.alignment is not None:
+                    record["alignment"] = hypothesis.alignment
+                print(json.dumps(record, ensure_ascii=False), file=out)
+        if (line + 1) % args.buffer == 0:
+            out.flush()  # for a reader that waits for its answers

@@ -1,0 +1,153 @@
+"""
+Translate a file with several processes: the lines are divided into parts, each process translates its own, and the
+parts are joined in order. Finished parts are kept until the whole output is complete, so that an interrupted command
+continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+
+# Lines of a part.
+PART = 2000
+PLAN = "plan.json"
+
+
+def launched_processes() -> tuple[int, int]:
+    """Return the number of this process and of all processes that a launcher such as `accelerate launch` started."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def translate_in_parts(args: argparse.Namespace) -> None:
+    """
+    Translate `args.input` to `args.output` with `args.workers` processes, or as one of the processes of a launcher.
+
+    Raises:
+        UserError: As `recnmt translate`, or a process was killed.
+    """
+    from ..data.locks import lock
+    from ..training.processes import logger
+
+    rank, world = launched_processes()
+    folder = Path(f"{args.output}.parts")
+    settings = {name: value for name, value in vars(args).items() if not callable(value)}
+    with ExitStack() as stack:
+        if rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock(folder / ".lock"))
+            kept = begin(folder, plan_of(args))
+            if kept:
+                logger.info(f"{kept} parts in {folder} are complete already.")
+        if world > 1:
+            from accelerate import PartialState
+
+            state = PartialState(cpu=args.device == "cpu")
+            state.wait_for_everyone()
+            translate_own_parts(settings, folder, rank, world)
+            state.wait_for_everyone()
+            state.destroy_process_group()
+        else:
+            start_processes(settings, folder, args.workers)
+        if rank == 0:
+            join_parts(folder, args)
+            shutil.rmtree(folder)
+
+
+def plan_of(args: argparse.Namespace) -> str:
+    """Return a checksum of what decides the translations: models, options and inputs."""
+    from ..data.corpora import digest_of_file
+
+    files = [path for model in args.model if Path(model).is_dir() for path in sorted(Path(model).rglob("*"))]
+    weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()]
+    inputs = [digest_of_file(path) for path in (args.input, args.prefix, args.source_trees) if path]
+    names = ("model", "format", "dtype", "quantization")
+    settings = [asdict(args.options), {name: getattr(args, name) for name in names}]
+    return sha256(json.dumps([PART, weights, inputs, settings], default=str).encode()).hexdigest()
+
+
+def begin(folder: Path, plan: str) -> int:
+    """Delete the parts of another command, and return the number of finished ones of this command."""
+    try:
+        is_same = (folder / PLAN).read_text(encoding="utf-8") == plan
+    except (OSError, ValueError):
+        is_same = False
+    for path in folder.iterdir():
+        if path.name != ".lock" and (not is_same or path.suffix == ".partial"):
+            path.unlink()
+    (folder / PLAN).write_text(plan, encoding="utf-8")
+    return len(list(folder.glob("[0-9]*")))
+
+
+def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
+    """Translate with some processes of this machine."""
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
+        try:
+            for future in futures:
+                future.result()
+        except BrokenProcessPool as error:
+            raise UserError("translate.killed_process", field="--workers", value=count) from error
+
+
+def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world: int) -> None:
+    """Translate every `world`-th part that is not there yet, from the `rank`-th on."""
+    import torch
+
+    from .translate import inputs_of, write_translations
+
+    args = argparse.Namespace(**settings)
+    if args.device is None and torch.cuda.is_available():
+        args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
+    if world > 1:
+        torch.set_num_threads(max((os.cpu_count() or 1) // world, 1))
+    translator = None
+    for number, lines, prefixes in parts_of(*inputs_of(args)):
+        path = folder / f"{number:08d}"
+        if number % world != rank or path.exists():
+            continue
+        if translator is None:
+            from .._registration import register
+            from .arguments import load_translator
+
+            register()
+            translator = load_translator(args)
+        partial = path.with_name(f"{path.name}.partial")
+        with open(partial, "w", encoding="utf-8", newline="\n") as out:
+            write_translations(args, translator, lines, prefixes, out, number * PART)
+        os.replace(partial, path)
+
+
+def parts_of(
+    lines: Iterator[str], prefixes: Iterator[str] | None
+) -> Iterator[tuple[int, Sequence[str], Sequence[str] | None]]:
+    """Yield the number, lines and prefixes of each part."""
+    number = 0
+    while part := list(islice(lines, PART)):
+        yield number, part, None if prefixes is None else list(islice(prefixes, len(part)))
+        number += 1
+
+
+def join_parts(folder: Path, args: argparse.Namespace) -> None:
+    """Write the parts to the output in order."""
+    from ..data.files import open_output
+
+    with open_output(args.output, [args.input]) as out:
+        for path in sorted(folder.glob("[0-9]*")):
+            with path.open(encoding="utf-8", newline="\n") as part:
+                shutil.copyfileobj(part, out)

@@ -1,0 +1,88 @@
+"""`recnmt translate` with several processes: the output of one process, in order, continued after an interruption."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from recnmt_hf.commands import translation_parts
+from recnmt_hf.commands.main import main
+
+
+OPTIONS = ["--beams", "2", "--max-length-extra", "3"]
+
+
+@pytest.fixture
+def texts(corpus, tmp_path):
+    path = tmp_path / "text.en"
+    path.write_text("".join(f"{pair.en}\n" for pair in corpus["validation"][:25]) + "\n")
+    return path
+
+
+def translate(folder, texts, name, *more):
+    output = texts.parent / name
+    assert main(["translate", str(folder), "-i", str(texts), "-o", str(output), *OPTIONS, *more]) == 0
+    return output.read_text()
+
+
+@pytest.mark.parametrize("form", ["text", "n-best", "jsonl"])
+def test_output_of_one_process(tiny_folder, texts, monkeypatch, form):
+    """Parts are translated alone, which may change the last digits of scores."""
+    monkeypatch.setattr(translation_parts, "PART", 7)
+    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
+    whole = translate(tiny_folder, texts, "whole", "--format", form)
+    parts = translate(tiny_folder, texts, "parts", "--format", form, "--workers", "2")
+    if form == "text":
+        assert parts == whole and whole.count("\n") == 26
+    elif form == "jsonl":
+        assert [json.loads(line)["line"] for line in parts.splitlines()] == list(range(26))
+        assert [json.loads(line)["text"] for line in parts.splitlines()] == [
+            json.loads(line)["text"] for line in whole.splitlines()
+        ]
+    else:
+        assert [row.split(" ||| ")[:2] for row in parts.splitlines()] == [
+            row.split(" ||| ")[:2] for row in whole.splitlines()
+        ]
+    assert sorted(path.name for path in texts.parent.iterdir()) == ["parts", "text.en", "whole"]
+
+
+def in_this_process(settings, folder, count):
+    for number in range(count):
+        translation_parts.translate_own_parts(settings, folder, number, count)
+
+
+@pytest.mark.slow
+def test_processes(tiny_folder, texts):
+    """Those of the command itself, and those of a launcher."""
+    whole = translate(tiny_folder, texts, "whole")
+    assert translate(tiny_folder, texts, "workers", "--workers", "2") == whole
+    port = str(20000 + os.getpid() % 20000)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
+    launch += ["-m", "recnmt_hf.commands.main", "translate", str(tiny_folder), "--device", "cpu", *OPTIONS]
+    output = texts.parent / "launched"
+    result = subprocess.run([*launch, "-i", texts, "-o", output], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert output.read_text() == whole
+
+
+def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys):
+    monkeypatch.setattr(translation_parts, "PART", 5)
+    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
+    join = translation_parts.join_parts
+    monkeypatch.setattr(translation_parts, "join_parts", lambda folder, args: 1 / 0)
+    command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
+    assert main([*command, "--workers", "2"]) == 1
+    monkeypatch.setattr(translation_parts, "join_parts", join)
+    folder = texts.parent / "out.parts"
+    (folder / "00000003").unlink()
+    (folder / "00000003.partial").write_text("half")
+    (folder / "00000000").write_text("kept\n" * 5)
+    capsys.readouterr()
+    assert main([*command, "--workers", "2"]) == 0
+    assert "5 parts in" in capsys.readouterr().err
+    assert (texts.parent / "out").read_text().startswith("kept\n" * 5) and not folder.exists()
+    # Parts of other options are not used.
+    assert main([*command, "--workers", "2"]) == 0
+    assert "kept" not in (texts.parent / "out").read_text()
