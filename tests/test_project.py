@@ -81,7 +81,7 @@ def test_version_has_release_notes(repository):
 
 
 def test_imported_packages_are_required(repository, project):
-    extras = ("plots", "marian", "metrics", "engines", "onnx", "demo")
+    extras = ("plots", "marian", "metrics", "engines", "onnx", "filters", "demo")
     known = {"recnmt-hf"}.union(*(requirements(project, extra).keys() for extra in extras))
     for path in (repository / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

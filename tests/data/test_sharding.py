@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from user_errors import rejects
 
+from recnmt_hf import GCNRNMTConfig
 from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus, prepare_dataset
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
@@ -22,6 +23,7 @@ from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, line_ends, p
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.data.text import SentencePair, read_lines
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
+from recnmt_hf.data.tree_inputs import Relations, TreeEncoder, tree_options
 
 
 LIMITS = BatchLimits(300)
@@ -299,6 +301,38 @@ def test_modifiers_and_tags(files, tokenizer, tmp_path):
     assert 40 < sum(pair.source.startswith("Don't Look Back") for pair in changed) < 120
     with rejects("modifier.unknown", "modifiers.lower"):
         text_corpus(files, modifiers={"lower": 0.1})
+
+
+def test_links_and_trees(tokenizer, tmp_path):
+    """Corpora with and without them: the columns are those of data in memory."""
+    rows = [
+        {
+            "source_tokens": ["A", "dog", "sleeps"],
+            "source_heads": [2, 3, 0],
+            "source_relations": ["det", "nsubj", "root"],
+        }
+        | {"target": "Ein Hund schläft"}
+        for _ in range(50)
+    ]
+    (tmp_path / "trees.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, line in (("text.en", "A dog sleeps"), ("text.de", "Ein Hund schläft"), ("links", "0-0 1-1 2-2")):
+        (tmp_path / name).write_text(f"{line}\n" * 50)
+    files = {"source": tmp_path / "text.en", "target": tmp_path / "text.de"}
+    trees = Corpus(jsonl=tmp_path / "trees.jsonl", tree_columns=True, target_column="target")
+    relations = Relations(("<unk>", "det", "nsubj", "root", "<piece>"))
+    encoder = TreeEncoder(tokenizer, relations, **tree_options(GCNRNMTConfig.from_preset("tiny", vocab_size=400)))
+    for number, (given, options) in enumerate(
+        [
+            ([Corpus(**files), Corpus(**files, alignments=tmp_path / "links")], {}),
+            ([trees, Corpus(**files)], {"trees": encoder}),
+        ]
+    ):
+        memory = prepare_dataset(given, "en", "de", tokenizer, tokenizer, tmp_path / "cache", **options)
+        prepare_shards(given, TokenizerPair(tokenizer), tmp_path / str(number), settings(), **options)
+        data = ShardedDataset(tmp_path / str(number))
+        names = sorted(set(memory.column_names) - {"source_length", "target_length"})
+        assert sorted(data.column_names) == names and len(names) > 2
+        assert [data[row] for row in range(len(data))] == list(memory.select_columns(names))
 
 
 def test_datasets_are_read_as_streams(tokenizers, tmp_path):

@@ -1,11 +1,8 @@
 """`recnmt translate`: translate a file or standard input."""
 
 import argparse
-import json
-from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from itertools import chain, islice
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..inference.options import DecodingOptions
@@ -13,7 +10,7 @@ from . import arguments
 
 
 if TYPE_CHECKING:
-    from ..inference.translator import Translator
+    pass
 
 
 DECODING = [field.name for field in fields(DecodingOptions) if field.name != "generate"]
@@ -38,12 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_device_arguments(parser)
 
 
-def read_first(lines: Iterable[str]) -> Iterator[str]:
-    """Read the first line now, so that an unreadable file is reported before a model is loaded."""
-    lines = iter(lines)
-    return chain(list(islice(lines, 1)), lines)
-
-
 def check(args: argparse.Namespace) -> None:
     args.generate = arguments.read_settings(args.generate, "--generate")
     args.format = args.format or ("n-best" if args.num_hypotheses > 1 else "text")
@@ -54,19 +45,9 @@ def check(args: argparse.Namespace) -> None:
     args.options = arguments.read_options(DecodingOptions, args, (*DECODING, "generate"))
 
 
-def inputs_of(args: argparse.Namespace) -> tuple[Iterator[str], Iterator[str] | None]:
-    """Return the lines to translate, with their dependency trees, and the prefixes."""
-    from ..data.text import read_lines
-
-    source = arguments.stream(args.input)
-    lines = arguments.with_trees(read_lines(source), source, args.source_trees)
-    lines = lines if source is None else read_first(lines)
-    return lines, None if args.prefix is None else read_first(read_lines(arguments.stream(args.prefix)))
-
-
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
-    from .translation_parts import launched_processes, translate_in_parts
+    from .translation_parts import inputs_of, launched_processes, translate_in_parts, write_translations
 
     source, target = arguments.stream(args.input), arguments.stream(args.output)
     if args.workers > 1 or launched_processes()[1] > 1:
@@ -79,31 +60,3 @@ def run(args: argparse.Namespace) -> None:
     with open_output(target, inputs) as out:
         lines, prefixes = inputs_of(args)
         write_translations(args, arguments.load_translator(args), lines, prefixes, out)
-
-
-def write_translations(
-    args: argparse.Namespace,
-    translator: "Translator",
-    lines: Iterable[str],
-    prefixes: Iterable[str] | None,
-    out: IO[str],
-    first: int = 0,
-) -> None:
-    """Write the translations of lines in the format of the arguments; the number of the first line is `first`."""
-    translations = translator.translate(lines, args.options, prefixes, scores=args.format != "text")
-    for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
-        if args.format == "text":
-            print(translation.text, file=out)
-        for hypothesis in translation.hypotheses:
-            if args.format == "n-best":
-                fields = (str(line), hypothesis.text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
-                print(" ||| ".join(fields), file=out)
-            elif args.format == "jsonl":
-                record = {"line": line, "source": translation.source}
-                for name in ("text", "score", "log_prob", "tokens", "finished"):
-                    record[name] = getattr(hypothesis, name)
-                if hypothesis.alignment is not None:
-                    record["alignment"] = hypothesis.alignment
-                print(json.dumps(record, ensure_ascii=False), file=out)
-        if (line + 1) % args.buffer == 0:
-            out.flush()  # for a reader that waits for its answers

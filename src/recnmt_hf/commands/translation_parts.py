@@ -1,7 +1,7 @@
 """
-Translate a file with several processes: the lines are divided into parts, each process translates its own, and the
-parts are joined in order. Finished parts are kept until the whole output is complete, so that an interrupted command
-continues.
+Translate lines with one process, or a file with several: the lines are divided into parts, each process translates its
+own, and the parts are joined in order. Finished parts are kept until the whole output is complete, so that an
+interrupted command continues.
 """
 
 from __future__ import annotations
@@ -10,23 +10,75 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import UserError
+from . import arguments
+
+
+if TYPE_CHECKING:
+    from ..inference.translator import Translator
 
 
 # Lines of a part.
 PART = 2000
 PLAN = "plan.json"
+
+
+def read_first(lines: Iterable[str]) -> Iterator[str]:
+    """Read the first line now, so that an unreadable file is reported before a model is loaded."""
+    lines = iter(lines)
+    return chain(list(islice(lines, 1)), lines)
+
+
+def inputs_of(args: argparse.Namespace) -> tuple[Iterator[str], Iterator[str] | None]:
+    """Return the lines to translate, with their dependency trees, and the prefixes."""
+    from ..data.text import read_lines
+
+    source = arguments.stream(args.input)
+    lines = arguments.with_trees(read_lines(source), source, args.source_trees)
+    lines = lines if source is None else read_first(lines)
+    return lines, None if args.prefix is None else read_first(read_lines(arguments.stream(args.prefix)))
+
+
+def write_translations(
+    args: argparse.Namespace,
+    translator: Translator,
+    lines: Iterable[str],
+    prefixes: Iterable[str] | None,
+    out: IO[str],
+    first: int = 0,
+) -> None:
+    """Write the translations of lines in the format of the arguments; the number of the first line is `first`."""
+    translations = translator.translate(lines, args.options, prefixes, scores=args.format != "text")
+    for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
+        if args.format == "text":
+            print(translation.text, file=out)
+        for hypothesis in translation.hypotheses:
+            if args.format == "n-best":
+                fields = (str(line), hypothesis.text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
+                print(" ||| ".join(fields), file=out)
+            elif args.format == "jsonl":
+                record = {"line": line, "source": translation.source}
+                for name in ("text", "score", "log_prob", "tokens", "finished"):
+                    record[name] = getattr(hypothesis, name)
+                if hypothesis.alignment is not None:
+                    record["alignment"] = hypothesis.alignment
+                print(json.dumps(record, ensure_ascii=False), file=out)
+        if (line + 1) % args.buffer == 0:
+            out.flush()  # for a reader that waits for its answers
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
 
 
 def launched_processes() -> tuple[int, int]:
@@ -109,8 +161,6 @@ def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world
     """Translate every `world`-th part that is not there yet, from the `rank`-th on."""
     import torch
 
-    from .translate import inputs_of, write_translations
-
     args = argparse.Namespace(**settings)
     if args.device is None and torch.cuda.is_available():
         args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
@@ -123,10 +173,9 @@ def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world
             continue
         if translator is None:
             from .._registration import register
-            from .arguments import load_translator
 
             register()
-            translator = load_translator(args)
+            translator = arguments.load_translator(args)
         partial = path.with_name(f"{path.name}.partial")
         with open(partial, "w", encoding="utf-8", newline="\n") as out:
             write_translations(args, translator, lines, prefixes, out, number * PART)

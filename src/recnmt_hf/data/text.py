@@ -18,8 +18,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
-import pyarrow as pa
-
 from .._plain_text import is_blank
 from .._values import check_value
 from ..errors import MissingFileError, UserError
@@ -93,6 +91,8 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
             with gzip.open(file) as decompressed:
                 yield cast(IO[bytes], decompressed)
         elif start == ZSTD:
+            import pyarrow as pa
+
             # pyarrow's streams are raw files in all but name.
             raw = cast(io.RawIOBase, pa.CompressedInputStream(pa.PythonFile(file), "zstd"))
             with io.BufferedReader(raw) as decompressed_zstd:

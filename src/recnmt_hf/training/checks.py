@@ -22,6 +22,7 @@ from transformers.utils import logging
 from .._loading_errors import looks_local
 from .._values import check_value
 from ..data.files import explained_preparation, partial_folder
+from ..data.sharded import load_manifest
 from ..data.tokenization import train_tokenizer
 from ..errors import MissingFileError, UserError, short_repr
 from ..inference.translator import Translator
@@ -54,6 +55,8 @@ def check_before_training(
     for side in ("source", "target"):
         if folder := getattr(recipe.tokenizer, side):
             check_folder(f"tokenizer.{side}", folder, "tokenizer", ["tokenizer_config.json"])
+    if data.prepared is not None:
+        load_manifest(Path(data.prepared))  # raises if there is none
     for place, corpus in recipe.corpora:
         if data.prepared is not None and place.startswith("data.train"):
             continue  # not read
