@@ -12,6 +12,8 @@ import torch
 from packaging import version
 from safetensors.torch import load_file
 
+from recnmt_hf.commands.main import main
+
 
 # Its streams of the CPU record no events.
 needs_sharding_on_cpu = pytest.mark.skipif(
@@ -152,7 +154,10 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository):
     biarn = tiny_run(repository, "biarn", "biarn_transformer", "false", 6, "2")
     whole = launch(tmp_path, repository, "whole", "cpu_2.yaml", [rnmt, biarn])
     assert whole.count("; 2 processes on cpu") == 2 and whole.count("Sharded steps equal whole ones.") == 2
-    # The resumed one goes on in the second stage.
+    # The sharded variant reads its data from shards too; the resumed run continues in its second stage.
+    recipe, changes, folder = biarn
+    assert main(["prepare", recipe, *changes, "--output", str(tmp_path / "data"), "--workers", "1"]) == 0
+    biarn = recipe, [*changes, f"data.prepared={tmp_path / 'data'}"], folder
     options = ("--num_processes", "2", "--mixed_precision", "no")
     sharded = launch(tmp_path, repository, "sharded", "fsdp_8.yaml", [rnmt, biarn, biarn], options=options)
     sharded, resumed = sharded.split("Resuming from")
