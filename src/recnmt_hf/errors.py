@@ -434,6 +434,7 @@ ANALYSIS: dict[str, str] = {
     "use_global_state=true and global_capsule or global_gate.",
     "inspect.no_recurrent_positions": "The {value} model has no recurrent positional embeddings. Use an "
     "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0.",
+    "inspect.no_relations": "This {value} model has no relation layers (relation_layers=0). Pass an RNMT.",
     "inspect.no_attentive_recurrence": "The {value} model (recurrence_encoder_type={kind}) has no attentive "
     'recurrence. Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".',
     "inspect.no_onlstm": 'The {value} model has no ON-LSTM layers. Use one with "onlstm" in encoder_layer_types.',

@@ -31,7 +31,7 @@ COMMANDS = {
     "average": "average checkpoints",
     "tokenizer": "train a tokenizer",
     "demo": "serve a local web page to try trained models",
-    "inspect": "show recurrence attention, global state, positions or tree of a sentence",
+    "inspect": "show recurrence attention, global state, positions, tree or relations of a sentence",
     "probe": "run ten probing tasks on the sentence vectors of a model",
     "probe-words": "measure how well a source vector predicts the words of the translation",
     "logic": "train encoders on logical inference, and evaluate them by number of operators",

@@ -206,7 +206,9 @@ class ShardMaker:
         """
         settings, corpus = self.settings, self.corpora[block.corpus]
         removed: Counter[str] = Counter()
-        columns = dict(block.columns) if block.columns is not None else self.read(block, removed)
+        columns: dict[str, list[Any]] = (
+            dict(block.columns) if block.columns is not None else dict(self.read(block, removed))
+        )
         if any(each.alignments for each in self.corpora):  # all shards have the same columns
             columns.setdefault("alignment", [None] * len(columns["source"]))
         record = ShardRecord(block.name, block.corpus, len(columns["source"]) + removed["empty"])

@@ -1,6 +1,6 @@
 """RNMT: relation networks in a recurrent encoder-decoder."""
 
-from .family import Family, PaperRow, PaperTable, PaperTask
+from .family import Family, PaperRow, PaperTable, PaperTask, Subject
 
 
 NIST = PaperTask(
@@ -69,4 +69,7 @@ FAMILY = Family(
         "readout_dropout": 0.0,
         "init_uniform": None,
     },
+    subject=Subject(
+        "relations", "strength of the relations between source words", "relations.inspect_relations", ("layer",)
+    ),
 )
