@@ -19,9 +19,9 @@ def plan(folder, **training):
     return tiny(training=settings, data={"cache_dir": str(folder / "data")}, average={"count": 1}, test={})
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of four updates, and the weights of its evaluations."""
+@pytest.fixture(scope="module", params=[1, 2], ids=["", "accumulation"])
+def run(request, tmp_path_factory):
+    """A run of four updates, of one batch or two, and the weights of its evaluations."""
     folder, evaluated = tmp_path_factory.mktemp("averaged"), []
     own = TranslationTrainer.token_loss
 
@@ -31,8 +31,8 @@ def run(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TranslationTrainer, "token_loss", watched)
-        train(plan(folder), folder / "run")
-    return folder, evaluated
+        train(plan(folder, gradient_accumulation_steps=request.param), folder / "run")
+    return folder, evaluated, {"gradient_accumulation_steps": request.param}
 
 
 def weights(folder, step, name="model.safetensors"):
@@ -41,7 +41,7 @@ def weights(folder, step, name="model.safetensors"):
 
 
 def test_checkpoints_have_the_average(run):
-    folder, _ = run
+    folder, *_ = run
     average = weights(folder, 1, TRAINED)
     for step in range(1, 5):
         trained, found = weights(folder, step, TRAINED), weights(folder, step)
@@ -54,24 +54,24 @@ def test_checkpoints_have_the_average(run):
 
 
 def test_evaluations_have_the_average_and_training_does_not(run, tmp_path):
-    folder, evaluated = run
+    folder, evaluated, settings = run
     for step, seen in zip((2, 4), evaluated, strict=True):
         saved = weights(folder, step)
         assert all(torch.equal(saved[name], seen[name]) for name in saved)
-    train(plan(tmp_path, ema_decay=None), tmp_path / "run")
+    train(plan(tmp_path, ema_decay=None, **settings), tmp_path / "run")
     plain, trained = weights(tmp_path, 4), weights(folder, 4, TRAINED)
     assert all(torch.equal(plain[name], trained[name]) for name in plain)
 
 
 def test_a_resumed_run_is_the_same(run, tmp_path):
-    folder, _ = run
-    train(plan(tmp_path, max_steps=2), tmp_path / "run")
-    train(plan(tmp_path), tmp_path / "run", resume=True)
+    folder, _, settings = run
+    train(plan(tmp_path, max_steps=2, **settings), tmp_path / "run")
+    train(plan(tmp_path, **settings), tmp_path / "run", resume=True)
     for name in ("model.safetensors", TRAINED):
         one, other = weights(folder, 4, name), weights(tmp_path, 4, name)
         assert all(torch.equal(one[key], other[key]) for key in one)
     with rejects("resume.other_recipe", "training.ema_decay"):
-        train(plan(tmp_path, ema_decay=0.5), tmp_path / "run", resume=True)
+        train(plan(tmp_path, ema_decay=0.5, **settings), tmp_path / "run", resume=True)
 
 
 def test_wrong_decays(tmp_path):

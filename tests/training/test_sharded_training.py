@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 from user_errors import rejects
@@ -15,6 +16,7 @@ from recnmt_hf.commands.main import main
 from recnmt_hf.data.sharded import PooledBatchSampler, ScheduledBatchSampler
 from recnmt_hf.training.checkpoints import state_of
 from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.moving_average import TRAINED
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
@@ -164,9 +166,12 @@ def test_epochs(prepared, tmp_path, small_pools):
 
 @pytest.mark.slow
 def test_two_processes(prepared, tmp_path):
-    """The loss of two processes is the same from shards and from memory; one is killed, and the launch resumed."""
+    """
+    Losses and weights of two processes are the same from shards and from memory, with a moving average too. One process
+    is killed, and the launch resumed.
+    """
     for name, folder in (("memory", None), ("shards", prepared), ("killed", prepared)):
-        recipe = plan(folder, logging_steps=5)
+        recipe = plan(folder, logging_steps=5, ema_decay=0.9)
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
     program = tmp_path / "program.py"
     program.write_text(
@@ -204,6 +209,8 @@ def test_two_processes(prepared, tmp_path):
     result = launch("whole", "killed", "--resume")
     assert result.returncode == 0, result.stderr[-3000:]
     assert_same(weights(tmp_path / "shards"), weights(tmp_path / "killed"))
+    trained = torch.load(tmp_path / "killed/checkpoint-30" / TRAINED, weights_only=True)
+    assert any(not torch.equal(trained[name], value) for name, value in weights(tmp_path / "killed").items())
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
