@@ -40,14 +40,18 @@ def browser():
 
 
 @contextmanager
-def visitor(browser, url, **settings):
-    """Open the page as a new visitor. It must request nothing from elsewhere, log no error and open no dialog."""
+def visitor(browser, url, allows_errors=False, **settings):
+    """
+    Open the page as a new visitor. It must request nothing from elsewhere, log no error (unless it `allows_errors`) and
+    open no dialog.
+    """
     context = browser.new_context(**settings)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     problems = []
     page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, url) else None)
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    if not allows_errors:
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
     page.goto(url)
@@ -175,6 +179,22 @@ def test_two_visitors_at_once(browser, page_url):
         assert "Translating" in card(first, "gret").inner_text()
         first.get_by_role("button", name="Stop").click()
         first.locator("#message").get_by_text("Stopped.").wait_for()
+
+
+def test_a_full_queue(browser, plain_model):
+    """One request runs, one waits, and a third is told to try again later. The first two end as usual."""
+    with serving([plain_model], queue_size=1, parallel=1) as blocks:
+        visitors = [visitor(browser, blocks.local_url, allows_errors=number == 2) for number in range(3)]
+        with visitors[0] as first, visitors[1] as second, visitors[2] as third:
+            translate(first, "The dog that the boy sees loves the old bird. " * 150)
+            first.wait_for_selector(".rn-card")
+            translate(second, "A child reads.")
+            second.locator("#message").get_by_text("Waiting").wait_for()
+            second.wait_for_timeout(500)
+            translate(third, "The cat sleeps.")
+            third.locator("#message").get_by_text("Too many requests").wait_for()
+            first.get_by_role("button", name="Stop").click()
+            card(second, "plain").get_by_text("1 sentence,").wait_for()
 
 
 def focus_is_on(page, name):

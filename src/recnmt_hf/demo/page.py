@@ -120,7 +120,7 @@ class Page:
         except Ended as ended:
             yield rendering.note(f"{ended}."), rendering.translations(states, "Stopped") if states else ""
 
-    def finish(self, message: str) -> str:
+    def reject(self, message: str) -> str:
         """Replace the message of a request that never started: the queue was full."""
         return rendering.note(BUSY, True) if WAITING in message else message
 
@@ -287,9 +287,10 @@ def add_text_tab(page: Page, names: list[str], private: dict[str, Any], at_once:
     message = html(elem_id="message")
     result = html(elem_id="result")
     inputs = [text, chosen, beams, hypotheses, penalty]
-    gr.on([start.click, text.submit], page.begin_text, None, message, **at_once).then(
+    running = gr.on([start.click, text.submit], page.begin_text, None, message, **at_once).then(
         page.translate, inputs, [message, result], concurrency_id="translate", **private
-    ).then(page.finish, message, message, **at_once)
+    )
+    running.failure(page.reject, message, message, **at_once)
     stop.click(page.stop_text, None, None, **at_once)
     return [beams, penalty]
 
@@ -308,9 +309,11 @@ def add_file_tab(
     start, stop = buttons("Translate file", "translate-file")
     message = html(elem_id="file-message")
     result = html(elem_id="file-result")
-    start.click(page.begin_file, None, [message, result], **at_once).then(
+    running = start.click(page.begin_file, None, [message, result], **at_once).then(
         page.translate_file, [upload, model, *decoding], [message, result], concurrency_id="translate", **private
-    ).then(page.finish, message, message, **at_once).then(lambda: None, None, upload, **at_once)
+    )
+    running.failure(page.reject, message, message, **at_once)
+    running.then(lambda: None, None, upload, **at_once)
     stop.click(page.stop_file, None, None, **at_once)
 
 
