@@ -121,9 +121,10 @@ def test_switching_models_and_alternatives(page):
     card(page, "plain").get_by_text("1 sentence,").wait_for()
     assert card(page, "gret").count() == 0
     # By cell: the text of a whole row has its tabs only once the row is laid out.
-    cells = card(page, "plain").locator("tbody tr td:nth-last-child(2)").all_text_contents()
-    scores = [float(cell) for cell in cells]
-    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    cells = card(page, "plain").locator("tbody tr td:nth-last-child(2)")
+    wait_until(lambda: cells.count() == 3)
+    scores = [float(cell) for cell in cells.all_text_contents()]
+    assert scores == sorted(scores, reverse=True)
     page.get_by_role("checkbox", name="plain").uncheck()
     page.get_by_role("checkbox", name="gret").check()
     page.get_by_role("button", name="Translate", exact=True).click()
