@@ -14,6 +14,7 @@ WORDS = "--train one.en one.de --validation one.en one.de --test one.en one.de"
 # Arguments that name an output, by command, with a command line that passes OUTPUT.
 OUTPUTS = {
     ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT",
+    ("prepare", "output"): "recipe.yaml --output OUTPUT --workers 1",
     ("sweep", "output"): "recipe.yaml training.max_steps=1 --seeds 1 --output OUTPUT",
     ("sweep", "plot"): "recipe.yaml training.max_steps=1 --seeds 1 --output NEW --plot OUTPUT",
     ("translate", "output"): "model -i one.en --output OUTPUT",

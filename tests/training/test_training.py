@@ -314,10 +314,10 @@ def test_two_processes_train_as_one(tmp_path):
             pairs = type(sampler)(
                 sampler.source_lengths,
                 sampler.target_lengths,
-                max_tokens=sampler.max_tokens,
-                max_squared_tokens=sampler.max_squared_tokens,
+                max_tokens=sampler.limits.max_tokens,
+                max_squared_tokens=sampler.limits.max_squared_tokens,
                 num_processes=2,
-                seed=sampler.seed,
+                seed=sampler.seeds,
             )
             sampler._make = lambda: (pairs.set_epoch(sampler.epoch), pairs.batches())[1]
         return sampler
@@ -335,7 +335,7 @@ def test_batches_of_a_model_of_pairs_bound_squared_lengths(tmp_path, tokenizer, 
     model = recnmt_hf.RNMTForConditionalGeneration(recnmt_hf.RNMTConfig.from_preset("tiny", **fields))
     trainer = trainer_for(tmp_path, tokenizer, model, max_tokens=90, max_squared_tokens=limit)
     trainer.get_train_dataloader()
-    assert trainer.train_sampler.max_squared_tokens == expected
+    assert trainer.train_sampler.limits.max_squared_tokens == expected
     lengths = trainer.train_sampler.source_lengths
     costs = [len(batch) * max(lengths[batch]) ** 2 for batch in trainer.train_sampler.batches() if len(batch) > 1]
     assert max(costs) <= (expected or 90 * max(lengths))
@@ -344,7 +344,7 @@ def test_batches_of_a_model_of_pairs_bound_squared_lengths(tmp_path, tokenizer, 
     )
     trainer = trainer_for(tmp_path, tokenizer, baseline, max_tokens=90)
     trainer.get_train_dataloader()
-    assert trainer.train_sampler.max_squared_tokens is None
+    assert trainer.train_sampler.limits.max_squared_tokens is None
 
 
 def test_norms_of_averaged_weights_are_recomputed(tmp_path):
