@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from user_errors import rejects
 
-from recnmt_hf.data.batching import TokenBatchSampler
+from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, size=(997, 2))
@@ -137,3 +137,37 @@ def test_batches_of_one_sentence_fill_up_for_all_processes(processes, filled):
     batches = list(TokenBatchSampler([5] * 5, max_tokens=5, num_processes=processes))
     assert len(batches) == filled and all(len(batch) == 1 for batch in batches)
     assert {batch[0] for batch in batches} == set(range(5))
+
+
+def cut_one_by_one(order, sources, targets, limits):
+    """The batches of sorted sentences, by looking at each sentence alone: a slow reference."""
+    batches, start, longest = [], 0, (0, 0)
+    for place, index in enumerate(order):
+        new = max(longest[0], sources[index]), max(longest[1], targets[index])
+        count = place - start + 1
+        full = count * max(new) > limits.max_tokens
+        full |= limits.max_sentences is not None and count > limits.max_sentences
+        full |= limits.max_squared_tokens is not None and count * new[0] ** 2 > limits.max_squared_tokens
+        if full and count > 1:
+            end = place
+            if end - start > limits.multiple:
+                end -= (end - start) % limits.multiple
+            batches.append(order[start:end].tolist())
+            start = end
+            own = order[start : place + 1]
+            new = sources[own].max(), targets[own].max()
+        longest = new
+    return [*batches, order[start:].tolist()]
+
+
+def test_cuts_of_runs_are_those_of_single_sentences():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        size, most = int(rng.integers(1, 300)), int(rng.integers(2, 70))
+        sources, targets = rng.integers(1, most, size), rng.integers(1, most, size)
+        options = [None, int(rng.integers(1, 20))], [None, int(rng.integers(1, 9000))]
+        sentences, squared = (option[int(rng.integers(2))] for option in options)
+        limits = BatchLimits(int(rng.integers(1, 600)), sentences, squared, int(rng.integers(1, 9)))
+        made = TokenBatchSampler(sources, targets, shuffle=False, **limits.as_arguments())
+        order = np.lexsort((targets, sources))
+        assert list(made) == cut_one_by_one(order, sources, targets, limits)

@@ -414,6 +414,13 @@ def test_a_folder_of_other_settings(prepared, files, tokenizers, tmp_path):
     assert contents(folder) == before
 
 
+def test_a_damaged_manifest_is_made_again(prepared, files, tokenizers, tmp_path):
+    folder = copied(prepared, tmp_path)
+    (folder / "manifest.json").write_text("{")
+    prepare_shards([text_corpus(files)], tokenizers, folder, settings(on_empty="skip", max_source_length=60))
+    assert contents(folder) == contents(prepared)
+
+
 def test_nothing_is_made_again(prepared, files, tokenizers, tmp_path, monkeypatch):
     monkeypatch.setattr(ShardMaker, "make", None)
     manifest = prepare_shards(

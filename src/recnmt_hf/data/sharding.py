@@ -33,6 +33,7 @@ from .corpora import ON_LONG, Corpus, tagged, tokenize_pairs, tokenizer_fingerpr
 from .deduplication import KEYS_OF_DUPLICATES, first_occurrences, keys_of
 from .files import explained_writing, open_output
 from .language_filter import are_in_languages
+from .locks import lock
 from .modifiers import modified
 from .text import ON_EMPTY, SentencePair, is_plain_file, lines_of_bytes
 from .tokenizer_pair import TokenizerPair
@@ -383,16 +384,27 @@ def prepare_shards(
         for number, corpus in enumerate(corpora):
             for block in blocks_of(corpus, number, settings):
                 names.append(block.name)
+                if read_json(output / MANIFEST) is not None:  # another part has finished the data
+                    return
                 is_own = len(names) % part[1] == part[0] % part[1]
                 if is_own and not (folder / f"{block.name}.json").exists():
                     yield block
 
     for record in made(maker, missing(), workers):
         on_shard(record)
+    with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
+        return finish(plan, names, output)
+
+
+def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path) -> dict[str, Any] | None:
+    """Remove duplicates, if asked for, and write the manifest. Return it, or `None` if shards are missing."""
+    folder = output / SHARDS
+    if (finished := read_json(output / MANIFEST)) is not None:
+        return finished
     if not all((folder / f"{name}.json").exists() for name in names):
         return None
     records = [ShardRecord(**(read_json(folder / f"{name}.json") or {})) for name in names]
-    if settings.deduplicate:
+    if plan["settings"]["deduplicate"]:
         remove_duplicates(records, folder)
     manifest = manifest_of(plan, records)
     if not manifest["pairs"]:
@@ -403,7 +415,7 @@ def prepare_shards(
     for path in folder.iterdir():
         if path.suffix in (".keys", ".json", ".partial") or path.name.endswith(RAW):
             path.unlink()
-    (output / PLAN).unlink()
+    (output / PLAN).unlink(missing_ok=True)
     return manifest
 
 
