@@ -17,6 +17,7 @@ from recnmt_hf import EnsembleTranslator, Translator
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
 from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_positions
+from recnmt_hf.analysis.relations import inspect_relations, relation_scores
 from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
 from recnmt_hf.commands.named_models import build_model
@@ -87,6 +88,8 @@ ENTRIES = {
     "probing.sentence_vectors": ("biarn_transformer", lambda t: sentence_vectors(t, SOURCES)),
     "probing.cached_vectors": ("nmt_transformer", lambda t: cached_vectors(t, SOURCES)),
     "probing.probe": ("nmt_transformer", lambda t: probe(t, [task()], options=ClassifierOptions(epochs=1))),
+    "relations.relation_scores": ("rnmt", lambda t: relation_scores(t, SOURCES[0])),
+    "relations.inspect_relations": ("rnmt", lambda t: inspect_relations(t, SOURCES[0])),
     "recurrence.recurrence_attention": ("biarn_transformer", lambda t: recurrence_attention(t, SOURCES[0])),
     "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
     "sentence_states.vectors_by_name": (
