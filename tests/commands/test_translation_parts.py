@@ -67,6 +67,18 @@ def test_processes(tiny_folder, texts):
     assert output.read_text() == whole
 
 
+def test_other_files_are_not_deleted(tiny_folder, texts, capsys):
+    folder = texts.parent / "out.parts"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    command = ["translate", str(tiny_folder), "-i", str(texts), *OPTIONS, "--workers", "2"]
+    assert main([*command, "-o", str(texts.parent / "out")]) == 2
+    assert "[output.not_empty]" in capsys.readouterr().err and (folder / "notes.txt").read_text() == "mine"
+    before = texts.read_text()
+    assert main([*command, "-o", str(texts)]) == 2
+    assert "[output.is_input]" in capsys.readouterr().err and texts.read_text() == before
+
+
 def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
     monkeypatch.setattr(translation_parts, "start_processes", in_this_process)

@@ -241,6 +241,8 @@ def test_mixtures(large):
     assert {counts[row] for row in range(2000)} == {0, 1} and {counts[row] for row in range(2000, 3000)} == {3}
     assert Mixture(temperature=5).repeats([1600, 100]) == pytest.approx([1.0, 16**0.8])
     assert Mixture().repeats([5, 7]) == [1.0, 1.0]
+    with rejects("batches.too_few_pairs"):
+        PooledBatchSampler(data, LIMITS, weights=[0.01, 0.01])
 
 
 def test_schedules(large):

@@ -2,15 +2,10 @@
 
 import argparse
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..inference.options import DecodingOptions
 from . import arguments
-
-
-if TYPE_CHECKING:
-    pass
 
 
 DECODING = [field.name for field in fields(DecodingOptions) if field.name != "generate"]
@@ -51,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
 
     source, target = arguments.stream(args.input), arguments.stream(args.output)
     if args.workers > 1 or launched_processes()[1] > 1:
-        if source is None or target is None:
+        if source is None or target is None or args.prefix == "-":
             raise UserError("translate.streams", field="--workers", value=args.workers)
         translate_in_parts(args)
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import ExistingFileError, UserError
 from . import arguments
 
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 # Lines of a part.
 PART = 2000
-PLAN = "plan.json"
+PLAN = "plan.txt"
+# Names of the files in the folder of the parts.
+OWN = re.compile(r"\d{8}(\.partial)?|plan\.txt|\.lock")
 
 
 def read_first(lines: Iterable[str]) -> Iterator[str]:
@@ -91,8 +94,9 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     Translate `args.input` to `args.output` with `args.workers` processes, or as one of the processes of a launcher.
 
     Raises:
-        UserError: As `recnmt translate`, or a process was killed.
+        UserError: As `recnmt translate`; a process was killed, or the folder of the parts has other files.
     """
+    from ..data.files import refuse_inputs
     from ..data.locks import lock
     from ..training.processes import logger
 
@@ -101,6 +105,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     settings = {name: value for name, value in vars(args).items() if not callable(value)}
     with ExitStack() as stack:
         if rank == 0:
+            refuse_inputs(args.output, [path for path in (args.input, args.prefix, args.source_trees) if path])
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock(folder / ".lock"))
             kept = begin(folder, plan_of(args))
@@ -134,7 +139,12 @@ def plan_of(args: argparse.Namespace) -> str:
 
 
 def begin(folder: Path, plan: str) -> int:
-    """Delete the parts of another command, and return the number of finished ones of this command."""
+    """
+    Delete the parts of another command, and return the number of finished ones of this command. `UserError` if the
+    folder has files that are no parts; nothing is deleted then.
+    """
+    if not all(OWN.fullmatch(path.name) for path in folder.iterdir()):
+        raise ExistingFileError("output.not_empty", field=str(folder))
     try:
         is_same = (folder / PLAN).read_text(encoding="utf-8") == plan
     except (OSError, ValueError):
@@ -196,7 +206,7 @@ def join_parts(folder: Path, args: argparse.Namespace) -> None:
     """Write the parts to the output in order."""
     from ..data.files import open_output
 
-    with open_output(args.output, [args.input]) as out:
+    with open_output(args.output) as out:
         for path in sorted(folder.glob("[0-9]*")):
             with path.open(encoding="utf-8", newline="\n") as part:
                 shutil.copyfileobj(part, out)

@@ -52,7 +52,7 @@ class OpenShard:
 @dataclass(frozen=True)
 class Mixture:
     """
-    How often each corpus is read in an epoch.
+    Weights of the corpora in an epoch.
 
     Args:
         weights (sequence of `float`, *optional*): Numbers of times; a fraction reads a fixed part of the shards.
@@ -79,8 +79,8 @@ class Mixture:
 
 class ShardedDataset(Dataset[dict[str, list[int]]]):
     """
-    Training data that `recnmt prepare` has written. Shards are opened when they are
-    needed, and their checksums are checked.
+    Training data that `recnmt prepare` has written. Shards are opened when they are needed, and their checksums are
+    checked.
 
     Args:
         folder (`str` or `Path`): The folder.
@@ -221,14 +221,14 @@ class PooledBatchSampler(Sampler[list[int]]):
         pool: int = POOL,
     ):
         check_value("num_processes", num_processes, int, Range(least=1))
-        if len(data) < num_processes:
-            raise UserError("batches.too_few_pairs", value=num_processes, pairs=len(data))
         self.data, self.limits, self.num_processes = data, limits, num_processes
         self.shuffle, self.seed = shuffle, seed
         self.epoch = 0
         self.skipped = 0  # batches of the epoch that are not needed
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
+        if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
+            raise UserError("batches.too_few_pairs", value=num_processes, pairs=drawn)
         data.most_open = max(data.most_open, *map(len, self.pools))
         self.counts = [self.count(shards) for shards in self.pools]
 
@@ -328,7 +328,7 @@ class ScheduledBatchSampler(Sampler[list[int]]):
             self.stages.append((count, PooledBatchSampler(data, limits, weights=weights, **settings)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Has no effect: there is one epoch."""
+        """Do nothing: there is one epoch."""
 
     @property
     def tokens(self) -> int:

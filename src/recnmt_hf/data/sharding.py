@@ -59,7 +59,7 @@ CHUNK = 2**24
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What decides the content of shards, beside corpora and tokenizers."""
+    """Settings that decide the content of shards, beside corpora and tokenizers."""
 
     source_lang: str
     target_lang: str
@@ -190,7 +190,7 @@ def columns_of_pairs(pairs: Sequence[SentencePair], has_links: bool, has_trees: 
 
 @dataclass
 class ShardMaker:
-    """Makes shards from blocks; each process of a preparation has one."""
+    """Maker of shards from blocks; each process of a preparation has one."""
 
     corpora: Sequence[Corpus]
     tokenizers: TokenizerPair
@@ -355,7 +355,7 @@ def prepare_shards(
         corpora (sequence of [`Corpus`]): The corpora.
         tokenizers ([`TokenizerPair`]): The tokenizers.
         output (`str` or `Path`): Folder of the prepared data.
-        settings ([`ShardSettings`]): What decides the content of the shards.
+        settings ([`ShardSettings`]): Limits, filters and size of the shards.
         workers (`int`, *optional*, defaults to 1): Number of processes.
         part (`tuple[int, int]`, *optional*, defaults to `(1, 1)`): `(3, 64)` makes the third of 64 parts of the shards,
             on one of several machines that share a disk.
@@ -422,7 +422,7 @@ def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path) -> dict[
 def plan_of(
     corpora: Sequence[Corpus], tokenizers: TokenizerPair, settings: ShardSettings, trees: TreeEncoder | None
 ) -> dict[str, Any]:
-    """Return what decides the content of shards, with a key for it."""
+    """Return the settings and inputs that decide the content of shards, with their checksum."""
     plan = {
         "format": FORMAT,
         "settings": asdict(settings),

@@ -151,18 +151,18 @@ class DataSection:
 
     @property
     def mixture(self) -> Mixture:
-        """How often prepared data of each corpus is read."""
+        """Weights of the corpora of prepared data."""
         stages = [(stage.get("steps", 0), stage["weights"]) for stage in self.schedule]
         return Mixture(self.weights, self.temperature, stages)
 
     @property
     def shard_settings(self) -> ShardSettings:
-        """What decides the content of shards."""
+        """Settings of `recnmt prepare`."""
         return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
 
 
 def check_weights(weights: Any, field: str, count: int) -> None:
-    """Raise `UserError` for weights that are not positive numbers, one for each corpus."""
+    """Raise `UserError` unless there is a number from 0 to 1,000 for each corpus, and one above 0."""
     check_value(field, weights, list[float])
     if len(weights) != count or any(not 0 <= weight <= 1000 for weight in weights) or not any(weights):
         allowed = f"{count} numbers from 0 to 1,000, one for each corpus of data.train"
