@@ -1,64 +1,180 @@
 #!/usr/bin/env python
 """
-Speed ratios of translating a file, alternating within one run: transformers' search with a scoring pass, this
-package's search, int8 weights, and exported models. Processor time of one thread.
+Table of translation speed: engines and types of weights of any number of models, in turns within one run.
 
-    python scripts/benchmarks/translation.py outputs/multi30k/model --source test.en --engine outputs/ct2 --beams 4
+    python scripts/benchmarks/translation.py --source test.en --references test.de --transformers \\
+        --system baseline outputs/multi30k/model 4 --system baseline outputs/ct2 4 \\
+        --system RNMT outputs/rnmt/model 4 --types float32 bfloat16 int8 --csv speeds.csv
+
+A system is a name, a folder and a number of beams. Folders of models are measured with each of `--types`, exported
+folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the file,
+or for other types than the file's those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a
+model card.
 """
 
+from __future__ import annotations
+
 import argparse
+import csv
+import io
+import json
 import statistics
-import time
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
 
 import torch
+from measuring import processor_name, run_script, time_in_turns
 
+from recnmt_hf.commands.arguments import Parser, whole
+from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_lines
+from recnmt_hf.hub.card import markdown_table
 from recnmt_hf.inference.backends import torch_model
-from recnmt_hf.inference.translator import DecodingOptions, Translator
+from recnmt_hf.inference.backends.export_settings import ENGINE_SETTINGS, is_export
+from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.inference.translator import Translator
+from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+TYPES = ("float32", "bfloat16", "int8")
+OWN, TRANSFORMERS = "recnmt_hf", "transformers' search"
+# Files with the weights and graphs of a model or an exported model.
+WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx_data", "model.bin")
+MEGABYTE = 10**6
+# Columns that describe a run rather than a row, and are only in the CSV.
+ONLY_CSV = ("family", "beams", "threads", "processor", "torch")
+
+
+@dataclass
+class Row:
+    """A row of the table; `equal` is the number of sentences translated as by the first row of the same name."""
+
+    name: str
+    family: str
+    parameters: str
+    engine: str
+    weights: str
+    beams: int
+    MB: str
+    BLEU: str = ""
+    chrF: str = ""
+    speed: str = ""
+    range: str = ""
+    ratio: str = ""
+    equal: str = ""
+    threads: int = 1
+    processor: str = ""
+    torch: str = torch.__version__
+
+
+@dataclass
+class System:
+    """What translates in a row of the table, and its last translations."""
+
+    row: Row
+    translator: Translator
+    options: DecodingOptions
+    texts: Sequence[str] = ()
+
+    def translate(self, sources: Sequence[str]) -> None:
+        own = torch_model.can_drop_finished
+        if self.row.engine == TRANSFORMERS:
+            torch_model.can_drop_finished = lambda *_: False
+        try:
+            self.texts = [one.text for one in self.translator.translate(sources, self.options, scores=False)]
+        finally:
+            torch_model.can_drop_finished = own
+
+
+def load_systems(args: argparse.Namespace) -> Iterator[System]:
+    """Yield the system of each row, without its measurements."""
+    for name, folder, beams in args.system:
+        options = DecodingOptions(beams=whole(1)(beams), max_length_extra=args.max_length_extra)
+        size = sum(path.stat().st_size for pattern in WEIGHTS for path in Path(folder).glob(pattern))
+        megabytes = f"{size / MEGABYTE:.1f}"
+        if is_export(folder):
+            settings = json.loads((Path(folder) / ENGINE_SETTINGS).read_text(encoding="utf-8"))
+            row = Row(name, "", "", settings["format"], settings["quantization"], options.beams, megabytes)
+            yield System(row, Translator.from_pretrained(folder, device="cpu"), options)
+            continue
+        for kind in args.types:
+            loading = {"quantization": kind} if kind == "int8" else {"dtype": kind}
+            translator = Translator.from_pretrained(folder, device="cpu", **loading)
+            model = translator.model
+            if kind != "float32":
+                memory = io.BytesIO()
+                torch.save(model.state_dict(), memory)
+                megabytes = f"{memory.tell() / MEGABYTE:.1f}"
+            family, parameters = model.config.model_type, f"{model.num_parameters() / 1e6:.2f}M"
+            for engine in (TRANSFORMERS, OWN) if args.transformers and kind == args.types[0] else (OWN,):
+                row = Row(name, family, parameters, engine, kind, options.beams, megabytes)
+                yield System(row, translator, options)
+
+
+def fill(system: System, seconds: Sequence[float], systems: Sequence[System], first: Sequence[float]) -> None:
+    """Write the measurements of a system into its row; `first` are the seconds of the first row."""
+    row, count = system.row, len(system.texts)
+    speeds = [count / spent for spent in seconds]
+    row.speed, row.range = f"{statistics.median(speeds):.1f}", f"{min(speeds):.1f} to {max(speeds):.1f}"
+    row.ratio = f"{statistics.median(one / own for one, own in zip(first, seconds, strict=True)):.2f}"
+    namesake = next(other for other in systems if other.row.name == row.name)
+    same = sum(one == other for one, other in zip(system.texts, namesake.texts, strict=True))
+    row.equal = f"{same} of {count}"
+    row.threads, row.processor = torch.get_num_threads(), processor_name()
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="translation.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, help="file with one sentence per line")
-    parser.add_argument("--sentences", type=int, default=500)
-    parser.add_argument("--engine", nargs="*", default=[], help="exported folders of the model (see `recnmt export`)")
-    parser.add_argument("--beams", type=int, default=4)
-    parser.add_argument("--max-length-extra", type=int, default=50)
-    parser.add_argument("--no-int8", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    sentences = [line for line, _ in zip(read_lines(args.source), range(args.sentences), strict=False)]
-    options = DecodingOptions(beams=args.beams, max_length_extra=args.max_length_extra)
-    model = Translator.from_pretrained(args.model, device="cpu")
-    systems = {
-        "transformers' search, scores": (model, False, True),
-        "search, scores": (model, True, True),
-        "search": (model, True, False),
-    }
-    if not args.no_int8:
-        systems["search, int8"] = (Translator.from_pretrained(args.model, quantization="int8"), True, False)
-    systems.update({folder: (Translator.from_pretrained(folder, device="cpu"), True, False) for folder in args.engine})
-    own = torch_model.can_drop_finished
-    times: dict[str, list[float]] = {name: [] for name in systems}
-    texts: dict[str, list[str]] = {}
-    for turn in range(args.rounds + 1):  # the first one warms up
-        for name, (translator, leaves, scores) in systems.items():
-            torch_model.can_drop_finished = own if leaves else lambda *_: False
-            begin = time.process_time()
-            texts[name] = [translation.text for translation in translator.translate(sentences, options, scores=scores)]
-            if turn:
-                times[name].append(time.process_time() - begin)
-    first = next(iter(systems))
-    for name, measured in times.items():
-        ratios = [one / other for one, other in zip(times[first], measured, strict=True)]
-        same = sum(one == other for one, other in zip(texts[name], texts[first], strict=True))
-        print(
-            f"{name}: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}), "
-            f"{len(sentences) / statistics.median(measured):.1f} sentences a second, {same} of {len(sentences)} equal"
-        )
+    parser.add_argument("--references", help="file with their translations, for BLEU and chrF")
+    parser.add_argument("--sentences", type=whole(1), help="number of sentences to use (default: all)")
+    system = {"nargs": 3, "action": "append", "metavar": ("NAME", "FOLDER", "BEAMS")}
+    parser.add_argument("--system", required=True, help="a model to measure, may be repeated", **system)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=["float32", "int8"], help="types of weights")
+    parser.add_argument("--transformers", action="store_true", help="add rows with the search of transformers")
+    parser.add_argument("--max-length-extra", type=whole(0), default=50, help="as of translate (default: 50)")
+    parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--rounds", type=whole(1), default=3, help="turns per row (default: 3)")
+    parser.add_argument("--output", help="JSON file for the rows of the table")
+    parser.add_argument("--csv", help="CSV file for the rows, with all columns")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    torch.set_num_threads(args.threads)
+    sources = list(islice(read_lines(args.source), args.sentences))
+    systems = list(load_systems(args))
+    jobs = {str(place): (lambda system=system: system.translate(sources)) for place, system in enumerate(systems)}
+    seconds = list(time_in_turns(jobs, args.rounds).values())
+    for system, own in zip(systems, seconds, strict=True):
+        fill(system, own, systems, seconds[0])
+    if args.references:
+        references = list(islice(read_lines(args.references), args.sentences))
+        for system in systems:
+            bleu, chrf = (score(system.texts, references) for score in (sacrebleu_score, chrf_score))
+            system.row.BLEU, system.row.chrF = f"{bleu.score:.2f}", f"{chrf.score:.2f}"
+        print(bleu.signature)
+    names = [field.name for field in fields(Row)]
+    cells = [asdict(system.row) for system in systems]
+    shown = [name for name in names if name not in ONLY_CSV and any(row[name] for row in cells)]
+    headings = {"name": "", "speed": "sentences a second"}
+    table = [[headings.get(name, name) for name in shown], *([str(row[name]) for name in shown] for row in cells)]
+    print(f"{processor_name()}, {args.threads} thread(s), torch {torch.__version__}, {len(sources)} sentences")
+    print(markdown_table(table))
+    if args.output:
+        with open_output(args.output) as file:
+            json.dump(table, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+    if args.csv:
+        with open_output(args.csv) as file:
+            writer = csv.DictWriter(file, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(cells)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

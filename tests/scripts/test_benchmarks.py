@@ -1,5 +1,6 @@
 """Benchmark scripts: ratios of models, counted operations, times of fast paths, mistakes as sentences."""
 
+import csv
 import importlib
 import json
 import platform
@@ -16,7 +17,7 @@ from recnmt_hf.training.evidence import Evidence, hardware
 
 
 TINY = ["--size", "tiny", "--vocab-size", "100", "--repeats", "1", "--mean-length", "4"]
-KINDS = ("float32", "int8")
+KINDS = ("float32", "bfloat16", "int8")
 TWO_MODELS = ["nmt_transformer:d_model=32", "marian:d_model=32", "--train-batch-size", "2", "--device", "cpu"]
 
 
@@ -111,32 +112,37 @@ def test_counted_operations_are_those_of_the_equations(script, attention):
 
 
 def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsys):
-    from recnmt_hf.inference.backends import torch_model
-
-    monkeypatch.setattr(torch_model, "can_drop_finished", torch_model.can_drop_finished)  # the script replaces it
-    (tmp_path / "source.txt").write_text("The dog sleeps.\nWe see a cat.\n")
     for name, words, message in (
         ("recurrent_layers", "--shapes 2x3 --width 8 --rounds 2", "onlstm, chunks of 8"),
         ("guided_alignment", f"nmt_transformer rnmt {' '.join(TINY)} --train-batch-size 2", "rnmt, guided alignment: "),
-        ("translation", f"{tiny_folder} --source {tmp_path / 'source.txt'} --rounds 1 --beams 2", "search, int8: "),
     ):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split()])
         script(name).main()
         assert message in capsys.readouterr().out
 
 
-def test_table_of_teacher_and_students(script, tiny_folder, tmp_path, capsys):
+def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
     for name, text in (("source", "The dog sleeps.\nWe see a cat.\n"), ("references", "Der Hund.\nWir sehen.\n")):
         (tmp_path / name).write_text(text)
     files = ["--source", str(tmp_path / "source"), "--references", str(tmp_path / "references"), "--rounds", "1"]
     systems = ["--system", "teacher", str(tiny_folder), "2", "--system", "student", str(tiny_folder), "1"]
-    script("students").main([*files, *systems, "--output", str(tmp_path / "rows.json")])
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row[:2] for row in rows[1:]] == [[name, kind] for name in ("teacher", "student") for kind in KINDS]
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows) + 1 and len({len(row) for row in rows}) == 1
-    size = (tiny_folder / "model.safetensors").stat().st_size
-    assert [row[-1] for row in rows[1:] if row[1] == "float32"] == [f"{size / 1e6:.1f}"] * 2
-    assert float(rows[2][-1]) < float(rows[1][-1])
+    outputs = ["--output", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]
+    script("translation").main([*files, *systems, *outputs, "--transformers", "--types", *KINDS])
+    header, *rows = json.loads((tmp_path / "rows.json").read_text())
+    engines = ("transformers' search", "recnmt_hf", "recnmt_hf", "recnmt_hf")
+    kinds = ("float32", "float32", "bfloat16", "int8")
+    first = [[name, *cells] for name in ("teacher", "student") for cells in zip(engines, kinds, strict=True)]
+    assert [[row[0], *row[header.index("engine") :][:2]] for row in rows] == first
+    assert all(row[header.index("equal")] == "2 of 2" for row in rows[:2])
+    assert header.index("BLEU") and len({len(row) for row in rows}) == 1
+    sizes = [float(row[header.index("MB")]) for row in rows[:4]]
+    assert sizes[0] == sizes[1] > sizes[2] > 0 and sizes[0] > sizes[3]
+    assert rows[0][header.index("MB")] == f"{(tiny_folder / 'model.safetensors').stat().st_size / 1e6:.1f}"
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 2 + len(rows)
+    with open(tmp_path / "rows.csv") as file:
+        read = list(csv.DictReader(file))
+    assert [row["weights"] for row in read] == list(kinds) * 2
+    assert all(row["processor"] and float(row["speed"]) > 0 for row in read)
 
 
 def test_speed_is_added_to_the_evidence_of_the_model(script, tiny_folder, tmp_path, capsys):
