@@ -81,11 +81,27 @@ for kind in recnmt_hf.MODEL_TYPES:
                                   encoder_ffn_dim=8, decoder_ffn_dim=8, encoder_layers=1, decoder_layers=1)
     print(type(config).__name__, type(AutoModel.from_config(config)).__name__,
           type(AutoModelForSeq2SeqLM.from_config(config)).__name__)
-# The import system stays as it is.
-assert not [each for each in sys.meta_path if type(each).__module__.startswith("recnmt_hf")]
-assert type(sys.modules["transformers.models.auto.modeling_auto"].__loader__) is SourceFileLoader
 print(transformers.pipelines.PIPELINE_REGISTRY.check_task("recnmt-translation")[1]["impl"].__name__)
+# The import system is as it was.
+assert not [each for each in sys.meta_path if type(each).__module__.startswith("recnmt_hf")]
+assert type(sys.modules["transformers.pipelines"].__loader__) is SourceFileLoader
 """
+
+
+def test_an_import_loads_no_models():
+    """They take as long as torch and transformers together; a card is written whichever module comes first."""
+    code = """
+import sys, recnmt_hf
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+loaded = [name for name in sys.modules if name.startswith("recnmt_hf.models.modeling_")]
+assert not loaded and "transformers.modeling_utils" not in sys.modules and "transformers.pipelines" not in sys.modules
+mapping = AutoModelForSeq2SeqLM._model_mapping
+assert recnmt_hf.GRETConfig in mapping and "recnmt_hf.models.modeling_gret" not in sys.modules
+assert mapping[recnmt_hf.GRETConfig] is recnmt_hf.GRETForConditionalGeneration
+assert recnmt_hf.GRETForConditionalGeneration in dict(mapping._extra_content).values()
+print(recnmt_hf.GRETForConditionalGeneration.write_card.__name__)
+"""
+    assert python(code).strip() == "write_plain_card"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,22 @@
-"""Registration of the models with transformers."""
+"""
+Registration of the models with transformers. Model classes, whose import takes as long as everything else, are imported
+when they are first needed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections import UserDict
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from .families import FAMILIES
-from .families.family import CONFIG, GENERATING, MODEL
+from .families.family import CONFIG, GENERATING, MODEL, Family
 
 
 _COMMAND = "recnmt"
@@ -17,18 +27,78 @@ def register() -> None:
     """Register all families with transformers' Auto classes, and the pipeline task `recnmt-translation`."""
     import transformers
 
-    from ._plain_card import write_plain_card
-    from .inference.pipeline import register_pipeline
-    from .models.seq2seq_loading import Seq2SeqPreTrainedModel
-
-    Seq2SeqPreTrainedModel.write_card = staticmethod(write_plain_card)  # type: ignore[method-assign]
     for family in FAMILIES.values():
         config_class = family.load_class(CONFIG)
         transformers.AutoConfig.register(family.model_type, config_class, exist_ok=True)
         classes = {MODEL: "AutoModel", GENERATING: "AutoModelForSeq2SeqLM", **family.further_classes}
         for suffix, auto_class in classes.items():
-            getattr(transformers, auto_class).register(config_class, family.load_class(suffix), exist_ok=True)
+            mapping = getattr(transformers, auto_class)._model_mapping
+            if not isinstance(mapping._extra_content, LazyClasses):
+                mapping._extra_content = LazyClasses(mapping._extra_content)
+            mapping._extra_content[config_class] = ClassOfFamily(family, suffix)
+    when_imported("transformers.pipelines", _register_pipeline)
+    when_imported(f"{__package__}.models.seq2seq_loading", _write_plain_cards)
+
+
+def _register_pipeline() -> None:
+    from .inference.pipeline import register_pipeline
+
     register_pipeline()
+
+
+def _write_plain_cards() -> None:
+    from ._plain_card import write_plain_card
+    from .models.seq2seq_loading import Seq2SeqPreTrainedModel
+
+    Seq2SeqPreTrainedModel.write_card = staticmethod(write_plain_card)  # type: ignore[method-assign]
+
+
+class ClassOfFamily:
+    """A model class that is not imported yet."""
+
+    def __init__(self, family: Family, suffix: str):
+        self.family, self.suffix = family, suffix
+
+
+class LazyClasses(UserDict[Any, Any]):
+    """The registered classes of an Auto class by configuration class: those of a [`ClassOfFamily`] load when read."""
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self.data[key]
+        if isinstance(value, ClassOfFamily):
+            value = self.data[key] = value.family.load_class(value.suffix)
+        return value
+
+
+def when_imported(name: str, action: Callable[[], None]) -> None:
+    """Call a function after the import of a module: now if it is imported."""
+    if name in sys.modules:
+        action()
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds one module as the other finders do, and calls a function once it is imported."""
+
+    def __init__(self, name: str, action: Callable[[], None]):
+        self.name, self.action = name, action
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            self.action()
+
+        spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]  # of this import's loader only
+        return spec
 
 
 def is_command() -> bool:

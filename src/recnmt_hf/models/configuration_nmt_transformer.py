@@ -2,8 +2,6 @@
 
 from typing import Any, ClassVar, Literal
 
-from transformers.activations import ACT2FN
-
 from .configuration_seq2seq import DERIVED, Filled, interval, probability, size, strict_config
 from .configuration_transformer import TransformerConfig
 from .user_errors import UserError
@@ -107,7 +105,7 @@ class NMTTransformerConfig(TransformerConfig):
         super().check_values()
         is_paired = self.self_attention_type != "directional" or self.encoder_attention_heads % 2 == 0
         self.require(is_paired, "encoder_attention_heads", "even", "self_attention_type")
-        self.require(self.aan_activation in ACT2FN, "aan_activation", "a name in transformers' ACT2FN")
+        self.require_activation("aan_activation")
 
 
 NMTTransformerConfig.register_for_auto_class()
