@@ -126,8 +126,15 @@ class ModelContract:
         with torch.no_grad():
             outputs = model.eval()(**source, decoder_input_ids=batch["input_ids"][:, :2], use_cache=True)
             given = {"past_key_values": outputs.past_key_values, "encoder_outputs": model.get_encoder()(**source)}
-            step = model(**given, attention_mask=source["attention_mask"], decoder_input_ids=batch["input_ids"][:, :1])
-        assert step.logits.is_meta and step.logits.shape[1] == 1
+            static = EncoderDecoderCache(
+                *(StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=7) for _ in range(2))
+            )
+            for cache in (given["past_key_values"], static):
+                for _ in range(2):  # a static cache is filled by the first step
+                    settings = {**given, "past_key_values": cache, "attention_mask": source["attention_mask"]}
+                    step = model(**settings, decoder_input_ids=batch["input_ids"][:, :1])
+                    assert step.logits.is_meta and step.logits.shape[1] == 1
+            given["past_key_values"].reorder_cache(torch.arange(3, device="meta"))
 
     # -- padding ---------------------------------------------------------------------------------------------------
 

@@ -290,7 +290,9 @@ class BeamSearch(GreedySearch):
         penalty, new_tokens = self.config.length_penalty, length + 1 - self.prompt_length
         just_finished = ended.clone()
         just_finished[:, beams:] = False
-        if bool(just_finished.any()):
+        if just_finished.device.type != "cpu" or bool(
+            just_finished.any()
+        ):  # an accelerator would have to be waited for
             self.merge(continued, best / new_tokens**penalty, just_finished)
         stop_early = self.config.early_stopping
         counted = new_tokens

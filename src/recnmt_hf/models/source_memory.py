@@ -15,7 +15,10 @@ from transformers.cache_utils import (
 
 
 class BeamMoves:
-    """Checks whether a reordering keeps every decoder row with its source, once for all layers of a cache."""
+    """
+    Checks whether a reordering keeps every decoder row with its source, once for all layers of a cache. Beam search
+    always does; an accelerator asserts it, so that the program need not wait for the answer.
+    """
 
     def __init__(self) -> None:
         self.rows: torch.Tensor | None = None
@@ -27,7 +30,12 @@ class BeamMoves:
         """Check `rows` `(decoder_rows,)`, where row `i` becomes a copy of row `rows[i]`, in groups of `group` rows."""
         if self.rows is not rows or self.group != group or id(layer) in self.answered:
             own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
-            self.stay = torch.equal(rows.div(group, rounding_mode="floor"), own)
+            sources = rows.div(group, rounding_mode="floor")
+            if rows.device.type == "cpu":
+                self.stay = torch.equal(sources, own)
+            else:
+                torch._assert_async((sources == own).all(), "A row moved to another source.")
+                self.stay = True
             self.rows, self.group, self.answered = rows, group, set()
         self.answered.add(id(layer))
         return self.stay
