@@ -32,6 +32,8 @@ ATTRIBUTES = {
     # transformers: configurations and caches.
     "_commit_hash": "the tokenizer is loaded from the same revision of a Hub repository as the model",
     "_layer_type": "a cache layer's name among the layer types of a configuration",
+    "_extra_content": "model classes are imported when the Auto classes read them, not when they are registered",
+    "_model_mapping": "model classes are imported when the Auto classes read them, not when they are registered",
     # transformers.Pipeline: what its guide to adding a pipeline asks subclasses for.
     "_forward": "a pipeline's call of its model",
     "_load_feature_extractor": "a pipeline says which processors it loads",
@@ -62,6 +64,8 @@ ATTRIBUTES = {
     "_extract_reference_info": "what sacrebleu asks metrics for, so that its significance tests apply",
     "_preprocess_segment": "what sacrebleu asks metrics for, so that its significance tests apply",
     # torch.
+    "_assert_async": "an accelerator checks a condition without being waited for",
+    "_version": "a weight that was packed is still the same",
     "_apply": "a table of sinusoids is computed again when a module changes its data type",
     "_backward_hooks": "whether reading a module's parameters equals calling it",
     "_backward_pre_hooks": "whether reading a module's parameters equals calling it",

@@ -281,6 +281,13 @@ INFERENCE: dict[str, str] = {
     "quantization.no_kernels": "This build of torch has no int8 kernels. Omit --quantization.",
     "export.damaged": "{field} cannot be loaded ({reason}). Export the model again, or choose another device.",
     "export.fixed_weights": "{field} is not supported for the exported model {path}. Remove it, or export again.",
+    "shortlist.line": "{field}: {value} is not a line of a shortlist. Write `target source probability`.",
+    "shortlist.other_vocabulary": "{field} has no tokens of this model's vocabularies. Make it with `recnmt align "
+    "--shortlist` for this model.",
+    "shortlist.output_layer": "{field} computes its logits in a way that a shortlist cannot shorten. Omit it.",
+    "shortlist.search": "{field} works only with a search that treats sentences separately. Omit sampling and settings "
+    "of generate, or the shortlist.",
+    "shortlist.backend": "{field} is not supported by a model that is {kind}. Use a model in PyTorch, or omit it.",
     "ensemble.too_few": "An ensemble needs at least two models, got {value}.",
     "ensemble.unsupported_member": "{field} is not supported in an ensemble. Use models in PyTorch or ONNX.",
     "ensemble.different_models": "The models {field} differ in {difference}, but an ensemble must predict the same "

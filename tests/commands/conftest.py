@@ -58,6 +58,7 @@ def make_texts(world):
         "gold": "0-0 1p1\n0-0\n0-0\n",
         "far": "0-0\n99-0\n0-0\n",
         "nolinks": "0-0\n0:0\n0-0\n",
+        "other.lex": "occident Abendland 0.5\n",
         "short.gold": "0-0\n",
         "yes": "y\nyes\n",
         "recipe.yaml": "model: {preset: tiny}\n",

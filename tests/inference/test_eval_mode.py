@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import os
 import pkgutil
 import threading
 
@@ -32,6 +33,7 @@ from recnmt_hf.inference.backends.torch_model import TorchBackend
 from recnmt_hf.inference.eval_mode import eval_mode
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
+from recnmt_hf.inference.shortlist import write_shortlist
 from recnmt_hf.inference.word_alignment import align_pairs
 
 
@@ -77,6 +79,7 @@ ENTRIES = {
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
     ),
     "word_alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
+    "shortlist.write_shortlist": ("nmt_transformer", lambda t: write_shortlist(os.devnull, t, SOURCES, TARGETS)),
     "bag_of_words.probe_words": (
         "nmt_transformer",
         lambda t: probe_words(t, PAIRS, PAIRS, PAIRS, tops=[5], options=ProbeOptions(epochs=1)),
@@ -108,19 +111,37 @@ ENTRIES = {
 # Functions that take a model but do not run it.
 NOT_RUN = {
     *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
-    "quantization.quantize_model",
+    *("quantization.quantize_model", "packing.pack_weights"),
     *("ensemble.check_compatible", "ensemble.check_trees", "ensemble.shared_settings", "torch_model.shift_right"),
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.missing_values"),
 }
 METHODS_NOT_RUN = {
     *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
     *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "is_summarizing"),
-    *("target_ids", "limit_length", "drop_control_tokens", "direction", "read_source", "encode_for", "set_backend"),
+    *(
+        "target_ids",
+        "limit_length",
+        "drop_control_tokens",
+        "direction",
+        "encode_pairs",
+        "read_source",
+        "encode_for",
+        "set_backend",
+    ),
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {"attention", "decoder_attention", "encode", "run_encoder", "score", "search", "start_rows"}
 BACKEND_METHODS_NOT_RUN = {
-    *("inspected_model", "new_cache", "pad_sources", "pad_targets", "processors", "seeded", "source_inputs"),
+    *(
+        "inspected_model",
+        "new_cache",
+        "rows_class",
+        "pad_sources",
+        "pad_targets",
+        "processors",
+        "seeded",
+        "source_inputs",
+    ),
 }
 
 

@@ -108,18 +108,26 @@ def test_models_of_transformers(linear):
     assert model.lm_head.weight.grad is not None
 
 
-def test_translators_of_every_family_pack_where_it_is_faster(tiny_folder, corpus, monkeypatch):
+def test_every_family_translates_the_same(any_family, corpus):
     """Hypotheses and scores are those of the plain layers; the search multiplies by packed weights."""
     sentences = [pair.en for pair in corpus["test"][:6]]
     settings = {"beams": 2, "max_length_factor": 0.6, "max_length_extra": 6}
-    monkeypatch.setattr(packing, "prefers_onednn", lambda: False)
-    plain = recnmt_hf.Translator.from_pretrained(tiny_folder, device="cpu")
-    assert not hasattr(plain.model.lm_head, "packed_weight")
-    monkeypatch.setattr(packing, "prefers_onednn", lambda: True)
-    packed = recnmt_hf.Translator.from_pretrained(tiny_folder, device="cpu")
-    for one, other in zip(packed(sentences, **settings), plain(sentences, **settings), strict=True):
+    expected = any_family(sentences, **settings)
+    model = copy.deepcopy(any_family.model)
+    pack_weights(model)
+    packed = recnmt_hf.Translator(model, any_family.tokenizer, check=False)
+    for one, other in zip(packed(sentences, **settings), expected, strict=True):
         assert one.text == other.text
         assert one.score == pytest.approx(other.score, abs=1e-4)
-    assert packed.model.lm_head in packed_layers(packed.model)
+    assert model.lm_head in packed_layers(model)
+
+
+def test_translators_pack_where_it_is_faster(tiny_folder, monkeypatch):
+    for is_faster in (False, True):
+        monkeypatch.setattr(packing, "prefers_onednn", lambda is_faster=is_faster: is_faster)
+        translator = recnmt_hf.Translator.from_pretrained(tiny_folder, device="cpu")
+        assert hasattr(translator.model.lm_head, "packed_weight") == is_faster
+    quantized = recnmt_hf.Translator.from_pretrained(tiny_folder, quantization="int8")
+    assert not any(hasattr(module, "packed_weight") for module in quantized.model.modules())
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     assert not packing.suits_packing()

@@ -5,23 +5,13 @@ import torch
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def translator(request, tokenizer):
-    """Return a random model whose translations have various lengths."""
-    torch.manual_seed(11)
-    prefix = FAMILIES[request.param].prefix
-    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
-    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.25)
-    with torch.no_grad():  # some translations end early
-        model.lm_head.weight[tokenizer.eos_token_id] *= 2.5
-    return recnmt_hf.Translator(model, tokenizer, check=False)
+@pytest.fixture(scope="module")
+def translator(any_family):
+    return any_family
 
 
 def with_and_without(translator, monkeypatch, sentences, *prefixes, **options):

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..inference.word_alignment import WordAlignment
     from ..metrics.alignment import GoldAlignment, Links
 
+SHORTLIST_HELP = "file to which the likeliest translations of each token are written, for `recnmt translate --shortlist`"
 HEAD_HELP = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
 
 
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_options(parser, DecodingOptions, ["alignment_layer"], alignment_layer="--layer")
     add("--head", type=arguments.whole(0), help=HEAD_HELP)
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
+    add("--shortlist", metavar="FILE", help=SHORTLIST_HELP)
     add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
     arguments.add_options(parser, DecodingOptions, ["max_tokens", *arguments.LANGUAGES])
     arguments.add_device_arguments(parser)
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("usage.inputs", inputs="a model with --source and --target or --text, or --links with --gold")
-    for name in ("source", "target", "text", "plot", "output", "source_trees"):
+    for name in ("source", "target", "text", "plot", "output", "shortlist", "source_trees"):
         if args.links is not None and getattr(args, name) is not None:
             raise UserError("usage.excludes", field=f"--{name.replace('_', '-')}", other="--links")
     if args.source_trees is not None and args.source is None:
@@ -59,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture, plot_alignment
     from ..data.files import open_output, refuse_inputs
     from ..data.text import SentencePair, read_lines
+    from ..inference.shortlist import write_shortlist
     from ..inference.word_alignment import align_pairs
     from ..metrics.alignment import alignment_error_rate, format_links, parse_links
 
@@ -85,7 +89,11 @@ def run(args: argparse.Namespace) -> None:
         refuse_inputs(args.plot, inputs)
         outputs = [os.path.realpath(path) for path in (args.output, args.plot) if path is not None]
         arguments.refuse_duplicates(outputs, "--plot")
-    has_links = args.output is not None or (gold is None and args.plot is None)
+    if args.shortlist is not None:
+        refuse_inputs(args.shortlist, inputs)
+        outputs = [os.path.realpath(path) for path in (args.output, args.plot, args.shortlist) if path is not None]
+        arguments.refuse_duplicates(outputs, "--shortlist")
+    has_links = args.output is not None or (gold is None and args.plot is None and args.shortlist is None)
     with open_output(arguments.stream(args.output), inputs) if has_links else nullcontext() as out:
         translator = arguments.load_translator(args)
 
@@ -95,9 +103,15 @@ def run(args: argparse.Namespace) -> None:
                 choice = args.alignment_layer, args.head
                 yield from align_pairs(translator, sources, targets, *choice, args.max_tokens, args.options)
 
+        if args.shortlist is not None:
+            texts = [pair.source for pair in pairs], [pair.target for pair in pairs]
+            options = replace(args.options, alignment_layer=args.alignment_layer, max_tokens=args.max_tokens)
+            lines = write_shortlist(args.shortlist, translator, *texts, options)
+            print(f"{args.shortlist}: {lines} pairs of tokens", file=sys.stderr)
         links: list[Links] = []
         plotted: WordAlignment | None = None
-        for number, alignment in enumerate(arguments.progress(aligned(), "pairs", len(pairs), out), start=1):
+        wanted = aligned() if has_links or gold is not None or args.plot is not None else iter(())
+        for number, alignment in enumerate(arguments.progress(wanted, "pairs", len(pairs), out), start=1):
             links.append(set(alignment.links))
             plotted = alignment if number == args.pair else plotted
             if out is not None:

@@ -143,6 +143,17 @@ class DecodingOptions:
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(
         None, "random seed of sampling; same seed, sentences, batches and device give the same translations"
     )
+    shortlist: str | None = option(
+        None,
+        "file of Marian's --shortlist (lines `target source probability`, from `recnmt align --shortlist`): only the "
+        " likeliest translations of the tokens of a batch are considered, which is faster on the CPU",
+    )
+    shortlist_first: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
+        100, "number of first tokens of the target vocabulary that are always considered with a shortlist"
+    )
+    shortlist_best: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
+        100, "number of translations of each source token that a shortlist gives"
+    )
     generate: dict[str, Any] = field(
         default_factory=dict,
         metadata={"help": "further settings of transformers' generate, by their names in GenerationConfig"},

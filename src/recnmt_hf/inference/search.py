@@ -5,7 +5,7 @@ which every sentence stays until the whole batch is finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class ModelRows:
     """
 
     returns_log_probs = False  # whether next_logits returns log-probabilities already
+    columns: torch.Tensor | None = None  # ids of the tokens whose logits are computed; `None`: all
+    vocabulary = 0  # number of all tokens, where only those of `columns` are computed
 
     def __init__(self, model: Any, inputs: dict[str, Any], rows: int, sentences: int):
         self.model = model
@@ -75,7 +77,7 @@ class ModelRows:
 class EnsembleRows:
     """Rows of several models: the mean of their log-probabilities, `log p = mean_k log p_k`."""
 
-    returns_log_probs = True
+    returns_log_probs, columns, vocabulary = True, None, 0
 
     def __init__(self, members: Sequence[ModelRows]):
         self.members, self.sentences = members, members[0].sentences
@@ -147,6 +149,7 @@ def search(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    rows_class: Callable[..., ModelRows] = ModelRows,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """
@@ -155,7 +158,7 @@ def search(
     separately. Return tokens `(sentences * num_return_sequences, length)` as transformers' own search does.
     """
     beams = generation_config.num_beams or 1
-    rows = ModelRows(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
+    rows = rows_class(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
     return run_search(rows, input_ids, logits_processor, stopping_criteria, generation_config)
 
 
@@ -211,9 +214,23 @@ class GreedySearch:
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Append a token to each row. Return the rows that they continue, and which sentences are finished."""
         tokens = self.running[:, 0, :length]
-        scores = self.processors(tokens, logits)
-        self.running[:, 0, length] = scores.argmax(-1)
-        return None, self.criteria(self.running[:, 0, : length + 1], scores)
+        if self.processors:
+            logits = self.processors(tokens, self.all_columns(logits))
+        best = logits.argmax(-1)
+        self.running[:, 0, length] = best if self.processors else self.token_ids(best)
+        return None, self.criteria(self.running[:, 0, : length + 1], logits)
+
+    def all_columns(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits `(rows, vocab_size)`, as processors need them: minus infinity for tokens not computed."""
+        if self.rows.columns is None:
+            return logits
+        return logits.new_full((logits.shape[0], self.rows.vocabulary), -torch.inf).index_copy_(
+            1, self.rows.columns, logits
+        )
+
+    def token_ids(self, columns: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of columns of the computed logits."""
+        return columns if self.rows.columns is None else self.rows.columns[columns]
 
     def drop_finished(self, rows: torch.Tensor | None, done: torch.Tensor) -> None:
         """Store the results of finished sentences and remove them from the batch."""
@@ -263,6 +280,7 @@ class BeamSearch(GreedySearch):
         sentences, beams = self.running.shape[:2]
         are_log_probs = self.rows.returns_log_probs
         if self.processors:
+            logits = self.all_columns(logits)
             scores = logits if are_log_probs else logits.log_softmax(-1)
             logits, are_log_probs = self.processors(self.running.flatten(0, 1)[:, :length], scores), True
         vocabulary = logits.shape[-1]
@@ -277,6 +295,7 @@ class BeamSearch(GreedySearch):
             for part, before in parts
         ]
         best, source, tokens = (torch.cat(column) for column in zip(*found, strict=True))
+        tokens = tokens if self.processors else self.token_ids(tokens)
         continued = self.running.gather(1, source[:, :, None].expand(-1, -1, self.running.shape[2]))
         continued[:, :, length] = tokens
         ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), logits)

@@ -23,7 +23,7 @@ from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.ensemble import EnsembleBackend
-from .backends.protocol import Backend, SearchRequest
+from .backends.protocol import Backend, SearchRequest, TranslatesOnly
 from .backends.torch_model import TorchBackend
 from .batching import TargetTokens, Tokens, given_count, pair_lengths, run_batches
 from .languages import Direction, Languages, find_languages
@@ -369,6 +369,8 @@ class Translator:
         self, sources: Tokens, prefixes: Tokens, options: DecodingOptions, scores: bool = True
     ) -> list[list[Hypothesis]]:
         """Translate a batch of token ids. Return the hypotheses of each source, best first."""
+        if options.shortlist is not None and isinstance(self.backend, TranslatesOnly):
+            raise UserError("shortlist.backend", field="shortlist", kind=self.backend.kind)
         max_lengths = self.max_lengths(sources, prefixes, options)
         result = self.backend.search(SearchRequest(sources, prefixes, max_lengths, options))
         per_source = len(result.tokens) // len(sources)
@@ -461,6 +463,22 @@ class Translator:
             ValueError: The numbers of sources and targets differ, or a source is empty.
         """
         options = decoding_options(options, changes)
+        source_ids, target_ids = self.encode_pairs(sources, targets, options, places)
+        warnings = TranslationWarnings(self.tokenizer)
+        warnings.count_tokens(source_ids)
+        warnings.log()
+        penalty = options.penalty()
+        log_probs = self.score_tokens(source_ids, target_ids, options.max_tokens)
+        return [SentenceScore(sum(row) / max(len(row), 1) ** penalty, sum(row), row) for row in log_probs]
+
+    def encode_pairs(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str | Sequence[int]],
+        options: DecodingOptions,
+        places: Sequence[str] | None = None,
+    ) -> tuple[Tokens, Tokens]:
+        """Return the token ids of sources and translations; arguments and errors as of [`score`]."""
         check_counts(sources, targets)
         source_ids, target_ids = [], []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
@@ -473,12 +491,7 @@ class Translator:
             source_ids.append(ids)
             target_ids.append(self.target_ids(target, f"{place}: translation", direction))
             self.check_lengths(len(ids), len(target_ids[-1]), place)
-        warnings = TranslationWarnings(self.tokenizer)
-        warnings.count_tokens(source_ids)
-        warnings.log()
-        penalty = options.penalty()
-        log_probs = self.score_tokens(source_ids, target_ids, options.max_tokens)
-        return [SentenceScore(sum(row) / max(len(row), 1) ** penalty, sum(row), row) for row in log_probs]
+        return source_ids, target_ids
 
     def score_tokens(self, sources: Tokens, targets: Tokens, max_tokens: int = 4096) -> list[list[float]]:
         """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
+from ..shortlist import Shortlist, ShortlistRows, check_output_layer
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
@@ -65,6 +67,7 @@ class TorchBackend:
             check_weights(model)
         tokenizers.check(model, strict=check)
         self.model: Any = model  # PreTrainedModel alone has no `generate`
+        self.shortlist: tuple[Any, Shortlist] | None = None  # the last one, by what it was read from
         self.tokenizers = tokenizers
 
     @property
@@ -104,7 +107,9 @@ class TorchBackend:
         if settings.get("stop_strings"):
             settings["tokenizer"] = self.tokenizers.target
         if can_drop_finished(settings, options, self.model.generation_config):
-            settings["custom_generate"] = search
+            settings["custom_generate"] = partial(search, rows_class=self.rows_class(request))
+        elif options.shortlist is not None:
+            raise UserError("shortlist.search", field="shortlist")
         starts = [start_of(prefix, None) for prefix in request.prefixes]
         if any(start is not None for start in starts):
             settings["decoder_start_token_id"] = [start_id(self.model) if one is None else one for one in starts]
@@ -119,6 +124,18 @@ class TorchBackend:
                 **settings,
             )
         return SearchResult(outputs[:, 1:].tolist())
+
+    def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
+        """Return what makes the rows of a search: with the tokens of a shortlist, or with all."""
+        options = request.options
+        if options.shortlist is None:
+            return ModelRows
+        check_output_layer(self.model)
+        key = options.shortlist, options.shortlist_first, options.shortlist_best
+        if self.shortlist is None or self.shortlist[0] != key:
+            path, first, best = key
+            self.shortlist = key, Shortlist.read(path, self.tokenizers, first, best)
+        return partial(ShortlistRows, tokens=self.shortlist[1].tokens(request.sources, request.prefixes))
 
     def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         inputs, labels = self.source_inputs(sources), self.pad_targets(targets)

@@ -1,0 +1,177 @@
+"""
+Lexical shortlists (Jean et al., 2015): the target tokens that the output layer computes for a batch, chosen by the
+tokens of its sources. The files are those of Marian's option `--shortlist`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data.files import open_output
+from ..data.text import read_lines
+from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
+from ..models.kernels_shared import PackedWeight, project
+from .batching import Tokens
+from .options import DecodingOptions
+from .packing import suits_packing
+from .search import ModelRows
+
+
+# Sentence pairs whose attention is read at a time.
+PAIRS_AT_A_TIME = 2000
+# Smallest share and largest number of translations of a source token that are written.
+SMALLEST_SHARE, MOST_TRANSLATIONS = 1e-4, 200
+
+if TYPE_CHECKING:
+    from .translator import Translator
+
+
+class Shortlist:
+    """
+    The likeliest translations of each source token.
+
+    Args:
+        translations (mapping of `int` to sequence of `int`): Target tokens of each source token, likeliest first.
+        always (sequence of `int`): Target tokens that every batch may use.
+        copies (`bool`): Whether the source tokens themselves are target tokens, as with one vocabulary for both.
+    """
+
+    def __init__(self, translations: Mapping[int, Sequence[int]], always: Sequence[int], copies: bool = False):
+        self.translations, self.always, self.copies = translations, always, copies
+
+    @classmethod
+    def read(cls, path: str | Path, tokenizers: TokenizerPair, first: int, best: int) -> Shortlist:
+        """
+        Read lines of `target source probability`, separated by spaces, plain or gzipped. Lines with a token that is not
+        in its vocabulary are ignored.
+
+        Args:
+            path (`str` or `Path`): The file.
+            tokenizers ([`~recnmt_hf.TokenizerPair`]): Give the ids of the tokens.
+            first (`int`): Number of first tokens of the target vocabulary that every batch may use.
+            best (`int`): Number of translations of each source token.
+        """
+        source_ids, target_ids = tokenizers.source.get_vocab(), tokenizers.target.get_vocab()
+        found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for number, line in enumerate(read_lines(path), start=1):
+            place, parts = f"{path}, line {number}", line.split(" ")
+            try:
+                target, source, probability = parts[0], parts[1], float(parts[2])
+            except (IndexError, ValueError):
+                raise UserError("shortlist.line", field=place, value=line) from None
+            if source in source_ids and target in target_ids:
+                found[source_ids[source]].append((-probability, target_ids[target]))
+        if not found:
+            raise UserError("shortlist.other_vocabulary", field=str(path))
+        translations = {source: [id for _, id in sorted(targets)[:best]] for source, targets in found.items()}
+        always = [*range(min(first, len(target_ids))), *tokenizers.target.all_special_ids]
+        return cls(translations, always, copies=source_ids == target_ids)
+
+    def tokens(self, sources: Tokens, further: Tokens = ()) -> list[int]:
+        """Return the ids of the target tokens for a batch of sources, in their order, with those of `further`."""
+        chosen = set(self.always).union(*further)
+        given = {id for source in sources for id in source}
+        for id in given:
+            chosen.update(self.translations.get(id, ()))
+        if self.copies:
+            chosen |= given
+        return sorted(chosen)
+
+
+class ShortlistRows(ModelRows):
+    """Rows whose output layer has the target tokens of a shortlist only; `columns` are their ids."""
+
+    def __init__(self, model: Any, inputs: dict[str, Any], rows: int, sentences: int, tokens: Sequence[int]):
+        super().__init__(model, inputs, rows, sentences)
+        self.columns = torch.tensor(tokens, device=model.device)
+        weight, bias = output_weight(model.lm_head)
+        self.vocabulary = weight.shape[0]
+        layer: Any = nn.Linear(weight.shape[1], len(tokens), bias=False, device="meta")
+        layer.weight = nn.Parameter(weight.index_select(0, self.columns), requires_grad=False)
+        if weight.is_cpu and suits_packing():
+            layer.packed_weight = PackedWeight()
+        self.layer: nn.Module = layer
+        biases = [bias, getattr(model, "final_logits_bias", None)]
+        self.biases = [bias.detach().reshape(-1)[self.columns] for bias in biases if bias is not None]
+
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        outputs = self.model.model(
+            decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True, return_dict=True, **self.inputs
+        )
+        self.cache = outputs.past_key_values
+        logits = project(self.layer, outputs.last_hidden_state[:, -1])
+        return sum(self.biases, start=logits).float()
+
+
+def output_weight(head: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return weight and bias of an output layer; of a quantized one in float32."""
+    if type(head) is nn.Linear:
+        return head.weight.detach(), head.bias
+    return head.weight().dequantize(), head.bias()
+
+
+def check_output_layer(model: Any) -> None:
+    """Raise a [`UserError`] unless the logits of a model are those of a linear layer over its decoder's states."""
+    kinds = nn.Linear, torch.ao.nn.quantized.dynamic.Linear
+    if not hasattr(model, "model") or type(getattr(model, "lm_head", None)) not in kinds:
+        raise UserError("shortlist.output_layer", field=type(model).__name__)
+
+
+def write_shortlist(
+    path: str | Path,
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    options: DecodingOptions | None = None,
+) -> int:
+    """
+    Write a shortlist from translated sentences: `target source probability`, where the probability is the share of the
+    target token in the attention that the source token receives. Return the number of lines.
+    """
+    options = options or DecodingOptions()
+    source_ids, target_ids = translator.encode_pairs(sources, targets, options)
+    controls = translator.control_ids[0], translator.control_ids[1] | translator.end_ids()
+    keys, weights = np.empty(0, np.int64), np.empty(0)
+    for start in range(0, len(source_ids), PAIRS_AT_A_TIME):
+        own, translated = (side[start : start + PAIRS_AT_A_TIME] for side in (source_ids, target_ids))
+        attentions = translator.attention(own, translated, options.alignment_layer, None, options.max_tokens)
+        found = [token_pairs(*one, controls=controls) for one in zip(own, translated, attentions, strict=True)]
+        keys, places = np.unique(np.concatenate([keys, *(one[0] for one in found)]), return_inverse=True)
+        weights = np.bincount(places, np.concatenate([weights, *(one[1] for one in found)]), len(keys)).astype(float)
+    first, second = keys >> 32, keys & (2**32 - 1)
+    shares = weights / np.bincount(first, weights)[first] if len(keys) else weights
+    source_names, target_names = (
+        {id: token for token, id in tokenizer.get_vocab().items()}
+        for tokenizer in (translator.tokenizer, translator.target_tokenizer)
+    )
+    lines: Counter[int] = Counter()
+    with open_output(path) as file:
+        for place in np.lexsort((-shares, first)):
+            source, share = int(first[place]), shares[place]
+            if share >= SMALLEST_SHARE and lines[source] < MOST_TRANSLATIONS:
+                lines[source] += 1
+                print(target_names[int(second[place])], source_names[source], f"{share:.6f}", file=file)
+    return lines.total()
+
+
+def token_pairs(
+    source: Sequence[int], target: Sequence[int], attention: np.ndarray, controls: tuple[Set[int], Set[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Return the pairs of tokens of a sentence pair, `source * 2**32 + target`, and their `attention` `(len(target),
+    len(source))`, both flat, without control tokens.
+    """
+    rows, columns = (
+        [place for place, id in enumerate(side) if id not in control]
+        for side, control in ((target, controls[1]), (source, controls[0]))
+    )
+    ids = np.array(source, np.int64)[None, columns] * 2**32 + np.array(target, np.int64)[rows, None]
+    return ids.reshape(-1), attention[np.ix_(rows, columns)].reshape(-1)
