@@ -48,8 +48,8 @@ class PathTiming:
 
 
 def clock() -> float:
-    """Return the processor time of this thread; the wall time where several threads compute."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    """Return the processor time, with that of other engines' threads; the wall time where several compute."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

@@ -100,6 +100,7 @@ def load_systems(args: argparse.Namespace) -> Iterator[System]:
             row = Row(name, "", "", settings["format"], settings["quantization"], options.beams, megabytes)
             yield System(row, Translator.from_pretrained(folder, device="cpu"), options)
             continue
+        parameters = ""
         for kind in args.types:
             loading = {"quantization": kind} if kind == "int8" else {"dtype": kind}
             translator = Translator.from_pretrained(folder, device="cpu", **loading)
@@ -108,9 +109,10 @@ def load_systems(args: argparse.Namespace) -> Iterator[System]:
                 memory = io.BytesIO()
                 torch.save(model.state_dict(), memory)
                 megabytes = f"{memory.tell() / MEGABYTE:.1f}"
-            family, parameters = model.config.model_type, f"{model.num_parameters() / 1e6:.2f}M"
+            if kind != "int8":  # whose layers have packed weights, not parameters
+                parameters = f"{model.num_parameters() / 1e6:.2f}M"
             for engine in (TRANSFORMERS, OWN) if args.transformers and kind == args.types[0] else (OWN,):
-                row = Row(name, family, parameters, engine, kind, options.beams, megabytes)
+                row = Row(name, model.config.model_type, parameters, engine, kind, options.beams, megabytes)
                 yield System(row, translator, options)
 
 
