@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..inference.word_alignment import WordAlignment
     from ..metrics.alignment import GoldAlignment, Links
 
-SHORTLIST_HELP = "file to which the likeliest translations of each token are written, for `recnmt translate --shortlist`"
+SHORTLIST_HELP = "file to which likely translations of each token are written, for `recnmt translate --shortlist`"
 HEAD_HELP = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
 
 
