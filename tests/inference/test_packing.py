@@ -10,8 +10,8 @@ from transformers import MarianConfig, MarianMTModel
 
 import recnmt_hf
 from recnmt_hf.inference import packing
-from recnmt_hf.inference.packing import pack_weights
-from recnmt_hf.models.kernels_shared import PackedWeight, has_wide_matmul, project
+from recnmt_hf.inference.packing import PackedWeight, pack_weights
+from recnmt_hf.models.kernels_shared import has_wide_matmul, project
 
 
 pytestmark = pytest.mark.skipif(not has_wide_matmul(), reason="this build of torch has no oneDNN")

@@ -7,15 +7,64 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
-from ..models.kernels_shared import PackedWeight, allowed, has_wide_matmul, prefers_onednn, setting
+from ..models.kernels_shared import allowed, has_wide_matmul, prefers_onednn, setting
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
+
+
+# Number of rows for which oneDNN orders a weight, with the same result for all numbers from 4; types that it takes; and
+# the size from which a single row, as in greedy search of one sentence, is faster too.
+PACKED_ROWS, PACKED_TYPES, SMALLEST_FOR_ONE_ROW = 64, (torch.float32, torch.bfloat16), 2**20
 
 
 def suits_packing() -> bool:
     """Return whether packed weights measured faster on this kind of processor (`RECNMT_FAST_PATHS=1`: on any)."""
     return allowed() and has_wide_matmul() and (prefers_onednn() or setting() == "1")
+
+
+class PackedWeight:
+    """
+    The weight of a linear layer in oneDNN's order, for matmuls without gradients in float32 or bfloat16. It is made
+    when it is first used, and again after each change of the weight.
+    """
+
+    def __init__(self) -> None:
+        self.content: tuple[Any, ...] = (None, None)
+
+    def suits(self, linear: nn.Linear, states: torch.Tensor) -> bool:
+        """Return whether this may compute the layer: nothing trains, casts, observes or replaces its operations."""
+        weight: Any = linear._parameters["weight"]
+        return (
+            not torch.is_grad_enabled()
+            and states.dtype == weight.dtype
+            and states.dtype in PACKED_TYPES
+            and type(states) is torch.Tensor
+            and type(weight) is nn.Parameter
+            and weight.is_cpu
+            and states.is_cpu
+            and not weight.is_inference()  # it has no version
+            and (states.numel() > weight.shape[1] or weight.numel() >= SMALLEST_FOR_ONE_ROW)
+            and not (linear._forward_hooks or linear._forward_pre_hooks)
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
+            and not torch.is_autocast_enabled("cpu")
+            and _get_current_dispatch_mode() is None
+        )
+
+    def multiply(self, linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+        """Return `states @ weight.T + bias` of a layer that this suits."""
+        weight: Any = linear._parameters["weight"]
+        version = (weight.data_ptr(), weight._version)
+        packed_version, packed = self.content
+        if packed_version != version:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_ROWS)
+            self.content = version, packed  # at once, since threads may share a model
+        return torch.ops.mkldnn._linear_pointwise(states, packed, linear._parameters["bias"], "none", [], "")
+
+    def __reduce__(self) -> Any:
+        return PackedWeight, ()  # a copy of the layer has another weight
 
 
 def pack_weights(model: PreTrainedModel) -> None:

@@ -18,10 +18,10 @@ from ..data.files import open_output
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
-from ..models.kernels_shared import PackedWeight, project
+from ..models.kernels_shared import project
 from .batching import Tokens
 from .options import DecodingOptions
-from .packing import suits_packing
+from .packing import PackedWeight, suits_packing
 from .search import ModelRows
 
 

@@ -102,10 +102,12 @@ class NMTTransformerConfig(TransformerConfig):
         return NMTTransformerConfig(**{**fields, "decoder_autoregression": "self_attention"})
 
     def check_values(self) -> None:
+        from transformers.activations import ACT2FN  # here, since it imports all that models need
+
         super().check_values()
         is_paired = self.self_attention_type != "directional" or self.encoder_attention_heads % 2 == 0
         self.require(is_paired, "encoder_attention_heads", "even", "self_attention_type")
-        self.require_activation("aan_activation")
+        self.require(self.aan_activation in ACT2FN, "aan_activation", "a name in transformers' ACT2FN")
 
 
 NMTTransformerConfig.register_for_auto_class()

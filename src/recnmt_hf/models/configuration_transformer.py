@@ -76,15 +76,11 @@ class TransformerConfig(Seq2SeqConfig):
         """Return the type of position embeddings, with the default for `None`."""
         return "sinusoidal"
 
-    def require_activation(self, field: str) -> None:
-        """Raise a `UserError` unless a field is the name of an activation function."""
-        from transformers.activations import ACT2FN  # loads all that models need, which an import of the package spares
-
-        self.require(getattr(self, field) in ACT2FN, field, "a name in transformers' ACT2FN")
-
     def check_values(self) -> None:
+        from transformers.activations import ACT2FN  # here, since it imports all that models need
+
         super().check_values()
-        self.require_activation("activation_function")
+        self.require(self.activation_function in ACT2FN, "activation_function", "a name in transformers' ACT2FN")
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             self.require(self.d_model % getattr(self, name) == 0, name, "a divisor of d_model", "d_model")
         self.require(self.d_model % 2 == 0, "d_model", "even")

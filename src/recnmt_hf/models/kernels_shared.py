@@ -392,9 +392,6 @@ def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 FEW_ROWS, MAX_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
 # Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer.
 MANY_ROWS, LARGE_WEIGHT = 16, 2**22
-# Number of rows for which oneDNN orders a weight, with the same result for all numbers from 4; types that it takes; and
-# the size from which a single row, as in greedy search of one sentence, is faster too.
-PACKED_ROWS, PACKED_TYPES, SMALLEST_FOR_ONE_ROW = 64, (torch.float32, torch.bfloat16), 2**20
 
 
 def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -415,49 +412,6 @@ def suits_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-class PackedWeight:
-    """
-    The weight of a linear layer in oneDNN's order, for matmuls without gradients in float32 or bfloat16. It is made
-    when it is first used, and again after each change of the weight.
-    """
-
-    def __init__(self) -> None:
-        self.content: tuple[Any, ...] = (None, None)
-
-    def suits(self, linear: nn.Linear, states: torch.Tensor) -> bool:
-        """Return whether this may compute the layer: nothing trains, casts, observes or replaces its operations."""
-        weight: Any = linear._parameters["weight"]
-        return (
-            not torch.is_grad_enabled()
-            and states.dtype == weight.dtype
-            and states.dtype in PACKED_TYPES
-            and type(states) is torch.Tensor
-            and type(weight) is nn.Parameter
-            and weight.is_cpu
-            and states.is_cpu
-            and not weight.is_inference()  # it has no version
-            and (states.numel() > weight.shape[1] or weight.numel() >= SMALLEST_FOR_ONE_ROW)
-            and not (linear._forward_hooks or linear._forward_pre_hooks)
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
-            and not torch.is_autocast_enabled("cpu")
-            and _get_current_dispatch_mode() is None
-        )
-
-    def multiply(self, linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
-        """Return `states @ weight.T + bias` of a layer that this suits."""
-        weight: Any = linear._parameters["weight"]
-        version = (weight.data_ptr(), weight._version)
-        packed_version, packed = self.content
-        if packed_version != version:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_ROWS)
-            self.content = version, packed  # at once, since threads may share a model
-        return torch.ops.mkldnn._linear_pointwise(states, packed, linear._parameters["bias"], "none", [], "")
-
-    def __reduce__(self) -> Any:
-        return PackedWeight, ()  # a copy of the layer has another weight
-
-
 def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """Apply a linear layer to states `(.., in_features)` by the fastest matmul; call adapters and quantized layers."""
     if type(linear) is not nn.Linear:
@@ -472,9 +426,8 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
         if suits_wide(states, weight, FEWEST_WIDE_ROWS if is_large else MANY_ROWS) and is_plain(linear, nn.Linear):
             return onednn_layer(states, weight, linear.bias)
         if suits_weight_first(states, weight) and is_plain(linear, nn.Linear):
-            channels, width = weight.shape
-            product = weight_first(states.reshape(-1, width), weight, linear.bias)
-            return product.view(*states.shape[:-1], channels)
+            product = weight_first(states.reshape(-1, weight.shape[1]), weight, linear.bias)
+            return product.view(*states.shape[:-1], weight.shape[0])
     return linear(states)
 
 

@@ -15,10 +15,7 @@ from transformers.cache_utils import (
 
 
 class BeamMoves:
-    """
-    Checks whether a reordering keeps every decoder row with its source, once for all layers of a cache. Beam search
-    always does; an accelerator asserts it, so that the program need not wait for the answer.
-    """
+    """Checks whether a reordering keeps every decoder row with its source, once for all layers of a cache."""
 
     def __init__(self) -> None:
         self.rows: torch.Tensor | None = None
@@ -31,11 +28,9 @@ class BeamMoves:
         if self.rows is not rows or self.group != group or id(layer) in self.answered:
             own = torch.arange(rows.shape[0], device=rows.device).div(group, rounding_mode="floor")
             sources = rows.div(group, rounding_mode="floor")
-            if rows.device.type == "cpu":
-                self.stay = torch.equal(sources, own)
-            else:
+            if rows.device.type != "cpu":  # as in beam search; to ask an accelerator would mean to wait for it
                 torch._assert_async((sources == own).all(), "A row moved to another source.")
-                self.stay = True
+            self.stay = rows.device.type != "cpu" or torch.equal(sources, own)
             self.rows, self.group, self.answered = rows, group, set()
         self.answered.add(id(layer))
         return self.stay
