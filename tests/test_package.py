@@ -91,17 +91,19 @@ assert type(sys.modules["transformers.pipelines"].__loader__) is SourceFileLoade
 def test_an_import_loads_no_models():
     """They take as long as torch and transformers together; a card is written whichever module comes first."""
     code = """
-import sys, recnmt_hf
+import importlib.util, sys, recnmt_hf
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 loaded = [name for name in sys.modules if name.startswith("recnmt_hf.models.modeling_")]
 assert not loaded and "transformers.modeling_utils" not in sys.modules and "transformers.pipelines" not in sys.modules
+assert importlib.util.find_spec("transformers.pipelines"), "a question is no import"
 mapping = AutoModelForSeq2SeqLM._model_mapping
 assert recnmt_hf.GRETConfig in mapping and "recnmt_hf.models.modeling_gret" not in sys.modules
 assert mapping[recnmt_hf.GRETConfig] is recnmt_hf.GRETForConditionalGeneration
 assert recnmt_hf.GRETForConditionalGeneration in dict(mapping._extra_content).values()
-print(recnmt_hf.GRETForConditionalGeneration.write_card.__name__)
+from transformers.pipelines import PIPELINE_REGISTRY
+print(recnmt_hf.GRETForConditionalGeneration.write_card.__name__, PIPELINE_REGISTRY.check_task("recnmt-translation")[0])
 """
-    assert python(code).strip() == "write_plain_card"
+    assert python(code).split() == ["write_plain_card", "recnmt-translation"]
 
 
 @pytest.mark.parametrize(

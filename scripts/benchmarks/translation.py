@@ -7,9 +7,8 @@ Table of translation speed: engines and types of weights of any number of models
         --system RNMT outputs/rnmt/model 4 --types float32 bfloat16 int8 --csv speeds.csv
 
 A system is a name, a folder and a number of beams. Folders of models are measured with each of `--types`, exported
-folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the file,
-or for other types than the file's those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a
-model card.
+folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the
+files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a card.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ OWN, TRANSFORMERS = "recnmt_hf", "transformers' search"
 # Files with the weights and graphs of a model or an exported model.
 WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx_data", "model.bin")
 MEGABYTE = 10**6
-# Columns that describe a run rather than a row, and are only in the CSV.
+# Columns that only the CSV has.
 ONLY_CSV = ("family", "beams", "threads", "processor", "torch")
 
 
@@ -100,17 +99,15 @@ def load_systems(args: argparse.Namespace) -> Iterator[System]:
             row = Row(name, "", "", settings["format"], settings["quantization"], options.beams, megabytes)
             yield System(row, Translator.from_pretrained(folder, device="cpu"), options)
             continue
-        parameters = ""
+        # Layers in int8 have packed weights, not parameters.
+        parameters = f"{Translator.from_pretrained(folder, device='cpu').model.num_parameters() / 1e6:.2f}M"
         for kind in args.types:
             loading = {"quantization": kind} if kind == "int8" else {"dtype": kind}
             translator = Translator.from_pretrained(folder, device="cpu", **loading)
-            model = translator.model
-            if kind != "float32":
-                memory = io.BytesIO()
-                torch.save(model.state_dict(), memory)
-                megabytes = f"{memory.tell() / MEGABYTE:.1f}"
-            if kind != "int8":  # whose layers have packed weights, not parameters
-                parameters = f"{model.num_parameters() / 1e6:.2f}M"
+            model, memory = translator.model, io.BytesIO()
+            torch.save(model.state_dict(), memory)
+            own_size = size if kind == "float32" else memory.tell()
+            megabytes = f"{own_size / MEGABYTE:.1f}"
             for engine in (TRANSFORMERS, OWN) if args.transformers and kind == args.types[0] else (OWN,):
                 row = Row(name, model.config.model_type, parameters, engine, kind, options.beams, megabytes)
                 yield System(row, translator, options)

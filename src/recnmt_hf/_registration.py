@@ -5,18 +5,18 @@ when they are first needed.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import UserDict
 from collections.abc import Callable
+from functools import partial
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .families import FAMILIES
-from .families.family import CONFIG, GENERATING, MODEL, Family
+from .families.family import CONFIG, GENERATING, MODEL
 
 
 _COMMAND = "recnmt"
@@ -35,7 +35,7 @@ def register() -> None:
             mapping = getattr(transformers, auto_class)._model_mapping
             if not isinstance(mapping._extra_content, LazyClasses):
                 mapping._extra_content = LazyClasses(mapping._extra_content)
-            mapping._extra_content[config_class] = ClassOfFamily(family, suffix)
+            mapping._extra_content[config_class] = partial(family.load_class, suffix)
     when_imported("transformers.pipelines", _register_pipeline)
     when_imported(f"{__package__}.models.seq2seq_loading", _write_plain_cards)
 
@@ -53,20 +53,13 @@ def _write_plain_cards() -> None:
     Seq2SeqPreTrainedModel.write_card = staticmethod(write_plain_card)  # type: ignore[method-assign]
 
 
-class ClassOfFamily:
-    """A model class that is not imported yet."""
-
-    def __init__(self, family: Family, suffix: str):
-        self.family, self.suffix = family, suffix
-
-
 class LazyClasses(UserDict[Any, Any]):
-    """The registered classes of an Auto class by configuration class: those of a [`ClassOfFamily`] load when read."""
+    """The registered classes of an Auto class by configuration class; a `partial` imports its class when it is read."""
 
     def __getitem__(self, key: Any) -> Any:
         value = self.data[key]
-        if isinstance(value, ClassOfFamily):
-            value = self.data[key] = value.family.load_class(value.suffix)
+        if isinstance(value, partial):
+            value = self.data[key] = value()
         return value
 
 
@@ -79,7 +72,7 @@ def when_imported(name: str, action: Callable[[], None]) -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds one module as the other finders do, and calls a function once it is imported."""
+    """Finds one module as Python does, and calls a function once it is imported."""
 
     def __init__(self, name: str, action: Callable[[], None]):
         self.name, self.action = name, action
@@ -87,15 +80,16 @@ class _AfterImport(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            self.action()
+            if self in sys.meta_path:  # else the module is reloaded
+                sys.meta_path.remove(self)
+                self.action()
 
         spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]  # of this import's loader only
         return spec

@@ -118,30 +118,14 @@ NOT_RUN = {
 METHODS_NOT_RUN = {
     *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
     *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "is_summarizing"),
-    *(
-        "target_ids",
-        "limit_length",
-        "drop_control_tokens",
-        "direction",
-        "encode_pairs",
-        "read_source",
-        "encode_for",
-        "set_backend",
-    ),
+    *("target_ids", "limit_length", "drop_control_tokens", "direction", "encode_pairs", "read_source", "encode_for"),
+    "set_backend",
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {"attention", "decoder_attention", "encode", "run_encoder", "score", "search", "start_rows"}
 BACKEND_METHODS_NOT_RUN = {
-    *(
-        "inspected_model",
-        "new_cache",
-        "rows_class",
-        "pad_sources",
-        "pad_targets",
-        "processors",
-        "seeded",
-        "source_inputs",
-    ),
+    *("inspected_model", "new_cache", "rows_class", "pad_sources", "pad_targets", "processors", "seeded"),
+    "source_inputs",
 }
 
 

@@ -141,7 +141,7 @@ def plan_of(args: argparse.Namespace) -> str:
 def begin(folder: Path, plan: str) -> int:
     """
     Delete the parts of another command, and return the number of finished ones of this command. `UserError` if the
-    folder has files that are no parts; nothing is deleted then.
+    folder has files that are not parts; nothing is deleted then.
     """
     if not all(OWN.fullmatch(path.name) for path in folder.iterdir()):
         raise ExistingFileError("output.not_empty", field=str(folder))

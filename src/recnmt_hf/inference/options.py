@@ -146,7 +146,7 @@ class DecodingOptions:
     shortlist: str | None = option(
         None,
         "file of Marian's --shortlist (lines `target source probability`, from `recnmt align --shortlist`): only the "
-        "likeliest translations of the tokens of a batch are considered, which is faster on the CPU",
+        "likeliest translations of the tokens of a batch are considered",
     )
     shortlist_first: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
         100, "number of first tokens of the target vocabulary that are always considered with a shortlist"

@@ -416,7 +416,7 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """Apply a linear layer to states `(.., in_features)` by the fastest matmul; call adapters and quantized layers."""
     if type(linear) is not nn.Linear:
         return linear(states)
-    packed = linear.__dict__.get("packed_weight")
+    packed = linear.__dict__.get("packed_weight")  # set by recnmt_hf.inference.pack_weights
     if packed is not None and packed.suits(linear, states):
         return packed.multiply(linear, states)
     weight = linear.weight

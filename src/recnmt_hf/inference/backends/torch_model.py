@@ -132,10 +132,11 @@ class TorchBackend:
             return ModelRows
         check_output_layer(self.model)
         key = options.shortlist, options.shortlist_first, options.shortlist_best
-        if self.shortlist is None or self.shortlist[0] != key:
+        last = self.shortlist  # once, since threads may share a model
+        if last is None or last[0] != key:
             path, first, best = key
-            self.shortlist = key, Shortlist.read(path, self.tokenizers, first, best)
-        return partial(ShortlistRows, tokens=self.shortlist[1].tokens(request.sources, request.prefixes))
+            last = self.shortlist = key, Shortlist.read(path, self.tokenizers, first, best)
+        return partial(ShortlistRows, tokens=last[1].tokens(request.sources, request.prefixes))
 
     def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         inputs, labels = self.source_inputs(sources), self.pad_targets(targets)
