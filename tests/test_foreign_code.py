@@ -47,7 +47,7 @@ LISTED_RUNS = {
     "_registration.py: when_imported: sys.meta_path.insert": "calls a function of this package after an import",
     "_registration.py: _AfterImport.find_spec.execute_and_act: sys.meta_path": "the finder above",
     "_registration.py: _AfterImport.find_spec.execute_and_act: sys.meta_path.remove": "the finder above",
-    "_registration.py: _AfterImport.find_spec: importlib.machinery.PathFinder.find_spec": "finds what Python would find",
+    "_registration.py: _AfterImport.find_spec: importlib.machinery.PathFinder.find_spec": "as Python would find it",
     "_registration.py: _AfterImport.find_spec: importlib.machinery.ModuleSpec": "the type of a result",
     "analysis/subjects.py: load_function: importlib.import_module": "modules of this package, named in its source",
     "families/__init__.py: : importlib.import_module": "modules of this package, named in its source",
