@@ -169,11 +169,9 @@ class MultiHeadAttention(nn.Module):
         implementation = self.config._attn_implementation
         if implementation == "flex_attention" and self.memory is not None:
             implementation = "sdpa"  # beams are more queries than a block mask of the memory would have rows
-        if implementation == "sdpa" and (
-            kwargs.get("output_attentions")  # sdpa returns no weights
-            or self.config.output_attentions
-            or prefers_plain_matmuls(query, key, dropout)
-        ):
+        given = kwargs.get("output_attentions")
+        wants_weights = self.config.output_attentions if given is None else given  # a configuration is slow to read
+        if implementation == "sdpa" and (wants_weights or prefers_plain_matmuls(query, key, dropout)):
             implementation = "eager"
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         own = {"is_causal", "output_attentions"} | ({"query_offset"} if implementation != "eager" else set())

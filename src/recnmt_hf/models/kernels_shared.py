@@ -284,8 +284,8 @@ def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) 
 
 # -- matmuls in float32 ------------------------------------------------------------------------------------------------
 
-# Smallest number of rows of the left side, and of elements of the right side, for which oneDNN is used.
-FEWEST_WIDE_ROWS, SMALLEST_WIDE_WEIGHT = 8, 2**13
+# Smallest number of rows of the left side, and of elements of the right side, for which oneDNN is used; their types.
+FEWEST_WIDE_ROWS, SMALLEST_WIDE_WEIGHT, ORDINARY = 8, 2**13, (torch.Tensor, nn.Parameter)
 
 
 @functools.cache
@@ -312,9 +312,11 @@ def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 def are_ordinary(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether both are plain float32 tensors on the CPU, while nothing casts or observes the operations."""
     return (
-        left.dtype == right.dtype == torch.float32
-        and left.device.type == right.device.type == "cpu"
-        and all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in (left, right))
+        type(left) in ORDINARY
+        and type(right) in ORDINARY
+        and left.dtype == right.dtype == torch.float32
+        and left.is_cpu
+        and right.is_cpu
         and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
         and _get_current_dispatch_mode() is None
@@ -414,14 +416,14 @@ def suits_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """Apply a linear layer to states `(.., in_features)` by the fastest matmul; call adapters and quantized layers."""
-    if type(linear) is not nn.Linear:
+    if type(linear) is not nn.Linear or torch.compiler.is_compiling():
         return linear(states)
     packed = linear.__dict__.get("packed_weight")  # set by recnmt_hf.inference.pack_weights
     if packed is not None and packed.suits(linear, states):
         return packed.multiply(linear, states)
     weight = linear.weight
-    # In this order: each check costs as much as a small matmul.
-    if enabled() and are_ordinary(states, weight):
+    # In this order: each check costs as much as a small matmul, and a row alone has no faster one.
+    if are_ordinary(states, weight) and states.numel() > weight.shape[1] and allowed():
         is_large = not torch.is_grad_enabled() and weight.numel() >= LARGE_WEIGHT
         if suits_wide(states, weight, FEWEST_WIDE_ROWS if is_large else MANY_ROWS) and is_plain(linear, nn.Linear):
             return onednn_layer(states, weight, linear.bias)

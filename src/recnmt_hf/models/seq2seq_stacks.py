@@ -173,7 +173,7 @@ def recording_extra_outputs(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def recording(self: "Seq2SeqStack", *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("output_attentions", self.config.output_attentions):
+        if kwargs.setdefault("output_attentions", self.config.output_attentions):
             kwargs.update({f"output_{name}": True for name in self._can_record_outputs or ()})
         return forward(self, *args, **kwargs)
 
