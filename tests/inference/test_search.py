@@ -116,6 +116,18 @@ def test_int8_weights(tiny_folder, corpus, translator):
     assert type(loaded.model.lm_head) is not torch.nn.Linear
 
 
+def test_int8_layers_do_not_overflow():
+    """The largest sums that 8-bit numbers can have are exact within the rounding of inputs and weights."""
+    from recnmt_hf.inference.quantization import quantize_model
+
+    layer = torch.nn.Linear(64, 32, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(0.5)[::2].neg_()
+    states = torch.ones(3, 64).index_fill(1, torch.tensor([0]), -1e-3)
+    quantized = quantize_model(torch.nn.Sequential(layer))
+    torch.testing.assert_close(quantized(states), layer(states), rtol=0.02, atol=0.0)
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "field"),
     [

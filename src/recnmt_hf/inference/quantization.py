@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from typing import Any, Literal
 
@@ -24,6 +25,20 @@ def check_quantization(kind: str, device: str | torch.device | None, dtype: torc
         raise UserError("quantization.no_kernels")
 
 
+@functools.cache
+def has_wide_sums() -> bool:
+    """Return whether the processor adds products of 8-bit numbers in 32 bits, where 16 could overflow."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities.get("avx512_vnni", False)
+
+
+class Int8Linear(torch.ao.nn.quantized.dynamic.Linear):
+    """A linear layer with weights in int8 whose inputs have all 256 levels, where torch's own layer leaves half out."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic(states, self._packed_params._packed_params, not has_wide_sums())
+
+
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: linear layers store their weights in int8, each with a scale,
@@ -34,4 +49,4 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     linear: Any = {name for name, module in copied.named_modules() if type(module) is nn.Linear}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao moves to a package of its own
-        return torch.ao.quantization.quantize_dynamic(copied, linear, dtype=torch.qint8)
+        return torch.ao.quantization.quantize_dynamic(copied, linear, mapping={nn.Linear: Int8Linear})

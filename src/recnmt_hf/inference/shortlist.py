@@ -22,6 +22,7 @@ from ..models.kernels_shared import project
 from .batching import Tokens
 from .options import DecodingOptions
 from .packing import PackedWeight, suits_packing
+from .quantization import Int8Linear
 from .search import ModelRows
 
 
@@ -120,7 +121,7 @@ def output_weight(head: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def check_output_layer(model: Any) -> None:
     """Raise a [`UserError`] unless the logits of a model are those of a linear layer over its decoder's states."""
-    kinds = nn.Linear, torch.ao.nn.quantized.dynamic.Linear
+    kinds = nn.Linear, Int8Linear
     if not hasattr(model, "model") or type(getattr(model, "lm_head", None)) not in kinds:
         raise UserError("shortlist.output_layer", field=type(model).__name__)
 
