@@ -543,18 +543,10 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
 
 
 def summary_of(rows: Sequence[Row], missing_rows: Sequence[str], page: str) -> str:
-    """Return a few sentences for the README: the baseline and the best row of each test set."""
-    total = len(rows) + len(missing_rows)
-    sentences = [f"One comparison of {total} models with the same training words is under way ([table]({page}))."]
-    if not missing_rows:
-        sentences = [f"All {total} models with the same training words: [table]({page})."]
-    for test in test_names(rows):
-        best = max(rows, key=lambda row: mean(row.bleu(test)))
-        p = p_text(best.corrected.get(test))
-        p = f" (p {p if p.startswith('<') else f'= {p}'})" if p else ""
-        base = text_of(rows[0].bleu(test))
-        sentences.append(f"{test}: {rows[0].name} {base} BLEU, best {best.label} {text_of(best.bleu(test))}{p}.")
-    return "\n".join(sentences)
+    """Return a short table for the README."""
+    count = f"{len(rows)} of {len(rows) + len(missing_rows)}" if missing_rows else f"All {len(rows)}"
+    names = ("model", "seeds", "parameters", "BLEU", "p ")
+    return f"{count} models with the same training words ([details]({page})):\n\n{table_of(rows, rows, names)}"
 
 
 def csv_rows(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
