@@ -91,41 +91,32 @@ def decoding_matmul_cases(config: Any, rows: int) -> Iterator[Case]:
         )
 
 
-def attention_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
+def attention_cases(config: Any, batch_size: int, length: int, beams: int) -> Iterator[Case]:
+    """Attention in training with and without dropout, and of a decoding step to half as many keys."""
     from recnmt_hf.models.attention import eager_attention_forward
 
     module: Any = nn.Module()
     module.is_causal = False
-    heads = config.encoder_attention_heads
-    mask = sentences(batch_size, length)[:, None, None, :].bool()
-    for dtype, dropout in itertools.product((torch.float32, torch.bfloat16), (0.1, 0.0)):
-        shape = (batch_size, heads, length, config.d_model // heads)
-        query, key, value = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(3))
+    heads, types = config.encoder_attention_heads, (torch.float32, torch.bfloat16)
+    for dtype, (trains, dropout) in itertools.product(types, ((True, 0.1), (True, 0.0), (False, 0.0))):
+        keys, queries = (length, length) if trains else (length // 2, beams)
+        mask = sentences(batch_size, keys)[:, None, None, :].bool()
+        inputs = [
+            torch.randn(batch_size, heads, count, config.d_model // heads).to(dtype).requires_grad_(trains)
+            for count in (queries, keys, keys)
+        ]
 
-        def plain(
-            query: torch.Tensor = query,
-            key: torch.Tensor = key,
-            value: torch.Tensor = value,
-            dropout: float = dropout,
-        ) -> torch.Tensor:
-            return eager_attention_forward(module, query, key, value, mask, query.shape[3] ** -0.5, dropout)[0]
+        def plain(inputs: Any = inputs, mask: Any = mask, dropout: float = dropout) -> torch.Tensor:
+            return eager_attention_forward(module, *inputs, mask, inputs[0].shape[3] ** -0.5, dropout)[0]
 
-        def fused(
-            query: torch.Tensor = query,
-            key: torch.Tensor = key,
-            value: torch.Tensor = value,
-            dropout: float = dropout,
-        ) -> torch.Tensor:
-            return nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout)
+        def fused(inputs: Any = inputs, mask: Any = mask, dropout: float = dropout) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(*inputs, mask, dropout)
 
-        yield Case(
-            "plain matmuls for sdpa",
-            f"{batch_size} x {length}, {str(dtype).removeprefix('torch.')}, dropout {dropout}",
-            plain,
-            fused,
-            kernels_shared.prefers_plain_matmuls(query, key, dropout),
-            True,
-        )
+        with torch.set_grad_enabled(trains):
+            taken = kernels_shared.prefers_plain_matmuls(inputs[0], inputs[1], dropout)
+        kind = f"dropout {dropout}" if trains else f"step of {beams} beams, {keys} keys"
+        shape = f"{batch_size} x {length}, {str(dtype).removeprefix('torch.')}, {kind}"
+        yield Case("plain matmuls for sdpa", shape, plain, fused, taken, trains)
 
 
 def loss_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
@@ -385,7 +376,7 @@ def time_paths(
         matmul_cases(config, batch_size, length),
         decoding_matmul_cases(config, sources * beams),
         dropout_cases(config, batch_size, length),
-        attention_cases(config, batch_size, length),
+        attention_cases(config, batch_size, length, beams),
         loss_cases(config, batch_size, length),
         biarn_cases(size, batch_size, length),
         absorbed_step_cases(size, sources, beams),

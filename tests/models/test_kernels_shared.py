@@ -358,6 +358,43 @@ def test_choice_of_plain_matmuls(amd, monkeypatch):
     assert not kernels_shared.prefers_plain_matmuls(query, key, 0.1)
 
 
+@pytest.mark.parametrize("amd", [False, True])
+@torch.no_grad()
+def test_choice_of_plain_matmuls_in_decoding(amd, monkeypatch):
+    """For few queries of many rows, and a number of keys that depends on the type."""
+    monkeypatch.setattr(kernels_shared, "is_amd", lambda: amd)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
+
+    def chosen(rows, queries, keys, dtype=torch.float32):
+        query, key = torch.empty(rows, 4, queries, 8, dtype=dtype), torch.empty(rows, 4, keys, 8, dtype=dtype)
+        return kernels_shared.prefers_plain_matmuls(query, key, 0.0)
+
+    assert chosen(40, 1, 7) is chosen(10, 4, 24) is chosen(40, 1, 300, torch.bfloat16) is amd
+    for rows, queries, keys in ((39, 1, 7), (40, 1, 6), (40, 1, 25), (40, 9, 12)):
+        assert not chosen(rows, queries, keys)
+    assert not chosen(40, 1, 385, torch.bfloat16)
+    with torch.enable_grad():
+        assert not chosen(40, 1, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keys", [1, 7, 15, 16])
+@torch.no_grad()
+def test_attention_of_a_decoding_step(keys, dtype, monkeypatch):
+    """Few queries attend as sdpa does, also where a row has padding; torch's softmax is used for long rows alone."""
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+    query, key, value = (torch.randn(60, 4, length, 16, dtype=dtype) for length in (3, keys, keys))
+    mask = torch.ones(60, 1, 1, keys, dtype=torch.bool)
+    mask[::2, ..., keys // 2 + 1 :] = False
+    scores = query @ key.transpose(2, 3)
+    assert kernels_shared.has_short_rows(scores) is (1 < keys < 16)  # fewer than 2,048 scores are too few
+    for given in (None, mask):
+        found, _ = eager_attention_forward(nn.Module(), query, key, value, given, 0.25)
+        expected = nn.functional.scaled_dot_product_attention(query, key, value, given)
+        tolerance = {} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.0}  # their scores are rounded
+        torch.testing.assert_close(found.transpose(1, 2), expected, **tolerance)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_matmuls_of_a_step_have_the_precision_of_autocast(autocast, with_bias):

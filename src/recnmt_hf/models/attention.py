@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .kernels_shared import dropout as random_dropout
-from .kernels_shared import is_plain, prefers_plain_matmuls, project
+from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls, project, short_softmax
 from .source_memory import read_source_memory, self_attention_cache
 
 
@@ -75,7 +75,7 @@ def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: to
 def softmax(scores: torch.Tensor) -> torch.Tensor:
     """Compute a softmax over the last axis, in float32 for half-precision scores."""
     wide = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
-    return nn.functional.softmax(scores, dim=-1, dtype=wide)
+    return short_softmax(scores.to(wide)) if has_short_rows(scores) else nn.functional.softmax(scores, -1, dtype=wide)
 
 
 class MultiHeadAttention(nn.Module):

@@ -433,25 +433,45 @@ def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
     return linear(states)
 
 
-# -- attention and dropout in training ---------------------------------------------------------------------------------
+# -- attention and dropout ---------------------------------------------------------------------------------------------
 
 # Torch's own kernel is faster for fewer elements.
 SMALLEST_DROPOUT = 2**13
+# Plain matmuls are faster than sdpa for these numbers of queries of a row, keys in float32, and queries of all rows and
+# heads in decoding; in bfloat16 up to more keys, also in training.
+FEW_QUERIES, FEW_KEYS, MANY_QUERIES, MOST_KEYS = range(1, 9), range(7, 25), 160, 384
 
 
 def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
     """
-    Return whether attention by plain matmuls trains faster than sdpa on the CPU, for query and key `(batch_size,
-    num_heads, length, head_dim)`. With dropout, sdpa makes the same matmuls with a slower dropout. In bfloat16 without
-    dropout they are faster up to 384 keys, since the backward pass of sdpa's kernel is slow.
+    Return whether attention by plain matmuls is faster than sdpa on the CPU, for query and key `(batch_size, num_heads,
+    length, head_dim)`. In decoding, sdpa is slow for the few queries of a step, above all in bfloat16. In training with
+    dropout, it makes the same matmuls with a slower dropout; without, its backward pass in bfloat16 is slow.
     """
-    if query.device.type != "cpu":
+    if not query.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
+    keys, is_half = key.shape[2], query.dtype == torch.bfloat16
+    if not torch.is_grad_enabled():
+        suits = query.shape[2] in FEW_QUERIES and (keys in FEW_KEYS or (is_half and FEW_KEYS.stop <= keys <= MOST_KEYS))
+        many = suits and query.shape[:-1].numel() >= MANY_QUERIES
+        return many and allowed() and (is_amd() or setting() == "1")
     if dropout > 0:
-        if not enabled() or query.shape[:-1].numel() * key.shape[2] < SMALLEST_DROPOUT:
-            return False
-        return query.dtype == torch.bfloat16 or is_amd() or setting() == "1"
-    return query.dtype == torch.bfloat16 and query.requires_grad and key.shape[2] <= 384 and enabled()
+        many = query.shape[:-1].numel() * keys >= SMALLEST_DROPOUT
+        return many and allowed() and (is_half or is_amd() or setting() == "1")
+    return is_half and query.requires_grad and keys <= MOST_KEYS and allowed()
+
+
+def has_short_rows(scores: torch.Tensor) -> bool:
+    """Return whether [`short_softmax`] is faster: torch's own is slow for rows shorter than a vector of AVX512."""
+    if not scores.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return 0 < scores.shape[-1] < 16 and scores.numel() >= 2**11 and allowed()
+
+
+def short_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Compute a softmax over the last axis, without gradients."""
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+    return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:

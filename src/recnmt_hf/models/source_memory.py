@@ -55,6 +55,7 @@ class SourceMemoryLayer(DynamicLayer):
 
     def store(self, name: str, keys: torch.Tensor, values: torch.Tensor, decoder_rows: int) -> None:
         """Store a memory's projections; a name may end in a slash and a layout."""
+        keys, values = keys.contiguous(), values.contiguous()  # a matmul of all heads would copy them at each step
         self.memories[name] = (keys, values)
         self.decoder_rows = decoder_rows
         if name == "encoder":
