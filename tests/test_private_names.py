@@ -78,6 +78,7 @@ ATTRIBUTES = {
     "_get_current_graph_task_keep_graph": "gradients take the place of what was saved, unless the graph is kept",
     "_inductor": "the names of the compiler's modes",
     "_last_lr": "a scheduler's report after its learning rate has been set anew",
+    "_packed_params": "the weights of a quantized layer, whose method rounds its inputs to half of the levels",
     "_parameters": "whether reading a module's parameters equals calling it",
     "_reorder_linear_weight": "weights of many calls, put into oneDNN's order once",
     "_softmax_backward_data": "torch's own gradient of a softmax, for a backward pass that is written out",

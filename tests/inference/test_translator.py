@@ -730,7 +730,10 @@ def test_prefixes_of_several_split_sentences(translator, sentences):
     assert all(len(translator.prepare(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
     prefixes = ["Der Hund", "Die Katze"]
     both = translator(texts, prefixes, **options)
-    assert both == [translator(text, prefix, **options)[0] for text, prefix in zip(texts, prefixes, strict=True)]
+    alone = [translator(text, prefix, **options)[0] for text, prefix in zip(texts, prefixes, strict=True)]
+    assert [each.text for each in both] == [each.text for each in alone]
+    # Matmuls of one and of several sentences round differently.
+    assert [each.score for each in both] == pytest.approx([each.score for each in alone])
     assert [each.text.count(prefix) for each, prefix in zip(both, prefixes, strict=True)] == [1, 1]
 
 
