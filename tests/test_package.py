@@ -95,7 +95,7 @@ import importlib.util, sys, recnmt_hf
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 loaded = [name for name in sys.modules if name.startswith("recnmt_hf.models.modeling_")]
 assert not loaded and "transformers.modeling_utils" not in sys.modules and "transformers.pipelines" not in sys.modules
-assert importlib.util.find_spec("transformers.pipelines"), "a question is no import"
+assert importlib.util.find_spec("transformers.pipelines"), "finding a module does not import it"
 mapping = AutoModelForSeq2SeqLM._model_mapping
 assert recnmt_hf.GRETConfig in mapping and "recnmt_hf.models.modeling_gret" not in sys.modules
 assert mapping[recnmt_hf.GRETConfig] is recnmt_hf.GRETForConditionalGeneration
