@@ -76,6 +76,19 @@ def translate(page, text):
     page.get_by_role("button", name="Translate", exact=True).click()
 
 
+def enter(page, name, number):
+    """Enter a number in a field; while options just opened are still loading, gradio may put the first value back."""
+    field = page.get_by_role("spinbutton", name=name)
+
+    def stays():
+        field.fill(number)
+        field.press("Tab")
+        page.wait_for_timeout(500)
+        return field.input_value() == number
+
+    wait_until(stays)
+
+
 def card(page, name):
     return page.get_by_role("region", name=name, exact=True)
 
@@ -114,15 +127,13 @@ def test_translations_side_by_side_with_attention(page):
 def test_switching_models_and_alternatives(page):
     page.get_by_role("checkbox", name="gret").uncheck()
     page.get_by_role("button", name="Decoding options").click()
-    alternatives = page.get_by_role("spinbutton", name="Alternatives")
-    alternatives.fill("3")
-    alternatives.press("Tab")
+    enter(page, "Alternatives", "3")
     translate(page, "The dog sleeps.")
     card(page, "plain").get_by_text("1 sentence,").wait_for()
     assert card(page, "gret").count() == 0
     # By cell: the text of a whole row has its tabs only once the row is laid out.
     cells = card(page, "plain").locator("tbody tr td:nth-last-child(2)")
-    wait_until(lambda: cells.count() == 3)
+    playwright.expect(cells).to_have_count(3, timeout=PATIENCE)
     scores = [float(cell) for cell in cells.all_text_contents()]
     assert scores == sorted(scores, reverse=True)
     page.get_by_role("checkbox", name="plain").uncheck()
