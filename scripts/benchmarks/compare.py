@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import make_parser, print_setup, run_script
-from torch.utils import flop_counter
+from measuring import count_operations, make_parser, print_setup, run_script
 
 import recnmt_hf  # noqa: F401  (registers the models)
 from recnmt_hf._values import Range
@@ -165,7 +164,7 @@ def report(
         names: Names of the models.
         seconds: Result of [`measure`].
         load: The batches of a turn.
-        operations (*optional*): Result of [`count_operations`] for each model.
+        operations (*optional*): Floating-point operations of each model.
     """
     for name, median in zip(names, np.median(seconds, axis=0), strict=True):
         rates = f"{len(load.batches) / median:.3g} steps/s, {load.tokens / median:,.0f} tokens/s (source and target)"
@@ -189,26 +188,6 @@ def report(
             ),
             flush=True,
         )
-
-
-def count_operations(step: Callable[[Batch], object], batches: list[Batch]) -> int:
-    """Count the floating-point operations of matmuls, convolutions and attention in a step over all batches."""
-    aten = torch.ops.aten
-    uncounted = {  # operators that torch 2.13 does not count, and those with the same formula
-        aten.addmm_: aten.addmm,
-        aten.baddbmm_: aten.baddbmm,
-        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
-    }
-
-    def formula(like: Any) -> Callable[..., int]:
-        return lambda *shapes, out_shape=None, **kwargs: flop_counter.flop_registry[like](*shapes, **kwargs)
-
-    of_kernels = {kernel: formula(like) for kernel, like in uncounted.items()}
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=of_kernels) as counter:
-        for batch in batches:
-            step(batch)
-    return counter.get_total_flops()
 
 
 def matmul_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -271,7 +250,7 @@ def measure_models(
             rate = matmul_rate(size, dtype, device) / 1e9
             print(f"one matmul of {size} x {size} matrices: {rate:.1f} GFLOP/s", flush=True)
             operations = [
-                count_operations(training_step(model, dtype, args.label_smoothing), load.batches) for model in models
+                count_operations(training_step(model, dtype, args.label_smoothing), load.batches)[0] for model in models
             ]
         report(f"training step, batch {args.train_batch_size}", names, seconds, load, operations)
     if "generate" in args.modes:
@@ -279,7 +258,7 @@ def measure_models(
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
             steps = [generation_step(model, dtype, args.beams) for model in models]
             seconds = measure(steps, load.batches, args.repeats, device)
-            operations = [count_operations(step, load.batches) for step in steps] if args.count else None
+            operations = [count_operations(step, load.batches)[0] for step in steps] if args.count else None
             report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, load, operations)
 
 

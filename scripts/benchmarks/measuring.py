@@ -6,13 +6,15 @@ import argparse
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recnmt_hf._values import MOST_BEAMS
 from recnmt_hf.commands.arguments import Parser, whole
@@ -63,6 +65,39 @@ def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> d
             candidates[name]()
             seconds[name].append(clock() - start)
     return seconds
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> tuple[int, int]:
+    """
+    Return the floating-point operations of matmuls, convolutions and attention in a step over all inputs, and the
+    number of operators that it calls.
+    """
+    aten = torch.ops.aten
+    uncounted = {  # operators that torch 2.13 does not count, and those with the same formula
+        aten.addmm_: aten.addmm,
+        aten.baddbmm_: aten.baddbmm,
+        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+    }
+
+    def formula(like: Any) -> Callable[..., int]:
+        return lambda *shapes, out_shape=None, **kwargs: flop_counter.flop_registry[like](*shapes, **kwargs)
+
+    of_kernels = {kernel: formula(like) for kernel, like in uncounted.items()}
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=of_kernels) as operations, CallCounter() as counter:
+        for value in inputs:
+            step(value)
+    return operations.get_total_flops(), counter.calls
 
 
 def processor_name() -> str:

@@ -9,6 +9,12 @@ Table of translation speed: engines and types of weights of any number of models
 A system is a name, a folder and a number of beams. Folders of models are measured with each of `--types`, exported
 folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the
 files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a card.
+
+With `--count`, the first system is measured with two numbers of beams. From both follows what an operation of matmuls
+and what a call of an operator costs, and from that the speed that each other system in float32 should have:
+
+    python scripts/benchmarks/translation.py --source test.en --count --types float32 \\
+        --system base outputs/base/model 4 --system base outputs/base/model 8 --system GRET outputs/gret/model 4
 """
 
 from __future__ import annotations
@@ -24,12 +30,14 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
-from measuring import processor_name, run_script, time_in_turns
+from measuring import count_operations, processor_name, run_script, time_in_turns
 
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_lines
+from recnmt_hf.errors import UserError
 from recnmt_hf.hub.card import markdown_table
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.export_settings import ENGINE_SETTINGS, is_export
@@ -64,6 +72,9 @@ class Row:
     range: str = ""
     ratio: str = ""
     equal: str = ""
+    GFLOP: str = ""
+    calls: str = ""
+    predicted: str = ""
     threads: int = 1
     processor: str = ""
     torch: str = torch.__version__
@@ -125,6 +136,22 @@ def fill(system: System, seconds: Sequence[float], systems: Sequence[System], fi
     row.threads, row.processor = torch.get_num_threads(), processor_name()
 
 
+def predict(systems: Sequence[System], seconds: Sequence[Sequence[float]], sources: Sequence[str]) -> None:
+    """Write counts and the predicted speed into the rows in float32 of this package's search."""
+    counted = [place for place, one in enumerate(systems) if (one.row.engine, one.row.weights) == (OWN, "float32")]
+    counts = {place: count_operations(systems[place].translate, [sources]) for place in counted}
+    known = [place for place in counted if systems[place].row.name == systems[0].row.name]
+    if len({systems[place].row.beams for place in known}) < 2:
+        raise UserError("benchmark.beams", field="--count", value=systems[0].row.name)
+    spent = [statistics.median(seconds[place]) for place in known]
+    costs = np.linalg.lstsq(np.array([counts[place] for place in known], float), np.array(spent))[0]
+    print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g} ms")
+    for place, work in counts.items():
+        row, expected = systems[place].row, float(np.dot(work, costs))
+        row.GFLOP, row.calls = f"{work[0] / 1e9:.1f}", f"{work[1]:,}"
+        row.predicted = f"{len(sources) / expected:.1f} ({expected / statistics.median(seconds[place]):.2f}x)"
+
+
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="translation.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, help="file with one sentence per line")
@@ -137,6 +164,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-length-extra", type=whole(0), default=50, help="as of translate (default: 50)")
     parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="turns per row (default: 3)")
+    parser.add_argument("--count", action="store_true", help="predict speeds from counted operations, see above")
     parser.add_argument("--output", help="JSON file for the rows of the table")
     parser.add_argument("--csv", help="CSV file for the rows, with all columns")
     return parser.parse_args(argv)
@@ -151,6 +179,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     seconds = list(time_in_turns(jobs, args.rounds).values())
     for system, own in zip(systems, seconds, strict=True):
         fill(system, own, systems, seconds[0])
+    if args.count:
+        predict(systems, seconds, sources)
     if args.references:
         references = list(islice(read_lines(args.references), args.sentences))
         for system in systems:

@@ -108,7 +108,8 @@ def test_counted_operations_are_those_of_the_equations(script, attention):
     # Forward two matmuls; backward four, and the fused kernel recomputes the scores.
     expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
     step = compare.training_step(model, torch.float32, 0.0)
-    assert compare.count_operations(step, [batch, batch]) == 2 * expected
+    operations, calls = script("measuring").count_operations(step, [batch, batch])
+    assert operations == 2 * expected and calls > 2 * 30 * layers
 
 
 def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsys):
@@ -143,6 +144,21 @@ def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
         read = list(csv.DictReader(file))
     assert [row["weights"] for row in read] == list(kinds) * 2
     assert all(row["processor"] and float(row["speed"]) > 0 for row in read)
+
+
+def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys):
+    """What is measured twice is predicted as it was measured, and a copy does the work of its original."""
+    (tmp_path / "source").write_text("The dog sleeps.\nWe see a cat.\n")
+    words = ["--source", str(tmp_path / "source"), "--rounds", "1", "--types", "float32", "--count"]
+    first, second, copy = (["--system", name, str(tiny_folder), beams] for name, beams in ("a3", "a1", "b3"))
+    script("translation").main([*words, *first, *second, *copy, "--output", str(tmp_path / "rows.json")])
+    header, *rows = json.loads((tmp_path / "rows.json").read_text())
+    work, predicted = header.index("GFLOP"), header.index("predicted")
+    assert rows[0][work : work + 2] == rows[2][work : work + 2] != rows[1][work : work + 2]
+    assert rows[0][predicted].split()[0] == rows[2][predicted].split()[0]
+    assert all(row[predicted].endswith("(1.00x)") for row in rows[:2])
+    with pytest.raises(recnmt_hf.UserError, match="a second number of beams of 'a'"):
+        script("translation").main([*words, *first, *copy])
 
 
 def test_speed_is_added_to_the_evidence_of_the_model(script, tiny_folder, tmp_path, capsys):
