@@ -141,8 +141,6 @@ def predict(systems: Sequence[System], seconds: Sequence[Sequence[float]], sourc
     counted = [place for place, one in enumerate(systems) if (one.row.engine, one.row.weights) == (OWN, "float32")]
     counts = {place: count_operations(systems[place].translate, [sources]) for place in counted}
     known = [place for place in counted if systems[place].row.name == systems[0].row.name]
-    if len({systems[place].row.beams for place in known}) < 2:
-        raise UserError("benchmark.beams", field="--count", value=systems[0].row.name)
     spent = [statistics.median(seconds[place]) for place in known]
     costs = np.linalg.lstsq(np.array([counts[place] for place in known], float), np.array(spent))[0]
     print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g} ms")
@@ -173,6 +171,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     torch.set_num_threads(args.threads)
+    if args.count and len({beams for name, _, beams in args.system if name == args.system[0][0]}) < 2:
+        raise UserError("benchmark.beams", field="--count", value=args.system[0][0])
     sources = list(islice(read_lines(args.source), args.sentences))
     systems = list(load_systems(args))
     jobs = {str(place): (lambda system=system: system.translate(sources)) for place, system in enumerate(systems)}
