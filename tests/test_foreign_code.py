@@ -64,7 +64,7 @@ LISTED_RUNS = {
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
     "training/building.py: import_model_class: pkgutil.resolve_name": "a class named in model.type",
-    "training/processes.py: keep_freed_memory: ctypes.CDLL": "the C library of the running process",
+    "inference/devices.py: keep_freed_memory: ctypes.CDLL": "the C library of the running process",
 }
 # Values of trust_remote_code that are neither `False` nor the user's own flag.
 LISTED_TRUST = {

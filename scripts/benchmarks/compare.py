@@ -30,8 +30,7 @@ from recnmt_hf.commands.arguments import SEED, numeric, whole
 from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
 from recnmt_hf.errors import UserError
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.inference.devices import resolve_device
-from recnmt_hf.training.run import keep_freed_memory
+from recnmt_hf.inference.devices import keep_freed_memory, resolve_device
 
 
 Batch = dict[str, torch.Tensor]

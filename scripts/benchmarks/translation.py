@@ -41,6 +41,7 @@ from recnmt_hf.errors import UserError
 from recnmt_hf.hub.card import markdown_table
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.export_settings import ENGINE_SETTINGS, is_export
+from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.translator import Translator
 from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
@@ -171,6 +172,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as `recnmt translate`
     if args.count and len({beams for name, _, beams in args.system if name == args.system[0][0]}) < 2:
         raise UserError("benchmark.beams", field="--count", value=args.system[0][0])
     sources = list(islice(read_lines(args.source), args.sentences))

@@ -183,11 +183,14 @@ def load_translator(args: argparse.Namespace) -> Translator:
     Load the model, or several models as an ensemble, as specified by the arguments. `UserError` for `--source-trees` if
     it reads none.
     """
+    from ..inference.devices import keep_freed_memory, resolve_device
     from ..inference.translator import Translator
 
     settings = {name: getattr(args, name) for name in ("device", "dtype", "quantization", "trust_remote_code")}
     models = args.model if isinstance(args.model, list) else [args.model]
     translator = Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
+    if resolve_device(args.device).type == "cpu":
+        keep_freed_memory()
     if getattr(args, "source_trees", None) and not translator.reads_trees:
         raise UserError("trees.not_read", field="--source-trees", model=", ".join(models))
     return translator

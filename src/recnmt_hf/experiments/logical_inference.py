@@ -34,10 +34,11 @@ from ..data.logic import MAX_OPERATORS, RELATIONS, WORDS, LogicPair, generate_lo
 from ..data.text import write_results
 from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from ..errors import ExistingFileError, UserError
+from ..inference.devices import keep_freed_memory
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
 from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
 from ..training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
-from ..training.processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
+from ..training.processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
 from .logic_recipe import LogicRecipe
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
+
 import torch
 
 from ..errors import UserError
@@ -24,3 +27,18 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
             "device.unavailable", field="device", value=str(device), reason=reason, available=available
         ) from error
     return resolved
+
+
+def keep_freed_memory() -> None:
+    """
+    Let glibc keep the large blocks that steps of training and decoding free and allocate again.
+
+    By default glibc returns them to the system, and the kernel clears their pages each time, which takes a quarter of a
+    small model's training step on the CPU and up to a sixth of the time of translating in int8. Has no effect with
+    other allocators.
+    """
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+    with suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(mmap_max, 0)
+        library.mallopt(trim_threshold, 2**31 - 1)

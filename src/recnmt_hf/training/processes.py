@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
@@ -142,17 +141,3 @@ def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
             datasets.disable_progress_bars()
             transformers.utils.logging.disable_progress_bar()
         yield
-
-
-def keep_freed_memory() -> None:
-    """
-    Let glibc keep the large blocks that training frees and allocates again in every step.
-
-    By default glibc returns them to the system, and the kernel clears their pages each time, which takes a quarter of a
-    small model's training step on the CPU. Has no effect with other allocators.
-    """
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    with suppress(AttributeError, OSError, TypeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(mmap_max, 0)
-        library.mallopt(trim_threshold, 2**31 - 1)

@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTraine
 
 from ..data.sharded import ShardedDataset
 from ..data.tokenizer_pair import TokenizerPair
+from ..inference.devices import keep_freed_memory
 from . import output_folder, resuming
 from .arguments import TranslationTrainingArguments
 from .building import generation_config, stage_configs
@@ -23,12 +24,9 @@ from .checkpoints import newest_checkpoint, steps_of
 from .checks import build_on_meta, check_before_training
 from .finishing import finish
 from .inputs import prepare_inputs
-from .processes import Processes, keep_freed_memory, logger, progress_bars_on_terminals, settings_of_one_run
+from .processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
 from .recipe import Recipe, check_planned_steps
 from .trainer import TranslationTrainer, rotate_checkpoints
-
-
-__all__ = ["keep_freed_memory", "train"]
 
 
 @dataclass(frozen=True)
