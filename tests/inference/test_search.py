@@ -100,13 +100,17 @@ def test_other_settings_use_the_search_of_transformers(translator, monkeypatch, 
 
 
 def test_int8_weights(tiny_folder, corpus, translator):
-    """Log-probabilities are nearly equal for every family; the original model does not change."""
-    from recnmt_hf.inference.quantization import quantize_model
+    """
+    Log-probabilities are nearly equal for every family; the original model does not change, and the fast paths of the
+    copy find the layers that they read.
+    """
+    from recnmt_hf.inference.quantization import layers_read, quantize_model
 
     sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
     before = [each.log_prob for each in translator.score(sources, targets)]
     other = recnmt_hf.Translator(translator.model, translator.tokenizer, check=False)
     other.backend.model = quantize_model(translator.model)
+    assert all(type(one) is torch.nn.Linear for module in other.model.modules() for one in layers_read(module))
     assert type(other.model.lm_head) is not torch.nn.Linear and type(translator.model.lm_head) is torch.nn.Linear
     after = [each.log_prob for each in other.score(sources, targets)]
     assert after == pytest.approx(before, rel=0.15) and after != before

@@ -39,14 +39,22 @@ class Int8Linear(torch.ao.nn.quantized.dynamic.Linear):
         return torch.ops.quantized.linear_dynamic(states, self._packed_params._packed_params, not has_wide_sums())
 
 
+def layers_read(module: nn.Module) -> list[nn.Module]:
+    """Return the linear layers that a module's attribute `read_layers` names: its fast path reads their weights."""
+    parts = [module.get_submodule(name) for name in getattr(module, "read_layers", ())]
+    return [layer for part in parts for layer in (part if isinstance(part, nn.ModuleList) else [part])]
+
+
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: linear layers store their weights in int8, each with a scale,
-    and convert their inputs to int8 at each call. Embeddings, norms, recurrent cells and attention stay in float32.
+    and convert their inputs to int8 at each call. Embeddings, norms, recurrent cells and attention stay in float32, and
+    so do layers whose weights a fast path reads: without that path, int8 would gain less than it costs.
     """
     copied: Any = copy.deepcopy(model).float()
+    read = {layer for module in copied.modules() for layer in layers_read(module)}
     # Recurrences read their weights themselves, cell by cell.
-    linear: Any = {name for name, module in copied.named_modules() if type(module) is nn.Linear}
+    linear: Any = {name for name, one in copied.named_modules() if type(one) is nn.Linear and one not in read}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao moves to a package of its own
         return torch.ao.quantization.quantize_dynamic(copied, linear, mapping={nn.Linear: Int8Linear})

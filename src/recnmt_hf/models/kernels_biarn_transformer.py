@@ -388,6 +388,8 @@ class AbsorbingAttention(MultiHeadAttention):
     The parameters and the results are those of [`MultiHeadAttention`].
     """
 
+    read_layers: tuple[str, ...] = ("q_proj", "out_proj")
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -423,7 +425,7 @@ class AbsorbingAttention(MultiHeadAttention):
         return (
             few_positions(length, self.num_heads, self.embed_dim, queries)
             and self.config._attn_implementation in ("sdpa", "eager")
-            and all(is_plain(linear, nn.Linear) for linear in (self.q_proj, self.out_proj))
+            and all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
             and (past_key_values is None or stores_source_memories(past_key_values, self.layer_idx))
         )
 

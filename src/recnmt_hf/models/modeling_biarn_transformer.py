@@ -162,6 +162,8 @@ class AttentiveRecurrentDirection(nn.Module):
         c_t = ATT(h_{t-1}, x),   h_t = GRU(c_t, h_{t-1})
     """
 
+    read_layers: tuple[str, ...] = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj")
+
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__()
         width, heads, dropout = config.recurrence_hidden_size, config.encoder_attention_heads, config.attention_dropout
@@ -188,11 +190,9 @@ class AttentiveRecurrentDirection(nn.Module):
 
     def is_plain(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
-        attn = self.attn
-        linears = (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
         return (
-            all(is_plain(linear, nn.Linear) for linear in linears)
-            and is_plain(attn, MultiHeadAttention)
+            all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
+            and is_plain(self.attn, MultiHeadAttention)
             and is_plain(self.cell, self.cell_class)
             and is_plain(self, AttentiveRecurrentDirection)
         )
@@ -204,7 +204,7 @@ class AttentiveRecurrence(Recurrence):
     state; the backward direction of a BiARN numbers its steps T, .., 1.
 
     The steps run as [`attentive_steps`], or as [`attentive_steps_reference`] with `RECNMT_FAST_PATHS=0` and where
-    parameters are not plain (adapters, quantization).
+    parameters are not plain (adapters).
     """
 
     def __init__(self, config: BiARNTransformerConfig):

@@ -145,8 +145,10 @@ class RelationPropagation(GradientCheckpointingLayer):
         r_ij = MLP([c_i; c_j]),   r_i = 1/l sum_j r_ij,   o_i = MLP'(r_i)       j over real tokens, i among them
 
     Pairs run as [`all_pairs`], or as [`all_pairs_reference`] with `RECNMT_FAST_PATHS=0` and where parameters are not
-    plain (adapters, quantization).
+    plain (adapters).
     """
+
+    read_layers: tuple[str, ...] = ("pair_layers",)
 
     def __init__(self, config: RNMTConfig):
         super().__init__()
@@ -400,10 +402,11 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         RNNsearch*   s~_j = GRU(y_{j-1}, s_{j-1}),   a_j = ATT(s~_j, h),   s_j = GRU(a_j, s~_j)        (Eq. 13)
 
     The steps run as [`run_steps`] on projected annotations, or as [`run_steps_reference`] with `RECNMT_FAST_PATHS=0`
-    and where parameters are not plain (adapters, quantization).
+    and where parameters are not plain (adapters).
     """
 
     context_cell_class: type[nn.GRUCell] = nn.GRUCell
+    read_layers: tuple[str, ...] = ("attention.q_proj", "attention.k_proj", "attention.score", "readout.context_proj")
 
     def __init__(self, config: RNMTConfig):
         super().__init__()
@@ -418,12 +421,10 @@ class DecoderRecurrence(GradientCheckpointingLayer):
 
     def is_fast(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
-        attention, readout = self.attention, self.readout
-        linears = (attention.q_proj, attention.k_proj, attention.score, readout.context_proj)
         return (
             allowed()
-            and is_plain(attention, AdditiveAttention)
-            and all(is_plain(linear, nn.Linear) for linear in linears)
+            and is_plain(self.attention, AdditiveAttention)
+            and all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
             and is_plain(self.context_cell, self.context_cell_class)
             and (not self.is_conditional or is_plain(self.word_cell, nn.GRUCell))
         )

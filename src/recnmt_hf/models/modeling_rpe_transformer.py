@@ -68,6 +68,8 @@ class ProjectedRecurrentLayer(RecurrentLayer):
     the output; an LSTM also carries its memory.
     """
 
+    read_layers: tuple[str, ...] = ("out_proj",)
+
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__(cell, input_size, hidden_size)
         self.out_proj = nn.Linear(hidden_size, hidden_size)

@@ -73,6 +73,8 @@ class VRNMTDecoderOutput(Seq2SeqDecoderOutput):
 class LatentNetwork(nn.Module):
     """A diagonal Gaussian from a tanh layer: `h = tanh(W [x; ..] + b)`, mean `W_mu h + b`, log-variance `W_v h + b`."""
 
+    read_layers: tuple[str, ...] = ("hidden", "mean", "log_variance")
+
     def __init__(self, input_size: int, hidden_size: int, latent_size: int):
         super().__init__()
         self.hidden = nn.Linear(input_size, hidden_size)
@@ -89,8 +91,9 @@ class LatentNetwork(nn.Module):
 
     def is_plain(self) -> bool:
         """Return whether parameters may be read instead of calling the modules."""
-        linears = self.hidden, self.mean, self.log_variance
-        return is_plain(self, LatentNetwork) and all(is_plain(linear, nn.Linear) for linear in linears)
+        return is_plain(self, LatentNetwork) and all(
+            is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers
+        )
 
 
 def sample(moments: Moments, noise: torch.Tensor | None) -> torch.Tensor:
@@ -166,10 +169,11 @@ class VRNMTRecurrence(DecoderRecurrence):
     the additional columns of u_j in `latent_gates`, so that a baseline's parameters keep their names and shapes.
 
     The steps run as [`run_latent_steps`] on projected annotations, or as [`run_steps_reference`] with
-    `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters, quantization).
+    `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters).
     """
 
     context_cell_class = LatentGRUCell
+    read_layers = (*DecoderRecurrence.read_layers, "latent", "latent_gates")
 
     def __init__(self, config: VRNMTConfig):
         super().__init__(config)
@@ -187,11 +191,7 @@ class VRNMTRecurrence(DecoderRecurrence):
 
     def is_fast(self) -> bool:
         networks = [network for network in (self.prior, self.posterior) if network is not None]
-        return (
-            super().is_fast()
-            and all(network.is_plain() for network in networks)
-            and all(is_plain(linear, nn.Linear) for linear in (self.latent, self.latent_gates))
-        )
+        return super().is_fast() and all(network.is_plain() for network in networks)
 
     def columns(self, network: LatentNetwork) -> tuple[torch.Tensor, ...]:
         """Return the columns of a hidden layer's matrix for q_j, y_{j-1}, a_j and y_j."""
