@@ -11,7 +11,8 @@ folders as they are. Times are processor times of one thread, or wall times of s
 files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a card.
 
 With `--count`, the first system is measured with two numbers of beams. From both follows what an operation of matmuls
-and what a call of an operator costs, and from that the speed that each other system in float32 should have:
+and what a call of an operator costs, and from that the speed that each other system in float32 should have. A negative
+cost shows that the turns vary too much: use more `--rounds`.
 
     python scripts/benchmarks/translation.py --source test.en --count --types float32 \\
         --system base outputs/base/model 4 --system base outputs/base/model 8 --system GRET outputs/gret/model 4
@@ -173,8 +174,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     torch.set_num_threads(args.threads)
     keep_freed_memory()  # as `recnmt translate`
-    if args.count and len({beams for name, _, beams in args.system if name == args.system[0][0]}) < 2:
-        raise UserError("benchmark.beams", field="--count", value=args.system[0][0])
+    first = args.system[0][0]
+    beams = {beams for name, folder, beams in args.system if name == first and not is_export(folder)}
+    if args.count and (len(beams) < 2 or "float32" not in args.types):
+        raise UserError("benchmark.beams", field="--count", value=first)
     sources = list(islice(read_lines(args.source), args.sentences))
     systems = list(load_systems(args))
     jobs = {str(place): (lambda system=system: system.translate(sources)) for place, system in enumerate(systems)}

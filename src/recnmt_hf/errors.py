@@ -543,7 +543,8 @@ COMMANDS: dict[str, str] = {
     "jsonl` output.",
     "records.split": "{field} has the tokens of several sentences, which have no joint probability. Translate with "
     "--split-sentences never and without --on-long split.",
-    "benchmark.beams": "{field} needs a second number of beams of {value}. Add it as another --system.",
+    "benchmark.beams": "{field} needs a model of {value} in float32 with two numbers of beams. Add a --system, and "
+    "float32 to --types.",
     "benchmark.family": "{field} does not support {value}. Use one of {families}.",
     "benchmark.folder": "{field} has no {file}. Pass src/recnmt_hf/models of another version.",
     "benchmark.weights": "{field} has a {family} with other weights ({reason}). Choose another version.",

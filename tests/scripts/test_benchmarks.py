@@ -157,8 +157,10 @@ def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys)
     assert rows[0][work : work + 2] == rows[2][work : work + 2] != rows[1][work : work + 2]
     assert rows[0][predicted].split()[0] == rows[2][predicted].split()[0]
     assert all(row[predicted].endswith("(1.00x)") for row in rows[:2])
-    with pytest.raises(recnmt_hf.UserError, match="a second number of beams of 'a'"):
+    with pytest.raises(recnmt_hf.UserError, match="a model of 'a' in float32 with two numbers of beams"):
         script("translation").main([*words, *first, *copy])
+    with pytest.raises(recnmt_hf.UserError, match="float32 to --types"):
+        script("translation").main([*words, *first, *second, "--types", "int8"])
 
 
 def test_speed_is_added_to_the_evidence_of_the_model(script, tiny_folder, tmp_path, capsys):

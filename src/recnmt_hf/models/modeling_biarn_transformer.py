@@ -204,7 +204,7 @@ class AttentiveRecurrence(Recurrence):
     state; the backward direction of a BiARN numbers its steps T, .., 1.
 
     The steps run as [`attentive_steps`], or as [`attentive_steps_reference`] with `RECNMT_FAST_PATHS=0` and where
-    parameters are not plain (adapters).
+    parameters are not plain (adapters, quantization).
     """
 
     def __init__(self, config: BiARNTransformerConfig):

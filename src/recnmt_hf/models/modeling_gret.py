@@ -94,10 +94,10 @@ class CapsuleLayer(nn.Module):
     The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules.
 
     It runs as [`~.kernels_gret.route`]; as [`route_reference`] with votes for the shortest sentences, with
-    `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters).
+    `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
     """
 
-    read_layers: tuple[str, ...] = ("capsule_proj",)
+    read_layers: tuple[str, ...] = ("capsule_proj",)  # `quantize_model` spares it
 
     def __init__(self, config: GRETConfig):
         super().__init__()

@@ -145,10 +145,10 @@ class RelationPropagation(GradientCheckpointingLayer):
         r_ij = MLP([c_i; c_j]),   r_i = 1/l sum_j r_ij,   o_i = MLP'(r_i)       j over real tokens, i among them
 
     Pairs run as [`all_pairs`], or as [`all_pairs_reference`] with `RECNMT_FAST_PATHS=0` and where parameters are not
-    plain (adapters).
+    plain (adapters, quantization).
     """
 
-    read_layers: tuple[str, ...] = ("pair_layers",)
+    read_layers: tuple[str, ...] = ("pair_layers",)  # `quantize_model` spares them
 
     def __init__(self, config: RNMTConfig):
         super().__init__()
@@ -402,7 +402,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         RNNsearch*   s~_j = GRU(y_{j-1}, s_{j-1}),   a_j = ATT(s~_j, h),   s_j = GRU(a_j, s~_j)        (Eq. 13)
 
     The steps run as [`run_steps`] on projected annotations, or as [`run_steps_reference`] with `RECNMT_FAST_PATHS=0`
-    and where parameters are not plain (adapters).
+    and where parameters are not plain (adapters, quantization).
     """
 
     context_cell_class: type[nn.GRUCell] = nn.GRUCell

@@ -68,7 +68,7 @@ class ProjectedRecurrentLayer(RecurrentLayer):
     the output; an LSTM also carries its memory.
     """
 
-    read_layers: tuple[str, ...] = ("out_proj",)
+    read_layers: tuple[str, ...] = ("out_proj",)  # `quantize_model` spares it
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__(cell, input_size, hidden_size)

@@ -169,7 +169,7 @@ class VRNMTRecurrence(DecoderRecurrence):
     the additional columns of u_j in `latent_gates`, so that a baseline's parameters keep their names and shapes.
 
     The steps run as [`run_latent_steps`] on projected annotations, or as [`run_steps_reference`] with
-    `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters).
+    `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters, quantization).
     """
 
     context_cell_class = LatentGRUCell
