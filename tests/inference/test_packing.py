@@ -11,6 +11,7 @@ from transformers import MarianConfig, MarianMTModel
 import recnmt_hf
 from recnmt_hf.inference import packing
 from recnmt_hf.inference.packing import PackedWeight, pack_weights
+from recnmt_hf.inference.quantization import quantize_model
 from recnmt_hf.models.kernels_shared import has_wide_matmul, project
 
 
@@ -41,14 +42,35 @@ def linear():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 5, 300])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_computes_the_same(dtype, rows, bias):
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.GELU()])
+def test_a_packed_layer_computes_the_same(dtype, rows, bias, activation):
     layer = nn.Linear(48, 33, bias=bias).to(dtype)
     states = torch.randn(rows, 2, 48, dtype=dtype)
     layer.packed_weight = PackedWeight()
     with torch.no_grad():
         tolerance = {} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
-        torch.testing.assert_close(project(layer, states), layer(states), **tolerance)
+        expected = layer(states) if activation is None else activation(layer(states))
+        torch.testing.assert_close(project(layer, states, activation), expected, **tolerance)
     assert layer.packed_weight.content[1] is not None
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_relu_is_part_of_the_matmul_unless_something_observes_it(linear, quantized, monkeypatch):
+    model = nn.Sequential(linear, nn.ReLU())
+    layer, relu = quantize_model(model) if quantized else model
+    states = torch.randn(300, 24)
+    with torch.no_grad():
+        expected, called = relu(layer(states)), []
+        monkeypatch.setattr(nn.ReLU, "forward", lambda self, product: called.append(self) or product.clamp(min=0))
+        torch.testing.assert_close(project(layer, states, relu), expected)
+        assert not called
+        for observed in (relu, layer):
+            seen = []
+            hook = observed.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output))
+            torch.testing.assert_close(project(layer, states, relu), expected)
+            hook.remove()
+            assert len(seen) == len(called) == 1, "a hook sees the call"
+            called.clear()
 
 
 def test_a_changed_weight_is_packed_again(linear):
@@ -128,6 +150,6 @@ def test_translators_pack_where_it_is_faster(tiny_folder, monkeypatch):
         translator = recnmt_hf.Translator.from_pretrained(tiny_folder, device="cpu")
         assert hasattr(translator.model.lm_head, "packed_weight") == is_faster
     quantized = recnmt_hf.Translator.from_pretrained(tiny_folder, quantization="int8")
-    assert not any(hasattr(module, "packed_weight") for module in quantized.model.modules())
+    assert not any(isinstance(vars(one).get("packed_weight"), PackedWeight) for one in quantized.model.modules())
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     assert not packing.suits_packing()

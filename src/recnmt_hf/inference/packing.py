@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
-from ..models.kernels_shared import allowed, has_wide_matmul, prefers_onednn, setting
+from ..models.kernels_shared import allowed, has_wide_matmul, is_plain, prefers_onednn, setting
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
 
 
@@ -37,7 +37,8 @@ class PackedWeight:
         """Return whether this may compute the layer: nothing trains, casts, observes or replaces its operations."""
         weight: Any = linear._parameters["weight"]
         return (
-            not torch.is_grad_enabled()
+            type(linear) is nn.Linear
+            and not torch.is_grad_enabled()
             and states.dtype == weight.dtype
             and states.dtype in PACKED_TYPES
             and type(states) is torch.Tensor
@@ -53,15 +54,18 @@ class PackedWeight:
             and _get_current_dispatch_mode() is None
         )
 
-    def multiply(self, linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
-        """Return `states @ weight.T + bias` of a layer that this suits."""
+    def multiply(self, linear: nn.Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+        """Return `activation(states @ weight.T + bias)` of a layer that this suits."""
         weight: Any = linear._parameters["weight"]
         version = (weight.data_ptr(), weight._version)
         packed_version, packed = self.content
         if packed_version != version:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_ROWS)
             self.content = version, packed  # at once, since threads may share a model
-        return torch.ops.mkldnn._linear_pointwise(states, packed, linear._parameters["bias"], "none", [], "")
+        has_relu = is_plain(activation, nn.ReLU)
+        fused = "relu" if has_relu else "none"
+        product = torch.ops.mkldnn._linear_pointwise(states, packed, linear._parameters["bias"], fused, [], "")
+        return product if activation is None or has_relu else activation(product)
 
     def __reduce__(self) -> Any:
         return PackedWeight, ()  # a copy of the layer has another weight

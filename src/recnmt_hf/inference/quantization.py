@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from .._values import check_value
 from ..errors import UserError
+from ..models.kernels_shared import is_plain
 
 
 def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
@@ -32,8 +33,26 @@ def has_wide_sums() -> bool:
     return capabilities.get("avx512_vnni", False)
 
 
+class Int8Product:
+    """Computes an [`Int8Linear`] with a ReLU in one operator, for [`~recnmt_hf.models.kernels_shared.project`]."""
+
+    def suits(self, linear: Int8Linear, states: torch.Tensor) -> bool:
+        return not (linear._forward_hooks or linear._forward_pre_hooks)
+
+    def multiply(self, linear: Int8Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+        if is_plain(activation, nn.ReLU):
+            weight = linear._packed_params._packed_params
+            return torch.ops.quantized.linear_relu_dynamic(states, weight, not has_wide_sums())
+        product = linear(states)
+        return product if activation is None else activation(product)
+
+
 class Int8Linear(torch.ao.nn.quantized.dynamic.Linear):
     """A linear layer with weights in int8 whose inputs have all 256 levels, where torch's own layer leaves half out."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.packed_weight = Int8Product()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return torch.ops.quantized.linear_dynamic(states, self._packed_params._packed_params, not has_wide_sums())

@@ -68,8 +68,8 @@ def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: to
     """Compute a softmax over the last axis in at least float32; rows without a visible key become zero, not NaN."""
     if visible is None:
         return softmax(scores).to(dtype)
-    weights = softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min))
-    return weights.masked_fill(~visible, 0.0).to(dtype)
+    weights = softmax(torch.where(visible, scores, torch.finfo(scores.dtype).min))
+    return torch.where(visible, weights, 0.0).to(dtype)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:

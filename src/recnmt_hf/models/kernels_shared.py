@@ -397,8 +397,8 @@ MANY_ROWS, LARGE_WEIGHT = 16, 2**22
 
 
 def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `(weight @ states.T).T + bias`."""
-    projected = torch.mm(weight, states.t()).t().contiguous()
+    """Return `(weight @ states.T).T + bias` of states `(.., in_features)`."""
+    projected = torch.mm(weight, states.flatten(0, -2).t()).t().contiguous().view(*states.shape[:-1], -1)
     return projected if bias is None else projected.add_(bias)
 
 
@@ -414,22 +414,22 @@ def suits_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def project(linear: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """Apply a linear layer to states `(.., in_features)` by the fastest matmul; call adapters and quantized layers."""
-    if type(linear) is not nn.Linear or torch.compiler.is_compiling():
-        return linear(states)
-    packed = linear.__dict__.get("packed_weight")  # set by recnmt_hf.inference.pack_weights
+def project(linear: nn.Module, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+    """Apply a linear layer to states `(.., in_features)` by the fastest matmul, then an activation; call adapters."""
+    packed = None if torch.compiler.is_compiling() else linear.__dict__.get("packed_weight")  # of recnmt_hf.inference
     if packed is not None and packed.suits(linear, states):
-        return packed.multiply(linear, states)
-    weight = linear.weight
+        return packed.multiply(linear, states, activation)
+    if activation is not None:
+        return activation(project(linear, states))
+    weight = linear.weight if type(linear) is nn.Linear and not torch.compiler.is_compiling() else None
     # In this order: each check costs as much as a small matmul, and a row alone has no faster one.
-    if are_ordinary(states, weight) and states.numel() > weight.shape[1] and allowed():
+    if weight is not None and are_ordinary(states, weight) and states.numel() > weight.shape[1] and allowed():
+        bias: Any = linear.bias
         is_large = not torch.is_grad_enabled() and weight.numel() >= LARGE_WEIGHT
         if suits_wide(states, weight, FEWEST_WIDE_ROWS if is_large else MANY_ROWS) and is_plain(linear, nn.Linear):
-            return onednn_layer(states, weight, linear.bias)
+            return onednn_layer(states, weight, bias)
         if suits_weight_first(states, weight) and is_plain(linear, nn.Linear):
-            product = weight_first(states.reshape(-1, weight.shape[1]), weight, linear.bias)
-            return product.view(*states.shape[:-1], weight.shape[0])
+            return weight_first(states, weight, bias)
     return linear(states)
 
 

@@ -227,7 +227,7 @@ class AverageAttention(nn.Module):
     def feed_forward(self, averages: torch.Tensor) -> torch.Tensor:
         if self.fc1 is None:
             return averages
-        inner = dropout(self.activation_fn(project(self.fc1, averages)), self.activation_dropout, self.training)
+        inner = dropout(project(self.fc1, averages, self.activation_fn), self.activation_dropout, self.training)
         return inner if self.fc2 is None else project(self.fc2, inner)
 
     def gated(self, inputs: torch.Tensor, averages: torch.Tensor) -> torch.Tensor:

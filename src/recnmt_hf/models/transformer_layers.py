@@ -44,7 +44,7 @@ class TransformerSublayers(GradientCheckpointingLayer):
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Compute W2 act(W1 x + b1) + b2 with its residual (Vaswani et al., 2017, Eq. 2)."""
-        inner = self.activation_fn(project(self.fc1, self.prepare_input(hidden_states, self.final_layer_norm)))
+        inner = project(self.fc1, self.prepare_input(hidden_states, self.final_layer_norm), self.activation_fn)
         inner = dropout(inner, self.activation_dropout, self.training)
         return self.add_residual(project(self.fc2, inner), hidden_states, self.final_layer_norm)
 
