@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """
 Write the results of a comparison of models from their evidence: the sections of the README, the cards and the page
-between `<!-- results: NAME SECTION -->` and `<!-- end -->`, a CSV file and plots.
+between `<!-- results: NAME SECTION -->` and `<!-- end -->`, a CSV file, and the plots if a document has their section.
 
     python scripts/results.py                                  # with the stored chrF and significance
     python scripts/results.py --references data/multi30k       # computes and stores both
@@ -679,7 +679,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         writer = csv.DictWriter(file, lines[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
-    write_plots(folder, rows)
+    if any(f"<!-- results: {args.name} plots -->" in text for text in texts.values()):
+        write_plots(folder, rows)
     for document, text in texts.items():
         if text != document.read_text(encoding="utf-8"):
             write_text(document, text)
