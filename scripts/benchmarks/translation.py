@@ -10,6 +10,9 @@ A system is a name, a folder and a number of beams. Folders of models are measur
 folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the
 files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a card.
 
+With `--early-stopping`, further rows end a sentence once as many hypotheses are finished as there are beams, as
+CTranslate2 does. Transformers' rule, the default, continues while a running one may exceed the worst of them.
+
 With `--count`, the first system is measured with two numbers of beams. From both follows what an operation of matmuls
 and what a call of an operator costs, and from that the speed that each other system in float32 should have. A negative
 cost shows that the turns vary too much: use more `--rounds`.
@@ -27,7 +30,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -49,7 +52,7 @@ from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
 
 
 TYPES = ("float32", "bfloat16", "int8")
-OWN, TRANSFORMERS = "recnmt_hf", "transformers' search"
+OWN, EARLY, TRANSFORMERS = "recnmt_hf", "recnmt_hf, early stopping", "transformers' search"
 # Files with the weights and graphs of a model or an exported model.
 WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx_data", "model.bin")
 MEGABYTE = 10**6
@@ -121,9 +124,14 @@ def load_systems(args: argparse.Namespace) -> Iterator[System]:
             torch.save(model.state_dict(), memory)
             own_size = size if kind == "float32" else memory.tell()
             megabytes = f"{own_size / MEGABYTE:.1f}"
-            for engine in (TRANSFORMERS, OWN) if args.transformers and kind == args.types[0] else (OWN,):
+            engines = {OWN: options}
+            if args.transformers and kind == args.types[0]:
+                engines = {TRANSFORMERS: options, **engines}
+            if args.early_stopping and options.beams > 1:
+                engines[EARLY] = replace(options, generate={"early_stopping": True})
+            for engine, chosen in engines.items():
                 row = Row(name, model.config.model_type, parameters, engine, kind, options.beams, megabytes)
-                yield System(row, translator, options)
+                yield System(row, translator, chosen)
 
 
 def fill(system: System, seconds: Sequence[float], systems: Sequence[System], first: Sequence[float]) -> None:
@@ -161,6 +169,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--system", required=True, help="a model to measure, may be repeated", **system)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["float32", "int8"], help="types of weights")
     parser.add_argument("--transformers", action="store_true", help="add rows with the search of transformers")
+    parser.add_argument("--early-stopping", action="store_true", help="add rows with CTranslate2's rule for the end")
     parser.add_argument("--max-length-extra", type=whole(0), default=50, help="as of translate (default: 50)")
     parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="turns per row (default: 3)")

@@ -146,6 +146,15 @@ def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
     assert all(row["processor"] and float(row["speed"]) > 0 for row in read)
 
 
+def test_rows_that_stop_early(script, tiny_folder):
+    arguments = ["--source", "test.en", "--system", "model", str(tiny_folder), "2", "--types", "float32"]
+    for flags, expected in (([], [None]), (["--early-stopping"], [None, True])):
+        benchmark = script("translation")
+        systems = list(benchmark.load_systems(benchmark.parse_arguments([*arguments, *flags])))
+        assert [one.options.generate.get("early_stopping") for one in systems] == expected
+        assert ["early stopping" in one.row.engine for one in systems] == [bool(stops) for stops in expected]
+
+
 def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys):
     """What is measured twice is predicted as it was measured, and a copy does the work of its original."""
     (tmp_path / "source").write_text("The dog sleeps.\nWe see a cat.\n")
