@@ -526,8 +526,8 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
     if samples := {entry["samples"] for tests in stored["p_values"].values() for entry in tests.values()}:
         counts = " or ".join(f"{count:,}" for count in sorted(samples))
         lines.append(
-            f"p: against {rows[0].name}, approximate randomization of the mean BLEU over seeds ({counts} samples), "
-            "with Holm's correction for the number of rows."
+            f"p: against {rows[0].name}, approximate randomization of the mean BLEU over the seeds that both have "
+            f"({counts} samples), with Holm's correction for the number of rows."
         )
     if speeds := [speed for run in runs for speed in run.speeds]:
         settings = "beam {beams}, batches of {batch}, {threads} thread, {sentences:,} sentences".format(**speeds[0])
