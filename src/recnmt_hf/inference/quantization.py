@@ -34,7 +34,7 @@ def has_wide_sums() -> bool:
 
 
 class Int8Product:
-    """Computes an [`Int8Linear`] with a ReLU in one operator, for [`~recnmt_hf.models.kernels_shared.project`]."""
+    """Computes an [`Int8Linear`] with a ReLU in one operator, for `project`."""
 
     def suits(self, linear: Int8Linear, states: torch.Tensor) -> bool:
         return not (linear._forward_hooks or linear._forward_pre_hooks)
