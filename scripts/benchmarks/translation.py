@@ -169,7 +169,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--system", required=True, help="a model to measure, may be repeated", **system)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["float32", "int8"], help="types of weights")
     parser.add_argument("--transformers", action="store_true", help="add rows with the search of transformers")
-    parser.add_argument("--early-stopping", action="store_true", help="add rows with CTranslate2's rule for the end")
+    parser.add_argument("--early-stopping", action="store_true", help="add rows that end a search as CTranslate2 does")
     parser.add_argument("--max-length-extra", type=whole(0), default=50, help="as of translate (default: 50)")
     parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="turns per row (default: 3)")
