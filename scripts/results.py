@@ -408,7 +408,7 @@ def text_of(values: Sequence[float], digits: int = 2) -> str:
     if not values:
         return ""
     middle, deviation = spread(values)
-    return f"{middle:,.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+    return f"{middle:,.{digits}f}" + ("" if deviation is None else f" ± {deviation:,.{digits}f}")
 
 
 def p_text(value: float | None) -> str:

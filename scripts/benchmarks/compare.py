@@ -248,16 +248,15 @@ def measure_models(
             size = 1024
             rate = matmul_rate(size, dtype, device) / 1e9
             print(f"one matmul of {size} x {size} matrices: {rate:.1f} GFLOP/s", flush=True)
-            operations = [
-                count_operations(training_step(model, dtype, args.label_smoothing), load.batches)[0] for model in models
-            ]
+            training = [training_step(model, dtype, args.label_smoothing) for model in models]
+            operations = [count_operations(step, load.batches).operations for step in training]
         report(f"training step, batch {args.train_batch_size}", names, seconds, load, operations)
     if "generate" in args.modes:
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
             steps = [generation_step(model, dtype, args.beams) for model in models]
             seconds = measure(steps, load.batches, args.repeats, device)
-            operations = [count_operations(step, load.batches)[0] for step in steps] if args.count else None
+            operations = [count_operations(step, load.batches).operations for step in steps] if args.count else None
             report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, load, operations)
 
 

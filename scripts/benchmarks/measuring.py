@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -20,6 +21,10 @@ from recnmt_hf._values import MOST_BEAMS
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.errors import UserError
 from recnmt_hf.models import kernels_shared
+
+
+aten = torch.ops.aten
+CURVES = {aten.tanh, aten.tanh_, aten.sigmoid, aten.sigmoid_}
 
 
 @dataclass
@@ -67,22 +72,35 @@ def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> d
     return seconds
 
 
-class CallCounter(TorchDispatchMode):
-    """Counts the operators that are called."""
+class Work(NamedTuple):
+    """
+    What a step computes.
 
-    calls = 0
+    Attributes:
+        operations: Floating-point operations of matmuls, convolutions and attention.
+        calls: Calls of operators.
+        curves: Values of tanh and of the logistic function, which take as long as dozens of those operations.
+    """
+
+    operations: int
+    calls: int
+    curves: int
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts the operators that are called, and the values that the slow ones compute."""
+
+    calls, curves = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
+        if func.overloadpacket in CURVES:
+            self.curves += args[0].numel()
         return func(*args, **(kwargs or {}))
 
 
-def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> tuple[int, int]:
-    """
-    Return the floating-point operations of matmuls, convolutions and attention in a step over all inputs, and the
-    number of operators that it calls.
-    """
-    aten = torch.ops.aten
+def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> Work:
+    """Return the work of a step over all inputs."""
     uncounted = {  # operators that torch 2.13 does not count, and those with the same formula
         aten.addmm_: aten.addmm,
         aten.baddbmm_: aten.baddbmm,
@@ -97,7 +115,14 @@ def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> tu
     with flop_counter.FlopCounterMode(display=False, custom_mapping=of_kernels) as operations, CallCounter() as counter:
         for value in inputs:
             step(value)
-    return operations.get_total_flops(), counter.calls
+    return Work(operations.get_total_flops(), counter.calls, counter.curves)
+
+
+def seconds_per_curve() -> float:
+    """Return the time that one value of tanh takes, among as many as fit into a processor's cache."""
+    values = torch.randn(2**16)
+    (rounds,) = time_in_turns({"": lambda: [torch.tanh(values) for _ in range(20)]}, 9).values()
+    return median(rounds) / (20 * values.numel())
 
 
 def processor_name() -> str:

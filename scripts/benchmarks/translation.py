@@ -13,12 +13,13 @@ files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a t
 With `--early-stopping`, further rows end a sentence once as many hypotheses are finished as there are beams, as
 CTranslate2 does. Transformers' rule, the default, continues while a running one may exceed the worst of them.
 
-With `--count`, the first system is measured with two numbers of beams. From both follows what an operation of matmuls
-and what a call of an operator costs, and from that the speed that each other system in float32 should have. A negative
-cost shows that the turns vary too much: use more `--rounds`.
+With `--count`, the first system is measured with several numbers of beams, best three. From them follows what an
+operation of matmuls and what a call of an operator costs. With these and the time that a tanh takes by itself follows
+the speed that each other system in float32 should have, without time for reading and writing memory.
 
     python scripts/benchmarks/translation.py --source test.en --count --types float32 \\
-        --system base outputs/base/model 4 --system base outputs/base/model 8 --system GRET outputs/gret/model 4
+        --system base outputs/base/model 1 --system base outputs/base/model 4 --system base outputs/base/model 8 \\
+        --system GRET outputs/gret/model 4
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import count_operations, processor_name, run_script, time_in_turns
+from measuring import count_operations, processor_name, run_script, seconds_per_curve, time_in_turns
 
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
@@ -151,12 +152,14 @@ def predict(systems: Sequence[System], seconds: Sequence[Sequence[float]], sourc
     counted = [place for place, one in enumerate(systems) if (one.row.engine, one.row.weights) == (OWN, "float32")]
     counts = {place: count_operations(systems[place].translate, [sources]) for place in counted}
     known = [place for place in counted if systems[place].row.name == systems[0].row.name]
-    spent = [statistics.median(seconds[place]) for place in known]
-    costs = np.linalg.lstsq(np.array([counts[place] for place in known], float), np.array(spent))[0]
-    print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g} ms")
+    curve = seconds_per_curve()
+    spent = np.array([statistics.median(seconds[place]) - curve * counts[place].curves for place in known])
+    shares = np.array([counts[place][:2] for place in known]) / spent[:, None]
+    costs = [*np.linalg.lstsq(shares, np.ones(len(known)))[0], curve]
+    print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g}, 10^6 tanh {curve * 1e9:.3g}")
     for place, work in counts.items():
         row, expected = systems[place].row, float(np.dot(work, costs))
-        row.GFLOP, row.calls = f"{work[0] / 1e9:.1f}", f"{work[1]:,}"
+        row.GFLOP, row.calls = f"{work.operations / 1e9:.1f}", f"{work.calls:,}"
         row.predicted = f"{len(sources) / expected:.1f} ({expected / statistics.median(seconds[place]):.2f}x)"
 
 

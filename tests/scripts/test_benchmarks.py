@@ -108,8 +108,9 @@ def test_counted_operations_are_those_of_the_equations(script, attention):
     # Forward two matmuls; backward four, and the fused kernel recomputes the scores.
     expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
     step = compare.training_step(model, torch.float32, 0.0)
-    operations, calls = script("measuring").count_operations(step, [batch, batch])
-    assert operations == 2 * expected and calls > 2 * 30 * layers
+    work = script("measuring").count_operations(step, [batch, batch])
+    assert work.operations == 2 * expected and work.calls > 2 * 30 * layers and work.curves == 0
+    assert script("measuring").count_operations(torch.tanh, [torch.zeros(3, 4), torch.zeros(2)]) == (0, 2, 14)
 
 
 def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsys):
