@@ -10,6 +10,9 @@ A system is a name, a folder and a number of beams. Folders of models are measur
 folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the
 files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a card.
 
+CTranslate2 has one limit of length for a batch. So that untrained models generate as much in every engine, give sources
+of equal length to all with `--source-tokens`, and `--max-length-extra 0`.
+
 With `--early-stopping`, further rows end a sentence once as many hypotheses are finished as there are beams, as
 CTranslate2 does. Transformers' rule, the default, continues while a running one may exceed the worst of them.
 
@@ -32,7 +35,6 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,11 @@ def load_systems(args: argparse.Namespace) -> Iterator[System]:
                 yield System(row, translator, chosen)
 
 
+def choose(lines: Sequence[str], translator: Translator, tokens: int | None) -> list[int]:
+    """Return the places of the sentences to translate: those of so many tokens, or all."""
+    return [place for place, line in enumerate(lines) if tokens in (None, len(translator.tokenizer(line).input_ids))]
+
+
 def fill(system: System, seconds: Sequence[float], systems: Sequence[System], first: Sequence[float]) -> None:
     """Write the measurements of a system into its row; `first` are the seconds of the first row."""
     row, count = system.row, len(system.texts)
@@ -168,6 +175,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--source", required=True, help="file with one sentence per line")
     parser.add_argument("--references", help="file with their translations, for BLEU and chrF")
     parser.add_argument("--sentences", type=whole(1), help="number of sentences to use (default: all)")
+    parser.add_argument(
+        "--source-tokens", type=whole(2), help="use only sentences of so many tokens, with the end token"
+    )
     system = {"nargs": 3, "action": "append", "metavar": ("NAME", "FOLDER", "BEAMS")}
     parser.add_argument("--system", required=True, help="a model to measure, may be repeated", **system)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["float32", "int8"], help="types of weights")
@@ -190,8 +200,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     beams = {beams for name, folder, beams in args.system if name == first and not is_export(folder)}
     if args.count and (len(beams) < 2 or "float32" not in args.types):
         raise UserError("benchmark.beams", field="--count", value=first)
-    sources = list(islice(read_lines(args.source), args.sentences))
     systems = list(load_systems(args))
+    lines = list(read_lines(args.source))
+    chosen = choose(lines, systems[0].translator, args.source_tokens)[: args.sentences]
+    if not chosen:
+        raise UserError("benchmark.no_sentences", field="--source-tokens" if any(lines) else args.source)
+    sources = [lines[place] for place in chosen]
     jobs = {str(place): (lambda system=system: system.translate(sources)) for place, system in enumerate(systems)}
     seconds = list(time_in_turns(jobs, args.rounds).values())
     for system, own in zip(systems, seconds, strict=True):
@@ -199,7 +213,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.count:
         predict(systems, seconds, sources)
     if args.references:
-        references = list(islice(read_lines(args.references), args.sentences))
+        references = list(read_lines(args.references))
+        references = [references[place] for place in chosen if place < len(references)]
         for system in systems:
             bleu, chrf = (score(system.texts, references) for score in (sacrebleu_score, chrf_score))
             system.row.BLEU, system.row.chrF = f"{bleu.score:.2f}", f"{chrf.score:.2f}"

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
@@ -145,6 +146,23 @@ def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
         read = list(csv.DictReader(file))
     assert [row["weights"] for row in read] == list(kinds) * 2
     assert all(row["processor"] and float(row["speed"]) > 0 for row in read)
+
+
+def test_sentences_of_one_length(script, tiny_folder, tmp_path, capsys):
+    (tmp_path / "source").write_text("The dog sleeps.\nA dog.\nWe see a dog sleep.\nThe cat sleeps.\n")
+    (tmp_path / "references").write_text("Der Hund schläft.\nEin Hund.\nWir sehen ihn.\nDie Katze schläft.\n")
+    files = ["--source", str(tmp_path / "source"), "--references", str(tmp_path / "references"), "--rounds", "1"]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    lengths = [len(tokenizer(line).input_ids) for line in (tmp_path / "source").read_text().splitlines()]
+    words = [*files, "--system", "model", str(tiny_folder), "1", "--types", "float32", "--source-tokens"]
+    script("translation").main([*words, str(lengths[2])])
+    assert f" {lengths.count(lengths[2])} sentences\n" in capsys.readouterr().out
+    assert lengths.count(lengths[2]) < len(lengths)
+    with pytest.raises(recnmt_hf.UserError, match="--source-tokens leaves no sentence"):
+        script("translation").main([*words, "99"])
+    (tmp_path / "source").write_text("")
+    with pytest.raises(recnmt_hf.UserError, match="source leaves no sentence"):
+        script("translation").main(words[:-1])
 
 
 def test_rows_that_stop_early(script, tiny_folder):

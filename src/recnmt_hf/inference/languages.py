@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .._plain_text import encode_plain, truncated
+from .._plain_text import ids_of_texts, truncated
 from ..data.alignments import words_of_tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
@@ -178,8 +178,7 @@ class Languages:
     ) -> list[int]:
         """Return the token ids of a text, in which `</s>` and the like are text."""
         with lock_of(tokenizer):
-            encoded = encode_plain(tokenizer, text, is_target, add_special_tokens=add_special_tokens)
-        return list(encoded["input_ids"])
+            return list(ids_of_texts(tokenizer, [text], is_target, add_special_tokens)[0])
 
     def encode_source(self, text: str, direction: Direction) -> list[int]:
         """Return the token ids of a source."""

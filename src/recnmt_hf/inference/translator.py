@@ -289,11 +289,13 @@ class Translator:
         self, text: str, whole: list[int], options: DecodingOptions, direction: Direction
     ) -> list[tuple[str, str, list[int]]]:
         """Return the white space before each sentence of a text, the sentence and its token ids."""
-        encode = self.encode_for(direction)
-        encoded = [(space, part, encode(part)) for space, part in split_sentences(text, direction.source)]
+        encode, sentences = self.encode_for(direction), split_sentences(text, direction.source)
+        if len(sentences) < 2:
+            return [("", text, whole)]
+        encoded = [(space, part, encode(part)) for space, part in sentences]
         tokens = [id for _, _, ids in encoded for id in self.drop_control_tokens(ids)]
         # The positions of alignments are those of the whole text.
-        if len(encoded) < 2 or (options.alignments and tokens != self.drop_control_tokens(whole)):
+        if options.alignments and tokens != self.drop_control_tokens(whole):
             return [("", text, whole)]
         return encoded
 
