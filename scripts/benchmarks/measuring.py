@@ -24,7 +24,7 @@ from recnmt_hf.models import kernels_shared
 
 
 aten = torch.ops.aten
-CURVES = {aten.tanh, aten.tanh_, aten.sigmoid, aten.sigmoid_}
+ACTIVATIONS = {aten.tanh, aten.tanh_, aten.sigmoid, aten.sigmoid_}
 
 
 @dataclass
@@ -74,33 +74,33 @@ def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> d
 
 class Work(NamedTuple):
     """
-    What a step computes.
+    Counts of a step.
 
     Attributes:
         operations: Floating-point operations of matmuls, convolutions and attention.
         calls: Calls of operators.
-        curves: Values of tanh and of the logistic function, which take as long as dozens of those operations.
+        activations: Values of tanh and sigmoid, each of which takes as long as many of those operations.
     """
 
     operations: int
     calls: int
-    curves: int
+    activations: int
 
 
 class CallCounter(TorchDispatchMode):
-    """Counts the operators that are called, and the values that the slow ones compute."""
+    """Counts the calls of operators, and the values of tanh and sigmoid."""
 
-    calls, curves = 0, 0
+    calls, activations = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
-        if func.overloadpacket in CURVES:
-            self.curves += args[0].numel()
+        if func.overloadpacket in ACTIVATIONS:
+            self.activations += args[0].numel()
         return func(*args, **(kwargs or {}))
 
 
 def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> Work:
-    """Return the work of a step over all inputs."""
+    """Count the work of a step over all inputs."""
     uncounted = {  # operators that torch 2.13 does not count, and those with the same formula
         aten.addmm_: aten.addmm,
         aten.baddbmm_: aten.baddbmm,
@@ -115,11 +115,11 @@ def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> Wo
     with flop_counter.FlopCounterMode(display=False, custom_mapping=of_kernels) as operations, CallCounter() as counter:
         for value in inputs:
             step(value)
-    return Work(operations.get_total_flops(), counter.calls, counter.curves)
+    return Work(operations.get_total_flops(), counter.calls, counter.activations)
 
 
-def seconds_per_curve() -> float:
-    """Return the time that one value of tanh takes, among as many as fit into a processor's cache."""
+def seconds_per_tanh() -> float:
+    """Return the time per value of tanh, for a tensor that fits into a processor's cache."""
     values = torch.randn(2**16)
     (rounds,) = time_in_turns({"": lambda: [torch.tanh(values) for _ in range(20)]}, 9).values()
     return median(rounds) / (20 * values.numel())

@@ -10,15 +10,15 @@ A system is a name, a folder and a number of beams. Folders of models are measur
 folders as they are. Times are processor times of one thread, or wall times of several. Megabytes are those of the
 files, in bfloat16 and int8 those in memory. `scripts/card_tables.py` writes a table saved by `--output` into a card.
 
-CTranslate2 has one limit of length for a batch. So that untrained models generate as much in every engine, give sources
-of equal length to all with `--source-tokens`, and `--max-length-extra 0`.
+CTranslate2 has one limit of length for a batch. Compare untrained models with `--max-length-extra 0` and
+`--source-tokens`: all sources then have the same length, and each engine generates as many tokens.
 
 With `--early-stopping`, further rows end a sentence once as many hypotheses are finished as there are beams, as
 CTranslate2 does. Transformers' rule, the default, continues while a running one may exceed the worst of them.
 
 With `--count`, the first system is measured with several numbers of beams, best three. From them follows what an
-operation of matmuls and what a call of an operator costs. With these and the time that a tanh takes by itself follows
-the speed that each other system in float32 should have, without time for reading and writing memory.
+operation of matmuls and what a call of an operator costs. These and the measured time of a tanh predict the speed
+of each other system in float32; time for reading and writing memory is not counted.
 
     python scripts/benchmarks/translation.py --source test.en --count --types float32 \\
         --system base outputs/base/model 1 --system base outputs/base/model 4 --system base outputs/base/model 8 \\
@@ -39,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import count_operations, processor_name, run_script, seconds_per_curve, time_in_turns
+from measuring import count_operations, processor_name, run_script, seconds_per_tanh, time_in_turns
 
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
@@ -137,11 +137,6 @@ def load_systems(args: argparse.Namespace) -> Iterator[System]:
                 yield System(row, translator, chosen)
 
 
-def choose(lines: Sequence[str], translator: Translator, tokens: int | None) -> list[int]:
-    """Return the places of the sentences to translate: those of so many tokens, or all."""
-    return [place for place, line in enumerate(lines) if tokens in (None, len(translator.tokenizer(line).input_ids))]
-
-
 def fill(system: System, seconds: Sequence[float], systems: Sequence[System], first: Sequence[float]) -> None:
     """Write the measurements of a system into its row; `first` are the seconds of the first row."""
     row, count = system.row, len(system.texts)
@@ -159,11 +154,14 @@ def predict(systems: Sequence[System], seconds: Sequence[Sequence[float]], sourc
     counted = [place for place, one in enumerate(systems) if (one.row.engine, one.row.weights) == (OWN, "float32")]
     counts = {place: count_operations(systems[place].translate, [sources]) for place in counted}
     known = [place for place in counted if systems[place].row.name == systems[0].row.name]
-    curve = seconds_per_curve()
-    spent = np.array([statistics.median(seconds[place]) - curve * counts[place].curves for place in known])
+    tanh = seconds_per_tanh()
+    spent = np.array([statistics.median(seconds[place]) - tanh * counts[place].activations for place in known])
     shares = np.array([counts[place][:2] for place in known]) / spent[:, None]
-    costs = [*np.linalg.lstsq(shares, np.ones(len(known)))[0], curve]
-    print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g}, 10^6 tanh {curve * 1e9:.3g}")
+    per_operation, per_call = np.linalg.lstsq(shares, np.ones(len(known)))[0]
+    if per_call < 0:  # too little to be told from the cost of operations
+        (per_operation,), per_call = np.linalg.lstsq(shares[:, :1], np.ones(len(known)))[0], 0.0
+    costs = [per_operation, per_call, tanh]
+    print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g}, 10^6 tanh {tanh * 1e9:.3g}")
     for place, work in counts.items():
         row, expected = systems[place].row, float(np.dot(work, costs))
         row.GFLOP, row.calls = f"{work.operations / 1e9:.1f}", f"{work.calls:,}"
@@ -176,7 +174,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--references", help="file with their translations, for BLEU and chrF")
     parser.add_argument("--sentences", type=whole(1), help="number of sentences to use (default: all)")
     parser.add_argument(
-        "--source-tokens", type=whole(2), help="use only sentences of so many tokens, with the end token"
+        "--source-tokens", type=whole(2), help="use only sentences of this many tokens, end token included"
     )
     system = {"nargs": 3, "action": "append", "metavar": ("NAME", "FOLDER", "BEAMS")}
     parser.add_argument("--system", required=True, help="a model to measure, may be repeated", **system)
@@ -202,10 +200,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("benchmark.beams", field="--count", value=first)
     systems = list(load_systems(args))
     lines = list(read_lines(args.source))
-    chosen = choose(lines, systems[0].translator, args.source_tokens)[: args.sentences]
-    if not chosen:
-        raise UserError("benchmark.no_sentences", field="--source-tokens" if any(lines) else args.source)
-    sources = [lines[place] for place in chosen]
+    places = list(range(len(lines)))
+    if args.source_tokens:
+        encode = systems[0].translator.encode_source
+        places = [place for place in places if len(encode(lines[place])) == args.source_tokens]
+    places = places[: args.sentences]
+    if not places:
+        raise UserError("benchmark.no_sentences", field=args.source)
+    sources = [lines[place] for place in places]
     jobs = {str(place): (lambda system=system: system.translate(sources)) for place, system in enumerate(systems)}
     seconds = list(time_in_turns(jobs, args.rounds).values())
     for system, own in zip(systems, seconds, strict=True):
@@ -214,7 +216,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         predict(systems, seconds, sources)
     if args.references:
         references = list(read_lines(args.references))
-        references = [references[place] for place in chosen if place < len(references)]
+        if len(references) != len(lines):
+            counts = {"lines": len(references), "other": args.source, "others": len(lines)}
+            raise UserError("evaluate.lines", field=args.references, **counts)
+        references = [references[place] for place in places]
         for system in systems:
             bleu, chrf = (score(system.texts, references) for score in (sacrebleu_score, chrf_score))
             system.row.BLEU, system.row.chrF = f"{bleu.score:.2f}", f"{chrf.score:.2f}"

@@ -547,7 +547,7 @@ COMMANDS: dict[str, str] = {
     "float32 to --types.",
     "benchmark.family": "{field} does not support {value}. Use one of {families}.",
     "benchmark.folder": "{field} has no {file}. Pass src/recnmt_hf/models of another version.",
-    "benchmark.no_sentences": "{field} leaves no sentence to translate. Use another file or another number.",
+    "benchmark.no_sentences": "{field} has no sentence to translate. Use another file or another --source-tokens.",
     "benchmark.weights": "{field} has a {family} with other weights ({reason}). Choose another version.",
     "output.closed": "Standard output is closed, so results would be lost. Leave it open, or redirect it to a file.",
     "system.memory": "{reason}. Use smaller batches (--max-tokens), fewer beams, or a smaller data type.",

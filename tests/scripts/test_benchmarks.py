@@ -110,7 +110,7 @@ def test_counted_operations_are_those_of_the_equations(script, attention):
     expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
     step = compare.training_step(model, torch.float32, 0.0)
     work = script("measuring").count_operations(step, [batch, batch])
-    assert work.operations == 2 * expected and work.calls > 2 * 30 * layers and work.curves == 0
+    assert work.operations == 2 * expected and work.calls > 2 * 30 * layers and work.activations == 0
     assert script("measuring").count_operations(torch.tanh, [torch.zeros(3, 4), torch.zeros(2)]) == (0, 2, 14)
 
 
@@ -158,10 +158,13 @@ def test_sentences_of_one_length(script, tiny_folder, tmp_path, capsys):
     script("translation").main([*words, str(lengths[2])])
     assert f" {lengths.count(lengths[2])} sentences\n" in capsys.readouterr().out
     assert lengths.count(lengths[2]) < len(lengths)
-    with pytest.raises(recnmt_hf.UserError, match="--source-tokens leaves no sentence"):
+    with pytest.raises(recnmt_hf.UserError, match=r"source has no sentence .* another --source-tokens"):
         script("translation").main([*words, "99"])
+    (tmp_path / "source").write_text("A dog.\n")
+    with pytest.raises(recnmt_hf.UserError, match=r"references has 4 lines, but .*source has 1"):
+        script("translation").main(words[:-1])
     (tmp_path / "source").write_text("")
-    with pytest.raises(recnmt_hf.UserError, match="source leaves no sentence"):
+    with pytest.raises(recnmt_hf.UserError, match="source has no sentence"):
         script("translation").main(words[:-1])
 
 

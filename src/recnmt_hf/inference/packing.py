@@ -64,7 +64,7 @@ class PackedWeight:
             self.content = version, packed  # at once, since threads may share a model
         has_relu = is_plain(activation, nn.ReLU)
         fused = "relu" if has_relu else "none"
-        # A call of an overload takes less time than to choose one.
+        # Naming the overload saves the choice among several at each call.
         multiply = torch.ops.mkldnn._linear_pointwise.default
         product = multiply(states, packed, linear._parameters["bias"], fused, [], "")
         return product if activation is None or has_relu else activation(product)

@@ -43,7 +43,7 @@ class Int8Product:
         weight: Any = linear._packed_params
         has_relu = is_plain(activation, nn.ReLU)
         operator = torch.ops.quantized.linear_relu_dynamic if has_relu else torch.ops.quantized.linear_dynamic
-        # A call of an overload takes less time than to choose one.
+        # Naming the overload saves the choice among several at each call.
         product = operator.default(states, weight._packed_params, not has_wide_sums())
         return product if activation is None or has_relu else activation(product)
 
