@@ -29,6 +29,7 @@ from recnmt_hf.experiments.probing_options import ClassifierOptions, ProbeOption
 from recnmt_hf.experiments.sentence_states import vectors_by_name
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend
+from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.backends.torch_model import TorchBackend
 from recnmt_hf.inference.eval_mode import eval_mode
 from recnmt_hf.inference.options import DecodingOptions
@@ -60,9 +61,15 @@ ENTRIES = {
         "gret",
         lambda t: t.search([t.prepare(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
     ),
-    "Translator.search_batch": (
+    "Translator.search_tokens": (
         "gret",
-        lambda t: t.search_batch(ids(t)[0], [[], []], DecodingOptions(beams=2, max_length_extra=2)),
+        lambda t: t.search_tokens(ids(t)[0], [[], []], DecodingOptions(beams=2, max_length_extra=2)),
+    ),
+    "Translator.read_result": (
+        "nmt_transformer",
+        lambda t: t.read_result(
+            SearchRequest(ids(t)[0], [[], []], [9, 9], DecodingOptions()), SearchResult(ids(t)[1]), scores=True
+        ),
     ),
     "Translator.make_hypotheses": (
         "nmt_transformer",
@@ -122,10 +129,13 @@ METHODS_NOT_RUN = {
     "set_backend",
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
-BACKEND_METHODS = {"attention", "decoder_attention", "encode", "run_encoder", "score", "search", "start_rows"}
+BACKEND_METHODS = {
+    *("attention", "decoder_attention", "encode", "generate", "run_encoder", "score", "search", "search_batch"),
+    "start_rows",
+}
 BACKEND_METHODS_NOT_RUN = {
     *("inspected_model", "new_cache", "rows_class", "pad_sources", "pad_targets", "processors", "seeded"),
-    "source_inputs",
+    *("own_search", "source_inputs"),
 }
 
 

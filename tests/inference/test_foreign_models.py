@@ -13,7 +13,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
-from recnmt_hf.inference import DecodingOptions, Translator
+from recnmt_hf.inference import DecodingOptions, Translator, waiting
 from recnmt_hf.inference.languages import find_code, nearest_codes
 
 
@@ -205,6 +205,23 @@ def test_prefixes_splitting_and_batches(zoo, sentences, name):
     assert whole.score <= 0
     assert [each.text for each in translator(["", "\u200b", " \t"], **options)] == ["", "", ""]
     assert translator([], **options) == []
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_sentences_of_several_batches_go_on_together(zoo, corpus, monkeypatch, name):
+    joined = []
+    own = waiting.join_searches
+    monkeypatch.setattr(waiting, "join_searches", lambda *searches: joined.append(own(*searches)) or joined[-1])
+    monkeypatch.setattr(waiting, "FEW_ROWS", 4)
+    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda *_: batches)
+    sentences = [pair.en for pair in corpus["test"][:10]]
+    options = {"beams": 2, "max_length_factor": 0.5, "max_length_extra": 2, **named(name)}
+    together = zoo[name](sentences, max_tokens=10000, **options)
+    assert joined
+    monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda *_: [[0]])
+    alone = [zoo[name](sentence, **options)[0] for sentence in sentences]
+    assert [one.text for one in together] == [one.text for one in alone]
 
 
 @pytest.mark.parametrize("name", LANGUAGES)

@@ -5,6 +5,7 @@ import torch
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.inference import waiting
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
 
@@ -90,6 +91,50 @@ def test_prefixes_and_batches(translator, corpus, monkeypatch):
     unscored = list(translator.translate(sentences, None, prefixes, scores=False, **options))
     assert [each.text for each in unscored] == [each.text for each in expected]
     assert all(each.score != each.score for each in unscored)  # NaN
+
+
+@pytest.mark.parametrize("name", ["greedy", "beams", "early", "ngrams"])
+def test_searches_of_several_batches_go_on_together(translator, corpus, monkeypatch, name):
+    """Also with limits of length, sources and beginnings of different lengths, and results are in order."""
+    joined = []
+    own = waiting.join_searches
+
+    def counted(first, second):
+        search = own(first, second)
+        joined.append(len(search.numbers))
+        assert waiting.tokens_of(search) <= options["max_tokens"]
+        return search
+
+    sentences = [pair.en for pair in corpus["test"][:28]] + ["A.", "", "The dog sleeps."]
+    prefixes = ["Der Hund", "", "Die"] + [""] * 28
+    options = {"max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 10_000, **SETTINGS[name]}
+    monkeypatch.setattr(waiting, "join_searches", counted)
+    monkeypatch.setattr(waiting, "FEW_ROWS", 5 * options["beams"])
+    # Batches of sentences of different lengths, which therefore end at different steps.
+    batches = [list(range(first, min(first + 8, 30))) for first in range(0, 30, 8)]
+    monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda *_: batches)
+    found, expected, _ = with_and_without(translator, monkeypatch, sentences, prefixes, **options)
+    for one, other in zip(found, expected, strict=True):
+        scores = [[each.score for each in every.hypotheses] for every in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+        assert one.text == other.text or scores[1][0] == pytest.approx(scores[1][1], abs=1e-5)  # a tie
+    assert max(joined) > 8  # sentences of two batches
+
+
+def test_few_sentences_may_wait(translator, corpus, monkeypatch):
+    """Waiting sentences take a limited share of the memory of a batch."""
+    shares = []
+    own = waiting.Waiting.may_wait
+
+    def counted(self, search):
+        answer = own(self, search)
+        if answer:
+            shares.append(waiting.tokens_of(search, *self.searches.values()) / self.max_tokens)
+        return answer
+
+    monkeypatch.setattr(waiting.Waiting, "may_wait", counted)
+    translator([pair.en for pair in corpus["test"][:60]], beams=1, max_length_extra=4, max_tokens=250)
+    assert shares and max(shares) <= 0.5
 
 
 @pytest.mark.parametrize("options", [{"do_sample": True, "beams": 1}, {"beams": 2, "cache_implementation": "static"},

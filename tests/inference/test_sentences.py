@@ -209,9 +209,9 @@ def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path
     text = " ".join(sentences)
     whole = translator.encode_source(text)
     seen = []
-    search = translator.search_batch
+    search = translator.search_tokens
     monkeypatch.setattr(
-        translator, "search_batch", lambda sources, *rest: seen.extend(sources) or search(sources, *rest)
+        translator, "search_tokens", lambda sources, *rest: seen.extend(sources) or search(sources, *rest)
     )
     options = DecodingOptions(**OPTIONS)
     score, found, _ = score_test_set(translator, "set", [text], [["Ja."]], "de", options, TextScorer())
@@ -269,7 +269,7 @@ def test_letters_are_weighted_by_script():
 def silent(translator, monkeypatch):
     """Return a translator whose translations always have two words."""
     answer = Hypothesis("Wir sehen.", -1.0, -1.0, [5, 2])
-    monkeypatch.setattr(translator, "search_batch", lambda sources, *rest: [[answer] for _ in sources])
+    monkeypatch.setattr(translator, "search_tokens", lambda sources, *rest: [[answer] for _ in sources])
     return translator
 
 

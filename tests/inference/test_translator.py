@@ -319,13 +319,12 @@ def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, sour
     monkeypatch.setattr(translator, "encode_source", lambda text: [5] * (len(text) + 1) + [2])
     monkeypatch.setattr(
         translator,
-        "search_batch",
+        "search_tokens",
         lambda sources, *_: [[Hypothesis(next(answers), -1.0, -1.0, [5, 2])] for _ in sources],
     )
     limit = len(source) // 2 + 2
     options = DecodingOptions(max_source_length=limit, on_long="split")
     assert len(translator.prepare(source, options).pieces) == 2
-    monkeypatch.setattr("recnmt_hf.inference.batching.batches_by_tokens", lambda lengths, most: [[0], [1]])
     (found,) = translator([source], max_source_length=limit, on_long="split", beams=1)
     assert found.text == joined and found.hypotheses[0].tokens == [5, 2, 5, 2]
 

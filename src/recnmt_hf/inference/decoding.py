@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
+from .batching import join
+
 
 class VaswaniLengthPenalty(float):
     """
@@ -53,6 +55,10 @@ class MaxLengthPerSentence(StoppingCriteria):
         """Keep the sentences at these indices of the batch."""
         self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
 
+    def add_sentences(self, other: MaxLengthPerSentence) -> None:
+        """Add those of another batch."""
+        self.limits = torch.cat([self.limits, other.limits])
+
 
 class PrefixPerSentence(LogitsProcessor):
     """
@@ -91,6 +97,11 @@ class PrefixPerSentence(LogitsProcessor):
         self.prefixes = self.prefixes.index_select(0, sentences.to(self.prefixes.device))
         self.given = self.given.index_select(0, sentences.to(self.given.device))
 
+    def add_sentences(self, other: PrefixPerSentence) -> None:
+        """Add those of another batch."""
+        self.prefixes = join(self.prefixes, other.prefixes, -1)
+        self.given = torch.cat([self.given, other.given])
+
 
 class EndPerSentence(LogitsProcessor):
     """
@@ -121,3 +132,7 @@ class EndPerSentence(LogitsProcessor):
     def keep_sentences(self, sentences: torch.Tensor) -> None:
         """Keep the sentences at these indices of the batch."""
         self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
+
+    def add_sentences(self, other: EndPerSentence) -> None:
+        """Add those of another batch."""
+        self.limits = torch.cat([self.limits, other.limits])

@@ -6,7 +6,7 @@ which every sentence stays until the whole batch is finished.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -14,6 +14,9 @@ from transformers.utils import ModelOutput
 
 from .decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 
+
+if TYPE_CHECKING:
+    from .waiting import Waiting
 
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
 SHARE_FINISHED = 0.1
@@ -63,12 +66,12 @@ class ModelRows:
         return logits.repeat_interleave(beams, dim=0)
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Replace row `i` by row `rows[i]`; all sentences stay."""
+        """Replace row `i` by row `rows[i]`."""
         self.cache.reorder_cache(rows)
 
     def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
         """Keep these rows, in this order, and the sentences that they belong to, each index once."""
-        self.cache.batch_select_indices(rows)
+        self.reorder(rows)
         indices = {self.rows: rows, self.sentences: sentences}
         self.inputs = {name: select_rows(value, indices) for name, value in self.inputs.items()}
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
@@ -150,28 +153,36 @@ def search(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     rows_class: Callable[..., ModelRows] = ModelRows,
+    waiting: Waiting | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """
     Search as `generate(custom_generate=search)` calls it: with beams, or greedily if `num_beams` is 1. `input_ids` are
     the decoder's prompts `(rows, prompt_length)`, one for each beam; the processors and criteria must treat each row
-    separately. Return tokens `(sentences * num_return_sequences, length)` as transformers' own search does.
+    separately. Return tokens `(sentences * num_return_sequences, length)` as transformers' own search does; with
+    `waiting`, return the prompts, since it has the results.
     """
     beams = generation_config.num_beams or 1
     rows = rows_class(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
-    return run_search(rows, input_ids, logits_processor, stopping_criteria, generation_config)
+    started = start_search(rows, input_ids, logits_processor, stopping_criteria, generation_config)
+    if waiting is None:
+        return started.run()
+    waiting.run(started)
+    return input_ids
 
 
-def run_search(
+def start_search(
     rows: ModelRows | EnsembleRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
-) -> torch.Tensor:
-    """Search with rows of one model or of several; arguments and result as of [`search`]."""
-    state = BeamSearch if (config.num_beams or 1) > 1 else GreedySearch
-    return state(rows, input_ids, processors, criteria, config).run()
+) -> GreedySearch:
+    """Start a search with rows of one model or of several; arguments as of [`search`]."""
+    kind = BeamSearch if (config.num_beams or 1) > 1 else GreedySearch
+    return kind(rows, input_ids, processors, criteria, config)
 
 
 class GreedySearch:
     """Greedy search; see [`search`]."""
+
+    state: tuple[str, ...] = ("running",)  # tensors with a row for each unfinished sentence
 
     def __init__(
         self,
@@ -182,34 +193,43 @@ class GreedySearch:
         config: GenerationConfig,
     ):
         self.rows, self.processors, self.criteria, self.config = rows, processors, criteria, config
-        self.prompt_length = input_ids.shape[1]
+        self.prompt_length = self.length = input_ids.shape[1]
         self.beams = config.num_beams or 1
         ends = config.eos_token_id
         self.ends = list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
-        padding = next(int(id) for id in (config.pad_token_id, *self.ends, -1) if id is not None)
-        self.sentences = torch.arange(rows.sentences, device=input_ids.device)  # indices of unfinished ones
+        self.padding = next(int(id) for id in (config.pad_token_id, *self.ends, -1) if id is not None)
+        self.numbers = list(range(rows.sentences))  # of the unfinished sentences
+        self.found: dict[int, torch.Tensor] = {}  # hypotheses of the finished ones, best first
         shape = (rows.sentences, self.beams, int(config.max_length or 0))
-        self.running = input_ids.new_full(shape, padding)
+        self.running = input_ids.new_full(shape, self.padding)
         self.running[..., : self.prompt_length] = input_ids.view(*shape[:2], -1)
-        self.collected = self.running.clone()
 
     def run(self) -> torch.Tensor:
-        length = self.prompt_length
-        logits = self.rows.first_logits(self.running.flatten(0, 1)[:, :length], self.beams)
-        while True:
-            rows, done = self.step(logits, length)
-            length += 1
-            unfinished = 1 - float(done.float().mean())  # the only host synchronization of the step
-            if unfinished == 0 or length >= self.running.shape[-1]:
-                self.collect(torch.arange(done.shape[0], device=done.device))
-                break
-            if 1 - unfinished >= SHARE_FINISHED:
-                self.drop_finished(rows, done)
-            elif rows is not None:
-                self.rows.reorder(rows)
-            logits = self.rows.next_logits(self.running.flatten(0, 1)[:, length - 1 : length])
-        returned = self.config.num_return_sequences or 1
-        return self.collected[:, :returned, :length].flatten(0, 1)
+        """Search until all sentences are finished; return their tokens as [`search`] does."""
+        sentences, logits = len(self.numbers), self.first_logits()
+        while self.advance(logits):
+            logits = self.next_logits()
+        return torch.cat([self.found[number] for number in range(sentences)])[:, : self.length]
+
+    def first_logits(self) -> torch.Tensor:
+        return self.rows.first_logits(self.running.flatten(0, 1)[:, : self.length], self.beams)
+
+    def next_logits(self) -> torch.Tensor:
+        return self.rows.next_logits(self.running.flatten(0, 1)[:, self.length - 1 : self.length])
+
+    def advance(self, logits: torch.Tensor) -> bool:
+        """Append a token to all hypotheses and drop finished sentences; return whether any are left."""
+        rows, done = self.step(logits, self.length)
+        self.length += 1
+        unfinished = 1 - float(done.float().mean())  # the only host synchronization of the step
+        if unfinished == 0 or self.length >= self.running.shape[-1]:
+            self.collect(torch.arange(len(self.numbers), device=done.device))
+            return False
+        if 1 - unfinished >= SHARE_FINISHED:
+            self.drop_finished(rows, done)
+        elif rows is not None:
+            self.rows.reorder(rows)
+        return True
 
     def step(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Append a token to each row. Return the rows that they continue, and which sentences are finished."""
@@ -239,23 +259,25 @@ class GreedySearch:
         if rows is None:
             rows = torch.arange(done.shape[0] * self.beams, device=done.device)
         self.rows.select(rows.view(-1, self.beams).index_select(0, stay).flatten(), stay)
-        self.sentences = self.sentences.index_select(0, stay)
-        self.running = self.running.index_select(0, stay)
-        for part in (*self.processors, *self.criteria):
-            if isinstance(part, (EndPerSentence, MaxLengthPerSentence, PrefixPerSentence)):
-                part.keep_sentences(stay)
-        self.select_state(stay)
+        self.numbers = [self.numbers[place] for place in stay.tolist()]
+        for name in self.state:
+            setattr(self, name, getattr(self, name).index_select(0, stay))
+        for part in self.parts_of_sentences():
+            part.keep_sentences(stay)
+
+    def parts_of_sentences(self) -> list[Any]:
+        """Return the processors and criteria with values for each sentence."""
+        kinds = EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
+        return [part for part in (*self.processors, *self.criteria) if isinstance(part, kinds)]
 
     def collect(self, places: torch.Tensor) -> None:
         """Store the results of the sentences at these indices of the batch."""
-        self.collected[self.sentences.index_select(0, places)] = self.results().index_select(0, places)
+        results = self.results()[:, : self.config.num_return_sequences or 1].index_select(0, places)
+        self.found.update(zip((self.numbers[place] for place in places.tolist()), results, strict=True))
 
     def results(self) -> torch.Tensor:
         """Return tokens `(sentences in the batch, beams, max_length)`, best first."""
         return self.running
-
-    def select_state(self, stay: torch.Tensor) -> None:
-        """Keep the scores of the sentences at these indices of the batch."""
 
 
 class BeamSearch(GreedySearch):
@@ -264,6 +286,8 @@ class BeamSearch(GreedySearch):
     unfinished ones are continued, and finished ones are collected if they are among the `beams` best. A sentence is
     finished when no running hypothesis can exceed its worst finished one, by the length penalty at the current length.
     """
+
+    state = ("running", "running_scores", "finished", "finished_scores", "is_finished", "can_improve")
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -337,7 +361,3 @@ class BeamSearch(GreedySearch):
 
     def results(self) -> torch.Tensor:
         return self.finished
-
-    def select_state(self, stay: torch.Tensor) -> None:
-        for name in ("running_scores", "finished", "finished_scores", "is_finished", "can_improve"):
-            setattr(self, name, getattr(self, name).index_select(0, stay))

@@ -23,9 +23,9 @@ from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.ensemble import EnsembleBackend
-from .backends.protocol import Backend, SearchRequest, TranslatesOnly
+from .backends.protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .backends.torch_model import TorchBackend
-from .batching import TargetTokens, Tokens, given_count, pair_lengths, run_batches
+from .batching import TargetTokens, Tokens, batches_by_tokens, given_count, pair_lengths, run_batches
 from .languages import Direction, Languages, find_languages
 from .loading import load_backend
 from .model_settings import end_ids, target_vocabulary_size
@@ -349,13 +349,9 @@ class Translator:
         if warnings is not None:
             warnings.count_tokens(sources)
 
-        def run(sources: Tokens, prefixes: Tokens) -> list[list[Hypothesis]]:
-            return self.search_batch(sources, prefixes, options, scores)
-
-        max_tokens = options.max_tokens // max(options.beams, options.num_hypotheses)
         seed = None if options.seed is None else options.seed + offset
         with self.backend.seeded(seed):  # once for all batches, or all of them would draw the same numbers
-            remaining = iter(run_batches(run, sources, prefixes, list(map(len, sources)), max_tokens))
+            remaining = iter(self.search_tokens(sources, prefixes, options, scores))
         translations = []
         for sentence in prepared:
             parts = list(islice(remaining, len(sentence.pieces)))
@@ -367,23 +363,37 @@ class Translator:
             translations.append(Translation(sentence.text, best))
         return translations
 
-    def search_batch(
+    def search_tokens(
         self, sources: Tokens, prefixes: Tokens, options: DecodingOptions, scores: bool = True
     ) -> list[list[Hypothesis]]:
-        """Translate a batch of token ids. Return the hypotheses of each source, best first."""
+        """Translate token ids in batches. Return the hypotheses of each source, best first."""
         if options.shortlist is not None and isinstance(self.backend, TranslatesOnly):
             raise UserError("shortlist.backend", field="shortlist", kind=self.backend.kind)
-        max_lengths = self.max_lengths(sources, prefixes, options)
-        result = self.backend.search(SearchRequest(sources, prefixes, max_lengths, options))
-        per_source = len(result.tokens) // len(sources)
+        most = options.max_tokens // max(options.beams, options.num_hypotheses)
+        batches = list(batches_by_tokens(list(map(len, sources)), most))
+        requests = []
+        for batch in batches:
+            own_sources, own_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
+            max_lengths = self.max_lengths(own_sources, own_prefixes, options)
+            requests.append(SearchRequest(own_sources, own_prefixes, max_lengths, options))
+        results = self.backend.search(requests) if requests else []
+        hypotheses: dict[int, list[Hypothesis]] = {}
+        for batch, request, result in zip(batches, requests, results, strict=True):
+            hypotheses.update(zip(batch, self.read_result(request, result, scores), strict=True))
+        return [hypotheses[i] for i in range(len(sources))]
+
+    def read_result(self, request: SearchRequest, result: SearchResult, scores: bool) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each source of a batch, best first."""
+        per_source = len(result.tokens) // len(request.sources)
         tokens: list[list[int]] = []
         for number, row in enumerate(result.tokens):
             source = number // per_source
-            start, given = getattr(prefixes[source], "start", None), given_count(prefixes[source])
-            stripped = self.strip(row[: max_lengths[source]])
+            prefix = request.prefixes[source]
+            start, given = getattr(prefix, "start", None), given_count(prefix)
+            stripped = self.strip(row[: request.max_lengths[source]])
             tokens.append(TargetTokens(stripped, start, given) if given or start is not None else stripped)
-        hypotheses = self.make_hypotheses(sources, tokens, options, scores, result.log_probs)
-        return [of_source[: options.num_hypotheses] for of_source in hypotheses]
+        hypotheses = self.make_hypotheses(request.sources, tokens, request.options, scores, result.log_probs)
+        return [of_source[: request.options.num_hypotheses] for of_source in hypotheses]
 
     def max_lengths(self, sources: Tokens, prefixes: Tokens, options: DecodingOptions) -> list[int]:
         """Return the maximum number of new tokens for each source, prefix and end token included."""

@@ -74,7 +74,10 @@ class SourceMemoryLayer(DynamicLayer):
         self.memories, self.shared, self.spread, self.decoder_rows = {}, {}, {}, 0
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        if self.keys is not None:
+        if self.keys is None:
+            # Without a memory, rows cannot be assigned to sources: masks and vectors are prepared again.
+            self.shared, self.spread = {}, {}
+        else:
             self.take_rows(beam_idx.to(self.keys.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -82,12 +85,8 @@ class SourceMemoryLayer(DynamicLayer):
         self.decoder_rows *= repeats
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if self.keys is None:
-            # Without a memory, rows cannot be assigned to sources: masks and vectors are prepared again.
-            self.shared, self.spread = {}, {}
-            return
-        rows = torch.arange(self.decoder_rows, device=self.keys.device)
-        self.take_rows(rows[indices.to(self.keys.device)])
+        rows = torch.arange(self.decoder_rows, device=indices.device)
+        self.reorder_cache(rows[indices] if self.decoder_rows else indices)
 
     def take_rows(self, rows: torch.Tensor) -> None:
         """Let decoder row `i` read the memory of row `rows[i]`."""
@@ -95,12 +94,16 @@ class SourceMemoryLayer(DynamicLayer):
         group = max(self.decoder_rows // num_sources, 1)
         if rows.shape[0] == self.decoder_rows and self.moves.stay_within_sources(self, rows, group):
             return
-        source_of_row = torch.div(rows, group, rounding_mode="floor")
+        sources = torch.div(rows, group, rounding_mode="floor")
+        if rows.shape[0] % group == 0:
+            groups = sources.view(-1, group)
+            if torch.equal(groups, groups[:, :1].expand_as(groups)):  # still one row for each source
+                sources = groups[:, 0]
         for name, (keys, values) in self.memories.items():
-            self.memories[name] = (keys.index_select(0, source_of_row), values.index_select(0, source_of_row))
+            self.memories[name] = (keys.index_select(0, sources), values.index_select(0, sources))
         for name, item in self.shared.items():
             if item is not None and item.shape[0] == num_sources:  # a mask may have one row for all
-                self.shared[name] = item.index_select(0, source_of_row)
+                self.shared[name] = item.index_select(0, sources)
         self.spread = {}
         self.keys, self.values = self.memories["encoder"]
         self.decoder_rows = rows.shape[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +92,11 @@ class CTranslate2Backend(TranslatesOnly):
     def limits(self) -> LengthLimits:
         return length_limits(self.model.config)
 
-    def search(self, request: SearchRequest) -> SearchResult:
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        return [self.search_batch(request) for request in requests]
+
+    def search_batch(self, request: SearchRequest) -> SearchResult:
+        """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
         arguments = self.engine_arguments(options, max(request.max_lengths))
         prefixes = [[self.target_symbols[id] for id in prefix] for prefix in request.prefixes]

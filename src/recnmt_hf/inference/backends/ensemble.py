@@ -28,7 +28,7 @@ from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, own_start_id, setting, target_vocabulary_size
 from ..options import DecodingOptions
-from ..search import EnsembleRows, run_search
+from ..search import EnsembleRows, start_search
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .torch_model import TorchBackend, explained_generation, start_column
 
@@ -74,7 +74,11 @@ class EnsembleBackend(TranslatesOnly):
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return self.members[0].seeded(seed)
 
-    def search(self, request: SearchRequest) -> SearchResult:
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        return [self.search_batch(request) for request in requests]
+
+    def search_batch(self, request: SearchRequest) -> SearchResult:
+        """Translate a batch."""
         options, device, ends = request.options, self.model.device, sorted(end_ids(self.model))
         config = GenerationConfig(
             num_beams=options.beams,
@@ -104,7 +108,7 @@ class EnsembleBackend(TranslatesOnly):
             if (end := setting(self.model, "forced_eos_token_id")) is not None:
                 processors.append(EndPerSentence(end, request.max_lengths))
             rows = EnsembleRows([member.start_rows(request.sources, options.beams) for member in self.members])
-            tokens = run_search(rows, start, processors, criteria, config)
+            tokens = start_search(rows, start, processors, criteria, config).run()
         return SearchResult(tokens[:, 1:].tolist())
 
     def processors(self, options: DecodingOptions) -> LogitsProcessorList:

@@ -44,8 +44,8 @@ class EncodedSources(NamedTuple):
 
 class Backend(Protocol):
     """
-    A model with its tokenizers. All methods take one batch of token ids without padding. Methods that a format does not
-    support raise a `UserError`.
+    A model with its tokenizers. Token ids have no padding, and those of a call are one batch except in `search`, which
+    takes several. Methods that a format does not support raise a `UserError`.
     """
 
     model: Any  # or a description of an exported one, with `config`, `generation_config` and `name_or_path`
@@ -58,8 +58,8 @@ class Backend(Protocol):
     def encode(self, sources: Tokens) -> EncodedSources:
         """Run the encoder."""
 
-    def search(self, request: SearchRequest) -> SearchResult:
-        """Translate."""
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        """Translate one batch or several, all with the same options."""
 
     def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         """Return the log-probability of every target token, one list per target."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
 from ..shortlist import Shortlist, ShortlistRows, check_output_layer
+from ..waiting import Waiting
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
@@ -91,39 +92,62 @@ class TorchBackend:
             output = self.model.get_encoder()(**inputs, return_dict=True)
         return EncodedSources(output, inputs["input_ids"], inputs["attention_mask"])
 
-    def search(self, request: SearchRequest) -> SearchResult:
-        options = request.options
-        inputs = self.source_inputs(request.sources)
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        options = requests[0].options
         settings: dict[str, Any] = {"do_sample": False, **options.generate}
         settings |= {"length_penalty": options.penalty()} if options.beams > 1 else {}
         if options.beams > 1 or options.num_hypotheses > 1:
             settings["num_return_sequences"] = options.num_hypotheses
+        if settings.get("stop_strings"):
+            settings["tokenizer"] = self.tokenizers.target
+        has_prefixes = any(prefix for request in requests for prefix in request.prefixes)
+        generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
+        if not can_drop_finished(settings, options, self.model.generation_config):
+            if options.shortlist is not None:
+                raise UserError("shortlist.search", field="shortlist")
+            return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
+        if len(requests) == 1:
+            return [SearchResult(generate(requests[0], self.own_search(requests[0]))[:, 1:].tolist())]
+        waiting = Waiting(options.max_tokens)
+        for request in requests:
+            generate(request, partial(self.own_search(request), waiting=waiting))
+        with eval_mode(self.model), explained_generation(options):
+            found = iter(waiting.finish())
+        return [
+            SearchResult([row for rows in islice(found, len(request.sources)) for row in rows[:, 1:].tolist()])
+            for request in requests
+        ]
+
+    def generate(
+        self, request: SearchRequest, custom_generate: Any = None, *, settings: dict[str, Any], has_prefixes: bool
+    ) -> torch.Tensor:
+        """Call `generate` for a batch with settings of all batches; `has_prefixes`: whether any sentence has one."""
+        inputs, settings = self.source_inputs(request.sources), dict(settings)
         processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
-        if any(request.prefixes):
+        if has_prefixes:
             processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))
         if (end := setting(self.model, "forced_eos_token_id")) is not None:
             processors.append(EndPerSentence(end, request.max_lengths))
         max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
-        if settings.get("stop_strings"):
-            settings["tokenizer"] = self.tokenizers.target
-        if can_drop_finished(settings, options, self.model.generation_config):
-            settings["custom_generate"] = partial(search, rows_class=self.rows_class(request))
-        elif options.shortlist is not None:
-            raise UserError("shortlist.search", field="shortlist")
         starts = [start_of(prefix, None) for prefix in request.prefixes]
         if any(start is not None for start in starts):
             settings["decoder_start_token_id"] = [start_id(self.model) if one is None else one for one in starts]
-        with eval_mode(self.model), explained_generation(options):
-            outputs = self.model.generate(
+        if custom_generate is not None:
+            settings["custom_generate"] = custom_generate
+        with eval_mode(self.model), explained_generation(request.options):
+            return self.model.generate(
                 **inputs,
-                num_beams=options.beams,
+                num_beams=request.options.beams,
                 max_length=1 + max(request.max_lengths),
                 max_new_tokens=None,
                 logits_processor=processors,
                 stopping_criteria=StoppingCriteriaList([MaxLengthPerSentence(max_lengths)]),
                 **settings,
             )
-        return SearchResult(outputs[:, 1:].tolist())
+
+    def own_search(self, request: SearchRequest) -> Any:
+        """Return the search that replaces that of `generate`."""
+        return partial(search, rows_class=self.rows_class(request))
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
         """Return what makes the rows of a search: with the tokens of a shortlist, or with all."""
