@@ -5,6 +5,7 @@ import torch
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.inference import waiting
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
@@ -163,6 +164,30 @@ def test_int8_weights(tiny_folder, corpus, translator):
     assert len(other(list(sources), beams=2, max_length_extra=2)) == 4
     loaded = recnmt_hf.Translator.from_pretrained(tiny_folder, quantization="int8")
     assert type(loaded.model.lm_head) is not torch.nn.Linear
+
+
+@pytest.mark.parametrize("family", ["rnmt", "vrnmt", "gcn_rnmt"])
+@pytest.mark.parametrize("decoder_type", ["conditional_gru", "rnnsearch"])
+def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_type):
+    from recnmt_hf.inference.quantization import Int8Linear, quantize_model
+
+    torch.manual_seed(3)
+    model = build_model(family, "tiny", len(tokenizer), {"d_model": 32, "decoder_type": decoder_type})
+    quantized = quantize_model(model)
+    recurrence = quantized.model.decoder.recurrence
+    assert recurrence.is_fast() and {type(layer) for layer in recurrence.step_layers.values()} == {Int8Linear}
+    assert ("state" in recurrence.step_layers) == (decoder_type == "conditional_gru")
+    assert not any("step_layers" in name for name in model.state_dict())
+    pairs = corpus["test"][:4]
+    targets = [pair.de for pair in pairs]
+    scores = [
+        [
+            each.log_prob
+            for each in recnmt_hf.Translator(one, tokenizer, check=False).score([p.en for p in pairs], targets)
+        ]
+        for one in (model, quantized)
+    ]
+    assert scores[0] == pytest.approx(scores[1], rel=0.02) and scores[0] != scores[1]
 
 
 def test_int8_layers_do_not_overflow():

@@ -21,6 +21,7 @@ from .kernels_shared import (
     graph_operator,
     is_exporting,
     is_transformed,
+    project,
     scan_steps,
     wide_linear,
     wide_product,
@@ -202,6 +203,10 @@ def leaky_relu_gradient(gradient: torch.Tensor, output: torch.Tensor) -> torch.T
     return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, SLOPE, True, grad_input=gradient)
 
 
+# Names of the matmuls of a step in a quantized copy, in the order of `step_matmuls`.
+STEP_LAYERS = ("state", "query", "context")
+
+
 class StepWeights(NamedTuple):
     """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
 
@@ -229,27 +234,51 @@ def run_steps(
     all steps, and no tensor of the size steps x source_length x d_model is stored.
     """
     width, cell = state.shape[-1], recurrence.context_cell
-    first = recurrence.word_cell if recurrence.is_conditional else None
-    if first is not None:
-        gates = wide_linear(words.transpose(0, 1), first.weight_ih, first.bias_ih)
-    else:
-        gates = wide_linear(words.transpose(0, 1), cell.weight_ih[:, :width])
-    weights = StepWeights(
-        None if first is None else first.weight_hh,
-        None if first is None else first.bias_hh,
-        recurrence.attention.q_proj.weight,
-        recurrence.attention.score.weight[0],
-        cell.weight_hh,
-        cell.bias_hh,
-        cell.bias_ih,
-    )
+    gates, weights, maps = map_words(recurrence, words), step_weights(recurrence), step_layers(recurrence)
     # Under autocast the state and its gates stay in the parameters' type; only matmuls are made in the lower one.
     dtype = cell.weight_hh.dtype
     gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
     values = values[..., : 3 * width].to(dtype)
     real = None if token_mask is None else (token_mask != 0).t()[:, :, None]
-    states, attention = attentional_states(gates, keys, values, visible, state, real, *weights)
+    tensors = gates, keys, values, visible, state, real
+    if maps is None:
+        states, attention = attentional_states(*tensors, *weights)
+    else:
+        states, attention = steps_forward(weights, None, *tensors, maps=maps)
     return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
+
+
+def map_words(recurrence: Any, words: torch.Tensor) -> torch.Tensor:
+    """Return the part of words `(batch_size, steps, d)` of the (first) GRU's gates, `(steps, batch_size, 3 * d)`."""
+    words = words.transpose(0, 1)
+    if recurrence.step_layers is not None:
+        return project(recurrence.step_layers["words"], words)
+    if recurrence.is_conditional:
+        return wide_linear(words, recurrence.word_cell.weight_ih, recurrence.word_cell.bias_ih)
+    return wide_linear(words, recurrence.context_cell.weight_ih[:, : words.shape[-1]])
+
+
+def step_weights(recurrence: Any) -> StepWeights:
+    """Return the parameters that the steps of a [`~.modeling_rnmt.DecoderRecurrence`] read."""
+    first = recurrence.word_cell if recurrence.is_conditional else None
+    cell, attention = recurrence.context_cell, recurrence.attention
+    return StepWeights(
+        None if first is None else first.weight_hh,
+        None if first is None else first.bias_hh,
+        attention.q_proj.weight,
+        attention.score.weight[0],
+        cell.weight_hh,
+        cell.bias_hh,
+        cell.bias_ih,
+    )
+
+
+def step_layers(recurrence: Any) -> list[Any] | None:
+    """Return what replaces [`step_matmuls`] in a quantized copy, else `None`."""
+    if recurrence.step_layers is None:
+        return None
+    layers = dict(recurrence.step_layers.items())
+    return [layers.get(name) for name in STEP_LAYERS]
 
 
 def attentional_shapes(gates: torch.Tensor, keys: torch.Tensor, *rest: torch.Tensor | None) -> Any:
@@ -290,15 +319,18 @@ def steps_forward(
     visible: torch.Tensor | None,
     state: torch.Tensor,
     real: torch.Tensor | None,
+    *,
+    maps: Sequence[Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Run all steps without gradients, from the words' part of the (first) GRU's gates `(steps, batch_size, 3 * d)`, keys
     and values; where `real` `(steps, batch_size, 1)` is `False` the state does not change. Append to `saved` what
-    [`AttentionalSteps`] needs of each step. Return states and attention weights `(steps, batch_size, ..)`.
+    [`AttentionalSteps`] needs of each step. `maps` replaces [`step_matmuls`]. Return states and attention weights
+    `(steps, batch_size, ..)`.
     """
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    map_word, map_query, map_context = step_matmuls(weights, gates.shape[0])
+    map_word, map_query, map_context = step_matmuls(weights, gates.shape[0]) if maps is None else maps
     states, attentions = [], []
 
     def advance(gate: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import torch
 
 from .kernels_recurrent_layers import StepMatmuls
-from .kernels_rnmt import AttentionGradients, SavedSteps, StepWeights, attend, gru_step, gru_step_backward
+from .kernels_rnmt import (
+    AttentionGradients,
+    SavedSteps,
+    StepWeights,
+    attend,
+    gru_step,
+    gru_step_backward,
+    map_words,
+    step_layers,
+    step_matmuls,
+    step_weights,
+)
 from .kernels_shared import (
     CustomGradient,
     autocast_dtype,
@@ -18,7 +29,6 @@ from .kernels_shared import (
     graph_operator,
     is_exporting,
     scan_steps,
-    wide_linear,
     with_autocast,
 )
 
@@ -83,20 +93,7 @@ def run_latent_steps(
     pass ([`LatentAttentionalSteps`]) forms the gradients of the weights after all steps.
     """
     width, cell = state.shape[-1], recurrence.context_cell
-    first = recurrence.word_cell if recurrence.is_conditional else None
-    if first is not None:
-        gates = wide_linear(words.transpose(0, 1), first.weight_ih, first.bias_ih)
-    else:
-        gates = wide_linear(words.transpose(0, 1), cell.weight_ih[:, :width])
-    weights = StepWeights(
-        None if first is None else first.weight_hh,
-        None if first is None else first.bias_hh,
-        recurrence.attention.q_proj.weight,
-        recurrence.attention.score.weight[0],
-        cell.weight_hh,
-        cell.bias_hh,
-        cell.bias_ih,
-    )
+    gates, weights = map_words(recurrence, words), step_weights(recurrence)
     latent = LatentWeights(*[None] * SIZES[1])
     reads = 3 * width
     if network is not None:
@@ -116,7 +113,12 @@ def run_latent_steps(
     by_step = [None if tensor is None else tensor.to(dtype) for tensor in by_step]
     real = None if token_mask is None else (token_mask != 0).t()[:, :, None]
     sources = keys.to(dtype), values[..., :reads].to(dtype), visible, state.to(dtype)
-    states, attention, *others = latent_states(*by_step, *sources, real, *weights, *latent)
+    tensors: Any = *by_step, *sources, real
+    layers = step_layers(recurrence)
+    if layers is None:
+        states, attention, *others = latent_states(*tensors, *weights, *latent)
+    else:
+        states, attention, *others = latent_steps_forward(weights, latent, None, *tensors, layers=layers)
     by_row = [tensor.transpose(0, 1) for tensor in others] or [None] * 3
     return LatentSteps(states.transpose(0, 1), attention.transpose(0, 1)[:, None], *by_row)
 
@@ -147,13 +149,12 @@ def weights_of(tensors: Sequence[Any]) -> tuple[StepWeights, LatentWeights]:
 class StepMaps:
     """The matmuls of a step; `None` for those that a model does not have."""
 
-    def __init__(self, weights: StepWeights, latent: LatentWeights, steps: int):
+    def __init__(self, weights: StepWeights, latent: LatentWeights, steps: int, layers: Sequence[Any] | None = None):
         def matmuls(weight: torch.Tensor | None, bias: torch.Tensor | None = None) -> Any:
             return None if weight is None else StepMatmuls(weight, bias, steps)
 
-        self.word = matmuls(weights.word_weight, weights.word_bias)
-        self.query = matmuls(weights.query_weight)
-        self.context = matmuls(weights.context_weight, weights.context_bias)
+        first: Sequence[Any] = step_matmuls(weights, steps) if layers is None else layers
+        self.word, self.query, self.context = first
         self.hidden = matmuls(latent.hidden_weight)
         self.moments = matmuls(latent.moments_weight, latent.moments_bias)
         self.latent = matmuls(latent.latent_weight, latent.latent_bias)
@@ -172,14 +173,17 @@ def latent_steps_forward(
     visible: torch.Tensor | None,
     state: torch.Tensor,
     real: torch.Tensor | None,
+    *,
+    layers: Sequence[Any] | None = None,
 ) -> list[torch.Tensor]:
     """
     Run all steps without gradients, as [`~.kernels_rnmt.steps_forward`] does, with `inputs` and `noise` of
     [`run_latent_steps`], `(steps, batch_size, ..)`. Append to `saved` what [`LatentAttentionalSteps`] needs of each
-    step. Return states and attention weights, with a network also queries, moments and u, `(steps, batch_size, ..)`.
+    step. `layers` are those of a quantized copy. Return states and attention weights, with a network also queries,
+    moments and u, `(steps, batch_size, ..)`.
     """
     _, length, width = keys.shape
-    maps = StepMaps(weights, latent, gates.shape[0])
+    maps = StepMaps(weights, latent, gates.shape[0], layers)
 
     def advance(
         gate: torch.Tensor, given: torch.Tensor, drawn: torch.Tensor | None, state: torch.Tensor
