@@ -73,6 +73,7 @@ ATTRIBUTES = {
     "_forward_hooks": "whether reading a module's parameters equals calling it",
     "_forward_pre_hooks": "whether reading a module's parameters equals calling it",
     "_C": "where torch keeps the next but one",
+    "_choose_qparams_per_tensor": "inputs of wide layers in int8 are rounded as by torch's own layers",
     "_are_functorch_transforms_active": "steps are not matched to their signature where no torch.func needs it",
     "_autograd": "where torch keeps the next",
     "_get_current_graph_task_keep_graph": "gradients take the place of what was saved, unless the graph is kept",

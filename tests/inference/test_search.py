@@ -1,5 +1,7 @@
 """Search that drops finished sentences: it equals transformers' own search for every family."""
 
+import copy
+
 import pytest
 import torch
 from user_errors import rejects
@@ -200,6 +202,27 @@ def test_int8_layers_do_not_overflow():
     states = torch.ones(3, 64).index_fill(1, torch.tensor([0]), -1e-3)
     quantized = quantize_model(torch.nn.Sequential(layer))
     torch.testing.assert_close(quantized(states), layer(states), rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_wide_int8_layers(monkeypatch, bias):
+    """oneDNN's matmul of many rows equals that of torch's dynamic layers."""
+    from recnmt_hf.inference.quantization import WIDE_LAYER, has_wide_product, quantize_model
+
+    if not has_wide_product():
+        pytest.skip("needs oneDNN and a processor with sums of 8-bit numbers in 32 bits")
+    torch.manual_seed(0)
+    quantized = quantize_model(torch.nn.Sequential(torch.nn.Linear(64, WIDE_LAYER, bias=bias)))
+    for states in (torch.randn(40, 1, 64), torch.randn(5, 8, 64) * 3 + 1):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+        expected = quantized(states)
+        assert quantized[0].packed_weight.wide is None
+        monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
+        found = quantized(states)
+        assert quantized[0].packed_weight.wide is not None
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
+        assert torch.equal(copy.deepcopy(quantized)(states), found)
+        quantized = copy.deepcopy(quantized)
 
 
 @pytest.mark.parametrize(

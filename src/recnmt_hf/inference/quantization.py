@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from .._values import check_value
 from ..errors import UserError
-from ..models.kernels_shared import is_plain
+from ..models.kernels_shared import allowed, has_wide_matmul, is_plain, prefers_onednn, setting
 
 
 def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
@@ -33,19 +33,65 @@ def has_wide_sums() -> bool:
     return capabilities.get("avx512_vnni", False)
 
 
+# Layers of at least so many outputs, such as that of the vocabulary, are faster with oneDNN from this number of rows.
+WIDE_LAYER, MANY_ROWS = 4000, 32
+
+
+def prefers_wide() -> bool:
+    """Return whether [`WideWeight`] measured faster on this kind of processor (`RECNMT_FAST_PATHS=1`: on any)."""
+    return allowed() and has_wide_product() and (prefers_onednn() or setting() == "1")
+
+
+@functools.cache
+def has_wide_product() -> bool:
+    """Return whether this build of torch has oneDNN's matmul in int8, and the processor its sums."""
+    names = ("qlinear_prepack", "qlinear_pointwise")
+    return has_wide_sums() and has_wide_matmul() and all(hasattr(torch.ops.onednn, name) for name in names)
+
+
+class WideWeight:
+    """The weight of a wide [`Int8Linear`] in oneDNN's order, a second copy."""
+
+    def __init__(self, linear: Int8Linear):
+        weight, self.bias = linear.weight(), linear.bias()
+        self.packed = torch.ops.onednn.qlinear_prepack(weight.int_repr(), None)
+        self.scales = weight.q_per_channel_scales().float()
+        self.zeros = torch.zeros(self.scales.shape, dtype=torch.int32)
+
+    def multiply(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the product of `(.., in_features)` by the rule of torch's dynamic layers."""
+        scale, zero = torch._choose_qparams_per_tensor(states, False)
+        rows = torch.quantize_per_tensor(states.flatten(0, -2), scale, zero, torch.quint8).int_repr()
+        product = torch.ops.onednn.qlinear_pointwise.default(
+            *(rows, scale, zero, self.packed, self.scales, self.zeros, self.bias),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        return product.view(*states.shape[:-1], -1)
+
+
 class Int8Product:
     """Computes an [`Int8Linear`] without its call as a module, with a ReLU in the same operator, for `project`."""
+
+    def __init__(self) -> None:
+        self.wide: WideWeight | None = None
 
     def suits(self, linear: Int8Linear, states: torch.Tensor) -> bool:
         return not (linear._forward_hooks or linear._forward_pre_hooks)
 
     def multiply(self, linear: Int8Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+        if linear.out_features >= WIDE_LAYER and states.numel() >= MANY_ROWS * linear.in_features and prefers_wide():
+            self.wide = self.wide or WideWeight(linear)
+            product = self.wide.multiply(states)
+            return product if activation is None else activation(product)
         weight: Any = linear._packed_params
         has_relu = is_plain(activation, nn.ReLU)
         operator = torch.ops.quantized.linear_relu_dynamic if has_relu else torch.ops.quantized.linear_dynamic
         # Naming the overload saves the choice among several at each call.
         product = operator.default(states, weight._packed_params, not has_wide_sums())
         return product if activation is None or has_relu else activation(product)
+
+    def __reduce__(self) -> Any:
+        return Int8Product, ()  # a copy orders its weight itself
 
 
 class Int8Linear(torch.ao.nn.quantized.dynamic.Linear):
@@ -68,7 +114,7 @@ def layers_read(module: nn.Module) -> list[nn.Module]:
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: linear layers, and what a step of RNMT's decoder multiplies by,
-    store their weights in int8, each with a scale, and convert their inputs to int8 at each call. Embeddings, norms,
+    store their weights in int8, each row with a scale, and convert their inputs to int8 at each call. Embeddings, norms,
     other recurrent cells and attention stay in float32, and so do layers whose weights a fast path reads, because GRET
     and RNMT lose more without that path than int8 gains.
     """
@@ -78,7 +124,8 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
             module.add_step_layers()
     read = {layer for module in copied.modules() for layer in layers_read(module)}
     # Recurrences read their weights themselves, cell by cell.
-    linear: Any = {name for name, one in copied.named_modules() if type(one) is nn.Linear and one not in read}
+    names = [name for name, one in copied.named_modules() if type(one) is nn.Linear and one not in read]
+    linear: Any = dict.fromkeys(names, torch.ao.quantization.per_channel_dynamic_qconfig)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao moves to a package of its own
         return torch.ao.quantization.quantize_dynamic(copied, linear, mapping={nn.Linear: Int8Linear})
