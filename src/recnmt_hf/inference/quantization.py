@@ -114,9 +114,9 @@ def layers_read(module: nn.Module) -> list[nn.Module]:
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: linear layers, and what a step of RNMT's decoder multiplies by,
-    store their weights in int8, each row with a scale, and convert their inputs to int8 at each call. Embeddings, norms,
-    other recurrent cells and attention stay in float32, and so do layers whose weights a fast path reads, because GRET
-    and RNMT lose more without that path than int8 gains.
+    store their weights in int8, each row with a scale, and convert their inputs to int8 at each call. Embeddings,
+    norms, other recurrent cells and attention stay in float32, and so do layers whose weights a fast path reads,
+    because GRET and RNMT lose more without that path than int8 gains.
     """
     copied: Any = copy.deepcopy(model).float()
     for module in list(copied.modules()):
