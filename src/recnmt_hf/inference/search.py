@@ -32,7 +32,7 @@ MODEL_INPUTS = ("encoder_outputs", "attention_mask")
 
 class ModelRows:
     """
-    Decoder rows of the unfinished sentences of one model, as [`run_search`] advances them. `inputs` are prepared by
+    Decoder rows of the unfinished sentences of one model, as [`GreedySearch`] advances them. `inputs` are prepared by
     `generate`. Each sentence has the same number of consecutive rows.
     """
 
