@@ -111,6 +111,22 @@ def layers_read(module: nn.Module) -> list[nn.Module]:
     return [layer for part in parts for layer in (part if isinstance(part, nn.ModuleList) else [part])]
 
 
+def add_step_layers(recurrence: Any) -> None:
+    """Add linear layers with the weights that each step of RNMT's decoder multiplies by."""
+    width, cell = recurrence.attention.q_proj.in_features, recurrence.context_cell
+    parts = {"query": (recurrence.attention.q_proj.weight, None), "context": (cell.weight_hh, cell.bias_hh)}
+    if recurrence.is_conditional:
+        first = recurrence.word_cell
+        parts |= {"words": (first.weight_ih, first.bias_ih), "state": (first.weight_hh, first.bias_hh)}
+    else:
+        parts["words"] = cell.weight_ih[:, :width].contiguous(), None
+    recurrence.step_layers = nn.ModuleDict()
+    for name, (weight, bias) in parts.items():
+        recurrence.step_layers[name] = linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
+        values = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        linear.load_state_dict({key: value.detach() for key, value in values.items()}, assign=True)
+
+
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: linear layers, and what a step of RNMT's decoder multiplies by,
@@ -120,8 +136,8 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     copied: Any = copy.deepcopy(model).float()
     for module in list(copied.modules()):
-        if hasattr(module, "add_step_layers"):
-            module.add_step_layers()
+        if hasattr(module, "step_layers"):
+            add_step_layers(module)
     read = {layer for module in copied.modules() for layer in layers_read(module)}
     # Recurrences read their weights themselves, cell by cell.
     names = [name for name, one in copied.named_modules() if type(one) is nn.Linear and one not in read]

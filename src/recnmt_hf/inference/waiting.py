@@ -8,8 +8,6 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.utils import ModelOutput
 
-from ..models.recurrent_cache import RecurrentAttentionLayer, RecurrentStateLayer
-from ..models.source_memory import SourceMemoryLayer
 from .batching import join
 from .search import GreedySearch, ModelRows
 
@@ -18,8 +16,6 @@ from .search import GreedySearch, ModelRows
 FEW_ROWS, SMALL_SHARE = 64, 1 / 8
 # Those that wait have together at most this share of a batch's tokens, so that they do not need much memory.
 WAITING_SHARE = 1 / 2
-# Layers of caches to which rows can be added.
-KNOWN_LAYERS = {DynamicLayer, RecurrentStateLayer, RecurrentAttentionLayer, SourceMemoryLayer}
 
 
 class Waiting:
@@ -84,7 +80,13 @@ def can_join(search: GreedySearch) -> bool:
     if search.config.early_stopping == "never" or not isinstance(cache, EncoderDecoderCache):
         return False
     parts = cache.self_attention_cache, cache.cross_attention_cache
-    return all(type(part) is DynamicCache and {type(layer) for layer in part.layers} <= KNOWN_LAYERS for part in parts)
+    return all(type(part) is DynamicCache and all(map(is_known, part.layers)) for part in parts)
+
+
+def is_known(layer: Any) -> bool:
+    """Return whether rows can be added to a cache layer. Models with remote code have their own copies of classes."""
+    is_own = hasattr(layer, "memories") or hasattr(layer, "update_states")
+    return type(layer) is DynamicLayer or (is_own and isinstance(layer, DynamicLayer))
 
 
 def join_searches(first: GreedySearch, second: GreedySearch) -> GreedySearch:
@@ -112,7 +114,7 @@ def join_rows(first: Any, second: Any) -> None:
 
 def join_layers(layer: Any, other: Any) -> None:
     """Add the rows of one cache layer to another."""
-    if isinstance(layer, SourceMemoryLayer):
+    if hasattr(layer, "memories"):
         rows = layer.decoder_rows + other.decoder_rows
         for name, (keys, values) in layer.memories.items():
             new_keys, new_values = other.memories[name]
@@ -121,7 +123,7 @@ def join_layers(layer: Any, other: Any) -> None:
         return
     if layer.keys is not None:
         layer.keys, layer.values = join(layer.keys, other.keys), join(layer.values, other.values)
-    if isinstance(layer, RecurrentStateLayer):
+    if hasattr(layer, "states"):
         layer.states = {name: join(state, other.states[name]) for name, state in layer.states.items()}
 
 

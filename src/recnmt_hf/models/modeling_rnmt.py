@@ -418,19 +418,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         size = annotation if self.is_conditional else width + annotation
         self.context_cell = self.context_cell_class(size, width)
         self.readout = ReadOut(config)
-        self.step_layers: nn.ModuleDict | None = None  # of a quantized copy
-
-    def add_step_layers(self) -> None:
-        """Add linear layers with the weights that each step multiplies by, which `quantize_model` converts."""
-        width, cell = self.attention.q_proj.in_features, self.context_cell
-        parts: dict[str, Any] = {"query": (self.attention.q_proj.weight, None)}
-        parts["context"] = cell.weight_hh, cell.bias_hh
-        if self.is_conditional:
-            first = self.word_cell
-            parts |= {"words": (first.weight_ih, first.bias_ih), "state": (first.weight_hh, first.bias_hh)}
-        else:
-            parts["words"] = (cell.weight_ih[:, :width].contiguous(), None)
-        self.step_layers = nn.ModuleDict({name: linear_of(*part) for name, part in parts.items()})
+        self.step_layers: Any = None  # of a quantized copy: the matmuls of a step, by name
 
     def is_fast(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
@@ -477,14 +465,6 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         contexts = torch.matmul(grouped.to(values.dtype), values[:, 0, :, 3 * state.shape[-1] :])
         contexts = contexts.view(*words.shape[:2], -1)
         return states, weights, self.readout(states, words, contexts)
-
-
-def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Return a linear layer with these values."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    values = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    linear.load_state_dict({name: value.detach() for name, value in values.items()}, assign=True)
-    return linear
 
 
 def run_steps_reference(

@@ -85,8 +85,7 @@ class SourceMemoryLayer(DynamicLayer):
         self.decoder_rows *= repeats
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        rows = torch.arange(self.decoder_rows, device=indices.device)
-        self.reorder_cache(rows[indices] if self.decoder_rows else indices)
+        self.reorder_cache(indices)
 
     def take_rows(self, rows: torch.Tensor) -> None:
         """Let decoder row `i` read the memory of row `rows[i]`."""
@@ -95,10 +94,8 @@ class SourceMemoryLayer(DynamicLayer):
         if rows.shape[0] == self.decoder_rows and self.moves.stay_within_sources(self, rows, group):
             return
         sources = torch.div(rows, group, rounding_mode="floor")
-        if rows.shape[0] % group == 0:
-            groups = sources.view(-1, group)
-            if torch.equal(groups, groups[:, :1].expand_as(groups)):  # still one row for each source
-                sources = groups[:, 0]
+        if torch.equal(sources[::group].repeat_interleave(group), sources):  # still one row for each source
+            sources = sources[::group]
         for name, (keys, values) in self.memories.items():
             self.memories[name] = (keys.index_select(0, sources), values.index_select(0, sources))
         for name, item in self.shared.items():

@@ -62,7 +62,8 @@ class OnnxCache:
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Replace row `i` by row `beam_idx[i]`."""
         rows = beam_idx.cpu().numpy()
-        stays = np.array_equal(rows // self.beams, np.arange(rows.shape[0]) // self.beams)
+        count = next(iter(self.tensors.values())).shape[0]
+        stays = np.array_equal(rows // self.beams, np.arange(count) // self.beams)
         for name, tensor in self.tensors.items():
             if not (stays and name.startswith(OF_SOURCE)):
                 self.tensors[name] = tensor[rows]
