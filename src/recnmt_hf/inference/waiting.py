@@ -59,6 +59,7 @@ class Waiting:
             logits = search.next_logits()
 
     def may_wait(self, search: GreedySearch) -> bool:
+        """Return whether a search is small enough to wait, beside those that wait already."""
         return (
             len(search.numbers) * search.beams <= FEW_ROWS
             and search.length not in self.searches

@@ -203,10 +203,6 @@ def leaky_relu_gradient(gradient: torch.Tensor, output: torch.Tensor) -> torch.T
     return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, SLOPE, True, grad_input=gradient)
 
 
-# Names of the matmuls of a step in a quantized copy, in the order of `step_matmuls`.
-STEP_LAYERS = ("state", "query", "context")
-
-
 class StepWeights(NamedTuple):
     """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
 
@@ -278,7 +274,7 @@ def step_layers(recurrence: Any) -> list[Any] | None:
     if recurrence.step_layers is None:
         return None
     layers = dict(recurrence.step_layers.items())
-    return [layers.get(name) for name in STEP_LAYERS]
+    return [layers.get(name) for name in ("state", "query", "context")]
 
 
 def attentional_shapes(gates: torch.Tensor, keys: torch.Tensor, *rest: torch.Tensor | None) -> Any:

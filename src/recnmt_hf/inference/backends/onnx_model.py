@@ -68,10 +68,6 @@ class OnnxCache:
             if not (stays and name.startswith(OF_SOURCE)):
                 self.tensors[name] = tensor[rows]
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        rows = indices.cpu().numpy()
-        self.tensors = {name: tensor[rows] for name, tensor in self.tensors.items()}
-
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.tensors = {name: tensor.repeat(repeats, 0) for name, tensor in self.tensors.items()}
         self.beams *= repeats
