@@ -7,7 +7,7 @@ between `<!-- results: NAME SECTION -->` and `<!-- end -->`, a CSV file, and the
     python scripts/results.py --references data/multi30k       # computes and stores both
 
 The folder `model_cards/evidence/NAME` has a subfolder ROW-SEED for each run with `evidence.json` and `translations/` of
-its model, and optionally `speed.json` (see `scripts/benchmarks/table_speed.py`). The rows are those of
+its model, and optionally the file `speed.json` that `scripts/benchmarks/table_speed.py` writes. The rows are those of
 `scripts/recipes/rows/NAME.yaml`; the first one is the baseline. `NAME_papers.yaml` beside it says where the papers'
 figures for the rows are.
 """
@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import methodcaller
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -43,7 +44,10 @@ from recnmt_hf.training.recipe_yaml import read_yaml
 SPEED, SCORES, TABLE = "speed.json", "scores.json", "table.csv"
 # Settings of a recipe's training that all rows share: they determine how many words are read, and how often.
 BUDGET = ("max_steps", "max_tokens", "gradient_accumulation_steps", "eval_steps", "bleu_samples", "bf16", "fp16")
-SPEED_SETTINGS = ("beams", "batch", "threads", "sentences", "source_sha256")
+# Figures of a row in `speed.json`, lists with a value for each turn, and their settings.
+TRANSLATED, TRAINED, MEMORY = FIGURES = "sentences_per_second", "training_tokens_per_second", "training_mebibytes"
+FIRST_STAGE = "first_stage_tokens_per_second"  # of rows with two stages
+SPEED_SETTINGS = ("beams", "batch", "max_tokens", "sentences")
 PLACE = re.compile(r"(<!-- results: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TOLERANCE = 1e-6  # of BLEU
 
@@ -55,7 +59,6 @@ class Run:
     folder: Path
     seed: int
     evidence: Evidence
-    speeds: list[dict[str, Any]]
 
     @property
     def hours(self) -> float:
@@ -70,20 +73,6 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         return [point for point in self.evidence.curve if "eval_loss" in point]
 
-    def hours_at(self, step: int) -> float:
-        """
-        Return the hours until a step, with steps of equal length. In a run of two stages those of the second one have
-        the length that the evidence records, and those of the first one share the rest of the time.
-        """
-        training, first = self.evidence.training, self.baseline_steps
-        hours, steps = self.hours, training["steps"]
-        if first is None or training["seconds_per_step"] is None:
-            return hours * step / steps
-        second_stage = min(hours, training["seconds_per_step"] * (steps - first) / 3600)
-        if step <= first:
-            return (hours - second_stage) * step / first
-        return hours - second_stage * (steps - step) / (steps - first)
-
     @property
     def baseline_steps(self) -> int | None:
         return self.evidence.recipe.get("training", {}).get("baseline_steps")
@@ -95,6 +84,7 @@ class Row:
 
     name: str
     runs: list[Run]
+    speeds: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `table_speed.py` measured, by hardware
     chrf: dict[str, list[float]] = field(default_factory=dict)  # by test set, one for each run
     p_values: dict[str, float] = field(default_factory=dict)  # by test set, not corrected
     corrected: dict[str, float] = field(default_factory=dict)
@@ -110,20 +100,16 @@ class Row:
     def bleu(self, test: str) -> list[float]:
         return [run.test(test).scores["bleu"] for run in self.runs]
 
-    def by_hardware(self, value: Callable[[Run], float | None]) -> dict[str, list[float]]:
-        """Return values of the runs by the hardware that trained them."""
+    def hours(self) -> dict[str, list[float]]:
+        """Return the hours of the runs by the hardware that trained them."""
         values: dict[str, list[float]] = {}
         for run in self.runs:
-            if (own := value(run)) is not None:
-                values.setdefault(run.evidence.training["hardware"], []).append(own)
+            values.setdefault(run.evidence.training["hardware"], []).append(run.hours)
         return values
 
-    def speeds(self) -> dict[str, list[float]]:
-        """Return sentences per second by hardware, one value for each run: the median of its rounds."""
-        values: dict[str, list[float]] = {}
-        for speed in chain(*(run.speeds for run in self.runs)):
-            values.setdefault(speed["hardware"], []).append(median(speed["sentences_per_second"]))
-        return values
+    def measured(self, figure: str) -> dict[str, list[float]]:
+        """Return what `table_speed.py` measured, by hardware: a list with the median of the turns."""
+        return {hardware: [median(speed[figure])] for hardware, speed in self.speeds.items()}
 
 
 @dataclass(frozen=True)
@@ -169,14 +155,19 @@ def read_json(path: Path, default: Any) -> Any:
     return content
 
 
-def read_speeds(folder: Path) -> list[dict[str, Any]]:
-    """Return the speeds in a run's folder."""
-    speeds = read_json(folder / SPEED, [])
-    for speed in speeds:
-        check_entry(folder / SPEED, speed, "hardware", "sentences_per_second", *SPEED_SETTINGS)
-        rounds = speed["sentences_per_second"]
-        if not isinstance(rounds, list) or not rounds or not all(isinstance(value, float | int) for value in rounds):
-            raise UserError("results.damaged", field=str(folder / SPEED), reason="sentences_per_second has no numbers")
+def read_speeds(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the figures that `table_speed.py` measured, with their settings, by row and hardware."""
+    speeds: dict[str, dict[str, dict[str, Any]]] = {}
+    for entry in read_json(path, []):
+        check_entry(path, entry, "hardware", "rows", *SPEED_SETTINGS)
+        check_entry(path, entry["rows"])
+        for name, figures in entry["rows"].items():
+            check_entry(path, figures, *FIGURES)
+            for turns in figures.values():
+                if not isinstance(turns, list) or not turns or not all(isinstance(one, float | int) for one in turns):
+                    raise UserError("results.damaged", field=str(path), reason=f"the row {name} has no numbers")
+            settings = {setting: entry[setting] for setting in SPEED_SETTINGS}
+            speeds.setdefault(slug(name), {})[entry["hardware"]] = {**settings, **figures}
     return speeds
 
 
@@ -207,7 +198,7 @@ def read_run(folder: Path, seed: int) -> Run:
     path = folder / EVIDENCE
     if not path.is_file():
         raise MissingFileError("results.missing", field=str(path))
-    run = Run(folder, seed, Evidence.load(folder), read_speeds(folder))
+    run = Run(folder, seed, Evidence.load(folder))
     training = run.evidence.training
     for name, value in (
         ("parameters", run.evidence.model.get("parameters")),
@@ -259,16 +250,6 @@ def check_same(runs: Sequence[Run], values_of: Callable[[Run], Mapping[str, Any]
                 raise UserError("results.differs", field=str(run.folder / EVIDENCE), value=own.get(name), **other)
 
 
-def check_speeds(runs: Sequence[Run]) -> None:
-    """Raise `UserError` unless all speeds were measured with the same settings."""
-    speeds = [(run, speed) for run in runs for speed in run.speeds]
-    for run, speed in speeds[1:]:
-        for name in SPEED_SETTINGS:
-            if speed[name] != speeds[0][1][name]:
-                other = {"name": name, "expected": speeds[0][1][name], "other": speeds[0][0].folder.name}
-                raise UserError("results.differs", field=str(run.folder / SPEED), value=speed[name], **other)
-
-
 def read_results(folder: Path, rows: Path) -> tuple[list[Row], list[str]]:
     """
     Return the rows of a comparison that have runs, in the order of the file of rows, and the names of the others.
@@ -288,9 +269,12 @@ def read_results(folder: Path, rows: Path) -> tuple[list[Row], list[str]]:
         raise UserError("results.no_runs", field=str(folder / f"{slug(baseline)}-1"))
     result = [Row(name, sorted(own, key=lambda run: run.seed)) for name, own in runs.items() if own]
     check_same([run for row in result for run in row.runs], budget_of)
-    check_speeds([run for row in result for run in row.runs])
+    speeds = read_speeds(folder / SPEED)
     for row in result:
         check_same(row.runs, model_of)
+        row.speeds = speeds.get(slug(row.name), {})
+        for speed in row.speeds.values() if row.runs[0].baseline_steps is not None else ():
+            check_entry(folder / SPEED, speed, FIRST_STAGE)
     return result, [name for name, own in runs.items() if not own]
 
 
@@ -422,18 +406,10 @@ def hardware_of(rows: Sequence[Row], values: Callable[[Row], Mapping[str, Any]])
     return sorted(dict.fromkeys(names), key=lambda name: -names.count(name))
 
 
-def hours_of(row: Row) -> dict[str, list[float]]:
-    return row.by_hardware(lambda run: run.hours)
-
-
-def tokens_of(row: Row) -> dict[str, list[float]]:
-    return row.by_hardware(lambda run: run.evidence.training.get("tokens_per_second"))
-
-
 # File, title and values of each plot.
 PLOTS: tuple[tuple[str, str, Callable[[Row], Mapping[str, Sequence[float]]]], ...] = (
-    ("bleu_over_hours.svg", "training hours", hours_of),
-    ("bleu_over_speed.svg", "sentences per second", Row.speeds),
+    ("bleu_over_hours.svg", "training hours", Row.hours),
+    ("bleu_over_speed.svg", "sentences per second", methodcaller("measured", TRANSLATED)),
 )
 
 
@@ -448,9 +424,10 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
         cells[f"p {test}"] = p_text(row.corrected.get(test))
     cells["validation loss"] = text_of([run.evaluations()[-1]["eval_loss"] for run in row.runs], 3)
     for title, digits, values in (
-        ("training tokens/s", 0, tokens_of),
-        ("training hours", 2, hours_of),
-        ("sentences/s", 1, Row.speeds),
+        ("training hours", 2, Row.hours),
+        ("training tokens/s", 0, methodcaller("measured", TRAINED)),
+        ("training MiB", 0, methodcaller("measured", MEMORY)),
+        ("sentences/s", 1, methodcaller("measured", TRANSLATED)),
     ):
         names = hardware_of(rows, values)
         for name in names:
@@ -467,14 +444,27 @@ def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] 
     return markdown_table([heads, *([line[head] for head in heads] for line in lines)])
 
 
+def time_until(run: Run, step: int, speed: Mapping[str, Any]) -> float:
+    """Return the time until a step at measured speeds, in seconds for as many tokens as a step has."""
+    first = min(step, run.baseline_steps or 0)
+    return (first / median(speed[FIRST_STAGE]) if first else 0.0) + (step - first) / median(speed[TRAINED])
+
+
 def ranking_of(rows: Sequence[Row]) -> str:
-    """Return the ranking by the best validation BLEU within the hours of the fastest row."""
-    hours, fastest = min(((max(run.hours for run in row.runs), row.name) for row in rows), key=lambda pair: pair[0])
+    """Return the ranking by the best validation BLEU within the time of the fastest row, at the measured speeds."""
+    (hardware, *_) = hardware_of(rows, lambda row: row.speeds) or [""]
+    speeds = {row.name: row.speeds[hardware] for row in rows if hardware in row.speeds}
+
+    def end(row: Row) -> float:
+        return max(time_until(run, run.evidence.training["steps"], speeds[row.name]) for run in row.runs)
+
+    fastest = min((row for row in rows if row.name in speeds), key=end, default=rows[0])
     ranked = []
     for row in rows:
         best, steps = [], []
-        for run in row.runs:
-            points = [point for point in run.evaluations() if run.hours_at(point["step"]) <= hours]
+        for run in row.runs if row.name in speeds else []:
+            times = {point["step"]: time_until(run, point["step"], speeds[row.name]) for point in run.evaluations()}
+            points = [point for point in run.evaluations() if times[point["step"]] <= end(fastest)]
             scores = [point["eval_bleu"] for point in points if "eval_bleu" in point]
             if scores:
                 best.append(max(scores))
@@ -483,7 +473,7 @@ def ranking_of(rows: Sequence[Row]) -> str:
         complete = len(best) == len(row.runs)
         ranked.append((mean(best) if complete else -1.0, row.label, text_of(best) if complete else "", steps))
     ranked.sort(key=lambda entry: -entry[0])
-    heads = ["rank", "model", f"validation BLEU within {hours:.2f} h ({fastest})", "last evaluation"]
+    heads = ["rank", "model", f"validation BLEU in the time of {fastest.name}", "last evaluation"]
     lines = [
         [str(place) if text else "", label, text, f"step {min(steps):,}" if steps else ""]
         for place, (_, label, text, steps) in enumerate(ranked, start=1)
@@ -529,13 +519,15 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
             f"p: against {rows[0].name}, approximate randomization of the mean BLEU over the seeds that both have "
             f"({counts} samples), with Holm's correction for the number of rows."
         )
-    if speeds := [speed for run in runs for speed in run.speeds]:
-        settings = "beam {beams}, batches of {batch}, {threads} thread, {sentences:,} sentences".format(**speeds[0])
-        measured = ", ".join(dict.fromkeys(speed["hardware"] for speed in speeds))
-        lines.append(f"Sentences per second of processor time: {settings}, on {measured}.")
-    for title, values in (("training tokens per second", tokens_of), ("sentences per second", Row.speeds)):
-        if without := [row.name for row in rows if not values(row)]:
-            lines.append(f"Without {title}: {'all' if len(without) == len(rows) else ', '.join(without)}.")
+    if speeds := {hardware: speed for row in rows for hardware, speed in row.speeds.items()}:
+        settings = (
+            "Sentences per second: beam {beams}, batches of {batch}, translations as long as their sources. Training "
+            "tokens per second and the most memory of a process: batches of at most {max_tokens:,} tokens. Random "
+            "weights, {sentences:,} pairs, processor time of one run in turns"
+        )
+        lines += [f"{settings.format(**speed)}, on {hardware}." for hardware, speed in speeds.items()]
+    if without := [row.name for row in rows if not row.speeds]:
+        lines.append(f"Without measured speed: {'all' if len(without) == len(rows) else ', '.join(without)}.")
     lines.append(f"Versions: {listed}.")
     if missing_rows:
         lines.append(f"Without runs yet: {', '.join(missing_rows)}.")
@@ -552,9 +544,9 @@ def summary_of(rows: Sequence[Row], missing_rows: Sequence[str], page: str) -> s
 def csv_rows(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a row for each model, test set and hardware that trained or measured it."""
     for row in rows:
-        hours, tokens, speeds = hours_of(row), tokens_of(row), row.speeds()
+        hours, measured = row.hours(), {figure: row.measured(figure) for figure in FIGURES}
         for test in test_names(rows):
-            for hardware in dict.fromkeys([*hours, *speeds]):
+            for hardware in dict.fromkeys([*hours, *row.speeds]):
                 cells: dict[str, Any] = {"model": row.name, "type": row.evidence.model["type"], "test_set": test}
                 cells |= {"hardware": hardware, "two_stages": row.runs[0].baseline_steps is not None}
                 cells |= {"seeds": len(row.runs), "parameters": row.evidence.model["parameters"]}
@@ -562,9 +554,8 @@ def csv_rows(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                     ("bleu", row.bleu(test)),
                     ("chrf", row.chrf.get(test, [])),
                     ("validation_loss", [run.evaluations()[-1]["eval_loss"] for run in row.runs]),
-                    ("training_tokens_per_second", tokens.get(hardware, [])),
                     ("training_hours", hours.get(hardware, [])),
-                    ("sentences_per_second", speeds.get(hardware, [])),
+                    *((figure, values.get(hardware, [])) for figure, values in measured.items()),
                 ):
                     middle, deviation = spread(values) if values else (None, None)
                     cells |= {name: number(middle, 4), f"{name}_deviation": number(deviation, 4)}

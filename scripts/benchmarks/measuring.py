@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -24,6 +24,7 @@ from recnmt_hf.models import kernels_shared
 
 
 aten = torch.ops.aten
+Name = TypeVar("Name")
 ACTIVATIONS = {aten.tanh, aten.tanh_, aten.sigmoid, aten.sigmoid_}
 
 
@@ -59,9 +60,9 @@ def clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def time_in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def time_in_turns(candidates: Mapping[Name, Callable[[], Any]], rounds: int) -> dict[Name, list[float]]:
     """Return the seconds of each candidate in each round; the order alternates between rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds: dict[Name, list[float]] = {name: [] for name in candidates}
     for run in candidates.values():
         run()
     for turn in range(rounds):

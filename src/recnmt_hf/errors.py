@@ -412,7 +412,8 @@ EXPERIMENTS: dict[str, str] = {
     "results.score": "{field} has BLEU {value} on {name}, but its translations have {score}. Copy both from one model.",
     "results.references": "{field} does not have the references of {name}, whose checksum is in the evidence. "
     "Correct the path.",
-    "results.no_evidence": "{value} has no evidence of the model {field}. Copy its evidence.json there first.",
+    "results.tokenizers": "{field} has {value} symbols, but the models have {expected}. Pass the tokenizers of one of "
+    "them.",
     "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or no table of its family has "
     "BLEU for its name. Correct the name, the family or the system.",
     "results.section": "{field}: there is no section {value}. Choose one of {sections}.",

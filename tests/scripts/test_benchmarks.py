@@ -5,12 +5,13 @@ import importlib
 import json
 import platform
 import re
-import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer
+from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
@@ -194,36 +195,63 @@ def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys)
         script("translation").main([*words, *first, *second, "--types", "int8"])
 
 
-def test_speed_is_added_to_the_evidence_of_the_model(script, tiny_folder, tmp_path, capsys):
-    (tmp_path / "source").write_text("The dog sleeps.\nWe see a cat.\nThey sleep.\n")
-    training = {"steps": 1, "processes": 1, "hardware": "CPU", "seed": 1}
-    for seed in (1, 2):
-        model = shutil.copytree(tiny_folder, tmp_path / f"model-{seed}")
-        evidence = Evidence(training={**training, "seed": seed})
-        evidence.save(model)
-        evidence.save(make_folder(tmp_path / f"evidence/row-{seed}"))
-    words = ["--source", str(tmp_path / "source"), "--evidence", str(tmp_path / "evidence")]
+def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, capsys):
+    """Every row is measured once, by the recipe of its evidence, and replaces earlier figures of the same hardware."""
+    files = ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]
+    for path in files[1::2]:
+        Path(path).write_text("The dog sleeps.\nWe see a cat.\nThey sleep.\n")
+    symbols = len(AutoTokenizer.from_pretrained(tiny_folder))
+    tokenizer = {"kind": "bpe", "source_symbols": symbols, "target_symbols": symbols, "joint": True}
+    comparison = tmp_path / "evidence"
+    for name, kind in (("plain-1", "nmt_transformer"), ("plain-2", "nmt_transformer"), ("global-2", "gret")):
+        stages = {"baseline_steps": 2, "bf16": True} if kind == "gret" else {}
+        recipe = {"model": {"type": kind, "preset": "tiny"}, "training": stages}
+        (comparison / name).mkdir(parents=True)
+        Evidence(recipe=recipe, tokenizer=tokenizer).save(comparison / name)
     speed = script("table_speed")
-    for rounds in ("1", "2"):  # the second replaces the first
-        options = ["--sentences", "2", "--rounds", rounds, "--beams", "2"]
-        speed.main([str(tmp_path / "model-2"), *words, *options])
-    assert not (tmp_path / "evidence/row-1/speed.json").exists()
-    path = tmp_path / "evidence/row-2/speed.json"
-    (entry,) = json.loads(path.read_text())
-    rounds = entry.pop("sentences_per_second")
-    assert len(rounds) == 2 and min(rounds) > 0 and capsys.readouterr().out.count("row-2: ") == 2
-    expected = {"beams": 2, "batch": 16, "threads": 1, "sentences": 2, "hardware": hardware(torch.device("cpu"))}
+    build_models, read_result, widths = speed.build_models, speed.Translator.read_result, set()
+
+    def ends_at_once(*args):  # models whose best token is always the end of the sentence
+        models = build_models(*args)
+        with torch.no_grad():
+            for model in models:
+                for module in model.modules():
+                    if isinstance(module, torch.nn.LayerNorm):
+                        module.weight.zero_(), module.bias.fill_(1)
+                model.get_output_embeddings().weight.zero_()[model.config.eos_token_id] = 1
+        return models
+
+    def measured(translator, request, result, scores):
+        widths.add((max(map(len, request.sources)), max(map(len, result.tokens))))
+        return read_result(translator, request, result, scores)
+
+    monkeypatch.setattr(speed, "build_models", ends_at_once)
+    monkeypatch.setattr(speed.Translator, "read_result", measured)
+    words = [str(comparison), "--tokenizers", str(tiny_folder), *files, "--sentences", "2"]
+    own, path = hardware(torch.device("cpu")), comparison / "speed.json"
+    path.write_text(json.dumps([{"hardware": own}, {"hardware": "another"}]))
+    speed.main([*words, "--rounds", "2", "--beams", "2"])
+    assert widths and all(source == translation > 2 for source, translation in widths)
+    (other, entry) = json.loads(path.read_text())
+    assert other == {"hardware": "another"}
+    rows = entry.pop("rows")
+    assert rows.keys() == {"plain", "global"} and capsys.readouterr().out.count("global: ") == 1
+    rates = {"sentences_per_second", "training_tokens_per_second", "first_stage_tokens_per_second"}
+    for name, row in rows.items():
+        (memory,) = row.pop("training_mebibytes")
+        assert 100 < memory < 10_000
+        assert row.keys() == (rates if name == "global" else rates - {"first_stage_tokens_per_second"})
+        assert all(len(turns) == 2 and min(turns) > 0 for turns in row.values())
+    expected = {"beams": 2, "batch": 16, "max_tokens": 1024, "sentences": 2, "hardware": own}
     assert expected.items() <= entry.items()
-    path.write_text(json.dumps([{**entry, "hardware": "another", "sentences_per_second": rounds}]))
-    speed.main([str(tmp_path / "model-2"), *words, *options])
-    assert [entry["hardware"] for entry in json.loads(path.read_text())] == ["another", expected["hardware"]]
+
     path.write_text("[1]")
-    with pytest.raises(recnmt_hf.UserError, match=re.escape(str(path))):
-        speed.main([str(tmp_path / "model-2"), *words])
-    with pytest.raises(recnmt_hf.UserError, match="has no evidence of the model"):
-        speed.main([str(tiny_folder), *words])
-
-
-def make_folder(path):
-    path.mkdir(parents=True)
-    return path
+    with rejects("results.damaged", str(path)):
+        speed.main(words)
+    path.unlink()
+    path = comparison / "global-2/evidence.json"
+    path.write_text(path.read_text().replace(f'"source_symbols": {symbols}', '"source_symbols": 9'))
+    with rejects("results.tokenizers", str(tiny_folder), expected=9):
+        speed.main(words)
+    with rejects("results.no_runs", str(tmp_path)):
+        speed.main([str(tmp_path), *words[1:]])
