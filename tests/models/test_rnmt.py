@@ -289,6 +289,48 @@ def test_batch_norm_in_training_sees_real_tokens_only(side):
     torch.testing.assert_close(norm(plain, None), reference(plain.transpose(1, 2)).transpose(1, 2))
 
 
+def test_renormalized_batches_are_normalised_by_the_running_averages():
+    """Ioffe (2017): in training too, within limits, while gradients flow through the statistics of the batch."""
+    torch.manual_seed(1)
+    norm = scatter_parameters(MaskedBatchNorm(4, renormalizes=True).double())
+    plain = scatter_parameters(MaskedBatchNorm(4).double())
+    mask = (torch.arange(6)[None] < torch.tensor([[6], [2], [3]])).long()
+    states = (0.2 + 1.5 * torch.randn(3, 6, 4, dtype=torch.float64)).requires_grad_()
+    plain.load_state_dict(norm.state_dict())
+    expected = norm.eval()(states, mask)
+    deviation = (norm.running_var + norm.eps).sqrt()
+    of_batch = states.detach()[mask == 1].var(0, correction=0)
+    ratio = (of_batch + norm.eps).sqrt() / deviation
+    found = norm.train()(states, mask)
+    torch.testing.assert_close(found[mask == 1], expected[mask == 1], atol=1e-12, rtol=0)
+    seed = torch.randn_like(found) * mask[:, :, None]
+    ours, theirs = (torch.autograd.grad((out * seed).sum(), states)[0] for out in (found / ratio, plain(states, mask)))
+    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean, atol=1e-12, rtol=0)
+    torch.testing.assert_close(norm.running_var, plain.running_var, atol=1e-12, rtol=0)
+
+    # Far from the averages the corrections end at 3, 1/3 and 5.
+    norm.running_mean.zero_(), norm.running_var.fill_(1)
+    for factor, ratio in ((100, 3), (0.01, 1 / 3)):
+        far = factor * torch.randn(3, 6, 4, dtype=torch.float64) + 1000
+        norm.running_mean.zero_(), norm.running_var.fill_(1)
+        normalised = (far - far.mean((0, 1))) / (far.var((0, 1), correction=0) + norm.eps).sqrt()
+        expected = norm.weight * (normalised * ratio + 5) + norm.bias
+        torch.testing.assert_close(norm(far), expected, atol=1e-10, rtol=0)
+
+
+def test_a_model_with_renormalized_batches_trains():
+    """Its output in training is that of evaluation once the running averages are those of its batch."""
+    model = scattered({"relation_batch_norm": "renormalized"}, training=True)
+    batch = ragged_batch(LENGTHS, TARGETS)
+    for _ in range(200):
+        loss = model(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(model.eval()(**batch).loss, loss, atol=1e-6, rtol=0)
+    with rejects("config.wrong_value", "relation_batch_norm"):
+        RNMTConfig(vocab_size=60, relation_batch_norm="always")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_of_half_precision_is_computed_in_float32(dtype, training):

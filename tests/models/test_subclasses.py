@@ -188,9 +188,9 @@ CARRIED = {
     "RPETransformer": (20, 4516),
     "ONLSTMTransformer": (22, 5043),
     "GRET": (20, 4455),
-    "RNMT": (17, 4638),
-    "VRNMT": (20, 5684),
-    "GCNRNMT": (19, 5218),
+    "RNMT": (17, 4648),
+    "VRNMT": (20, 5694),
+    "GCNRNMT": (19, 5228),
 }
 
 

@@ -359,7 +359,7 @@ def test_norms_of_averaged_weights_are_recomputed(tmp_path):
     for key in found:
         if "running" not in key:
             torch.testing.assert_close(found[key], (parts[0][key] + parts[1][key]) / 2)
-    # One batch of all the data is what a mean over batches comes near to.
+    # They are nearly those of one batch of all the data.
     translator = Translator.from_pretrained(folder, device="cpu")
     model = translator.model
     data = prepare_dataset(
@@ -372,7 +372,7 @@ def test_norms_of_averaged_weights_are_recomputed(tmp_path):
     with torch.no_grad():
         model.get_encoder()(ids, (ids != 0).long())
     torch.testing.assert_close(norm.running_mean, found[f"{name}.running_mean"], atol=0.05, rtol=0.1)
-    torch.testing.assert_close(norm.running_var, found[f"{name}.running_var"], atol=0.05, rtol=0.3)
+    torch.testing.assert_close(norm.running_var, found[f"{name}.running_var"], atol=0.05, rtol=0.1)
 
 
 def test_options_of_evaluation(tmp_path, capsys):

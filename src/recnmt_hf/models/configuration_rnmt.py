@@ -54,8 +54,9 @@ class RNMTConfig(Seq2SeqConfig):
         relation_conv_channels (`list[int]`, *optional*, defaults to `[96]`): Output channels of each.
         relation_conv_mode (`str`, *optional*, defaults to `"stacked"`): Each convolution reads the one before, or all
             read the input and are concatenated (`"parallel"`).
-        relation_batch_norm (`bool`, *optional*, defaults to `True`): Batch norm over the real tokens between each
-            convolution and its leaky ReLU.
+        relation_batch_norm (`bool` or `str`, *optional*, defaults to `True`): Batch norm over the real tokens between
+            each convolution and its leaky ReLU. `"renormalized"`: by the running averages in training too (Ioffe,
+            2017), for batches of sentences of similar length, whose statistics are not those of other sentences.
         relation_hidden_size (`int`, *optional*, defaults to 128): m, the width of the perceptrons.
         relation_gp_layers (`int`, *optional*, defaults to 4): Layers of the perceptron over pairs of words (graph
             propagation, Eqs. 8-9).
@@ -106,7 +107,7 @@ class RNMTConfig(Seq2SeqConfig):
     relation_conv_kernels: Filled[Numbers] = DERIVED
     relation_conv_channels: Filled[Numbers] = DERIVED
     relation_conv_mode: Literal["stacked", "parallel"] = "stacked"
-    relation_batch_norm: bool = True
+    relation_batch_norm: bool | Literal["renormalized"] = True
     relation_hidden_size: int = size(128)
     relation_gp_layers: int = layer_count(4)
     relation_mlp_layers: int = layer_count(2)

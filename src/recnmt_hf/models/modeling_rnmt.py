@@ -64,14 +64,19 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): torch's module with statistics that ignore
     padding, in at least float32. Each process of a distributed run normalises by its own batch; the running averages
     that DDP broadcasts, and that are saved, are those of the first process. Checkpoints have no count of batches.
+
+    With `renormalizes` it is batch renormalization (Ioffe, 2017, algorithm 1): in training too, the output is that of
+    the running averages, within limits of the correction (a third to 3 times, 5 deviations); gradients flow through the
+    statistics of the batch.
     """
 
     running_mean: torch.Tensor
     running_var: torch.Tensor
     momentum: float
 
-    def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5):
+    def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5, renormalizes: bool = False):
         super().__init__(num_features, eps=eps, momentum=momentum)
+        self.renormalizes = renormalizes
         self.num_batches_tracked = None
         self.register_load_state_dict_pre_hook(remove_batch_count)
 
@@ -84,22 +89,25 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise states `(batch_size, length, num_features)`; mask `(batch_size, length)`, 1 keeps."""
         wide = states.to(wide_type(states.dtype))
-        if self.training:
-            if attention_mask is None:
-                real, count = None, wide.new_tensor(wide.shape[0] * wide.shape[1])
-            else:
-                real = attention_mask[:, :, None].to(wide.dtype)
-                count = real.sum().clamp(min=1)
-            mean = (wide if real is None else wide * real).sum(dim=(0, 1)) / count
-            centred = wide - mean
-            var = (centred if real is None else centred * real).square().sum(dim=(0, 1)) / count
-            with torch.no_grad():
-                unbiased = var * (count / (count - 1).clamp(min=1))
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        else:
-            centred, var = wide - self.running_mean, self.running_var
-        return (centred * (self.weight * torch.rsqrt(var + self.eps)) + self.bias).to(states.dtype)
+        if not self.training:
+            scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+            return ((wide - self.running_mean) * scale + self.bias).to(states.dtype)
+        real = wide.new_ones(wide.shape[:2]) if attention_mask is None else attention_mask.to(wide.dtype)
+        real, count = real[:, :, None], real.sum().clamp(min=1)
+        mean = (wide * real).sum(dim=(0, 1)) / count
+        centred = wide - mean
+        var = (centred * real).square().sum(dim=(0, 1)) / count
+        scale, shift = self.weight * torch.rsqrt(var + self.eps), torch.zeros_like(mean)
+        with torch.no_grad():
+            running = torch.rsqrt(self.running_var + self.eps)
+            ratio = ((var + self.eps).sqrt() * running).clamp(1 / 3, 3)
+            offset = ((mean - self.running_mean) * running).clamp(-5, 5)
+            unbiased = var * (count / (count - 1).clamp(min=1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        if self.renormalizes:
+            scale, shift = scale * ratio, self.weight * offset
+        return (centred * scale + (self.bias + shift)).to(states.dtype)
 
 
 class RelationConvolutions(nn.Module):
@@ -115,7 +123,8 @@ class RelationConvolutions(nn.Module):
         width = config.d_model
         for kernel, channels in zip(config.relation_conv_kernels, config.relation_conv_channels, strict=True):
             self.convolutions.append(nn.Conv1d(width, channels, kernel, padding=kernel // 2))
-            self.norms.append(MaskedBatchNorm(channels) if config.relation_batch_norm else nn.Identity())
+            norm = MaskedBatchNorm(channels, renormalizes=config.relation_batch_norm == "renormalized")
+            self.norms.append(norm if config.relation_batch_norm else nn.Identity())
             width = config.d_model if self.is_parallel else channels
 
     @staticmethod

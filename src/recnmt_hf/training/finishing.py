@@ -117,20 +117,32 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
     if not norms:
         return
-    sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
-    momenta = [norm.momentum for norm in norms]
-    with torch.no_grad():
-        for count, batch in enumerate(islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES), start=1):
-            for norm in norms:
-                norm.train()
-                norm.momentum = 1 / count  # the mean of all batches so far
-            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
-            model.get_encoder()(**inputs)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.eval()
-        norm.momentum = momentum
-    logger.info(f"Running averages of {len(norms)} batch norms recomputed from {count} training batches.")
+    for norm in norms:  # one after the other: each reads what the new averages of those before it produce
+        refresh_norm(norm, model, trainer)
+    logger.info(
+        f"Running averages of {len(norms)} batch norms recomputed from {NORM_BATCHES} training batches at most."
+    )
     model.save_pretrained(folder)
+
+
+def refresh_norm(norm: Any, model: Any, trainer: TranslationTrainer) -> None:
+    """
+    Set the averages of a batch norm to mean and variance of training batches taken together. The sentences of a batch
+    have similar lengths, so that its own variance is too small.
+    """
+    sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
+    momentum, norm.momentum = norm.momentum, 1.0  # the averages are those of one batch
+    means, variances = [], []
+    norm.train()
+    with torch.no_grad():
+        for batch in islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES):
+            model.get_encoder()(**{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
+            means.append(norm.running_mean.clone())
+            variances.append(norm.running_var.clone())
+        norm.running_var.copy_(torch.stack(variances).mean(0) + torch.stack(means).var(0, correction=0))
+        norm.running_mean.copy_(torch.stack(means).mean(0))
+    norm.eval()
+    norm.momentum = momentum
 
 
 def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
