@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -143,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizers = read_tokenizers(args.tokenizers, next(iter(rows.values())))
     path = args.comparison / SPEED
     earlier = read_speeds(path)
-    pairs = list(read_parallel(args.source, args.target, "skip"))[: args.sentences]
+    pairs = list(islice(read_parallel(args.source, args.target, "skip"), args.sentences))
     sources = [source for source, _ in pairs]
     # A buffer of the batch's size, whose tokens are not limited, is one batch.
     lengths = {"max_length_factor": 1.0, "max_length_extra": 0, "split_sentences": "never"}

@@ -65,9 +65,8 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     padding, in at least float32. Each process of a distributed run normalises by its own batch; the running averages
     that DDP broadcasts, and that are saved, are those of the first process. Checkpoints have no count of batches.
 
-    With `renormalizes` it is batch renormalization (Ioffe, 2017, algorithm 1): in training too, the output is that of
-    the running averages, within limits of the correction (a third to 3 times, 5 deviations); gradients flow through the
-    statistics of the batch.
+    With `renormalizes` it is batch renormalization (Ioffe, 2017, algorithm 1): the output is that of the running
+    averages in training too, up to a factor of 3 and 5 deviations. Gradients flow through the batch's statistics.
     """
 
     running_mean: torch.Tensor
@@ -97,17 +96,18 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         mean = (wide * real).sum(dim=(0, 1)) / count
         centred = wide - mean
         var = (centred * real).square().sum(dim=(0, 1)) / count
-        scale, shift = self.weight * torch.rsqrt(var + self.eps), torch.zeros_like(mean)
-        with torch.no_grad():
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        shift: torch.Tensor = self.bias
+        if self.renormalizes:
             running = torch.rsqrt(self.running_var + self.eps)
-            ratio = ((var + self.eps).sqrt() * running).clamp(1 / 3, 3)
-            offset = ((mean - self.running_mean) * running).clamp(-5, 5)
+            offset = ((mean.detach() - self.running_mean) * running).clamp(-5, 5)
+            scale = scale * ((var.detach() + self.eps).sqrt() * running).clamp(1 / 3, 3)
+            shift = shift + self.weight * offset
+        with torch.no_grad():
             unbiased = var * (count / (count - 1).clamp(min=1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        if self.renormalizes:
-            scale, shift = scale * ratio, self.weight * offset
-        return (centred * scale + (self.bias + shift)).to(states.dtype)
+        return (centred * scale + shift).to(states.dtype)
 
 
 class RelationConvolutions(nn.Module):
