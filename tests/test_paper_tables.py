@@ -22,6 +22,7 @@ ROW_FILES = {
     "gret_table_3": ("gret", "multi30k_en_de_small_gret", ["table 3"]),
     "onlstm_tables_1_2": ("onlstm_transformer", "multi30k_en_de_small_onlstm", ["tables 1 and 2", "table 1"]),
     "rnmt_tables_1_to_3": ("rnmt", "multi30k_en_de_small_rnmt", ["table 1", "table 2"]),
+    "rnmt_deen_mix": ("rnmt", "deen_mix_base_rnmt", []),
     "vrnmt_ablations": ("vrnmt", "btec_zh_en_small_rnmt", []),
     "rpe_table_1": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 1", "table 2"]),
     "rpe_table_3": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 3"]),

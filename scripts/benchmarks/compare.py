@@ -113,24 +113,24 @@ def training_step(model: torch.nn.Module, dtype: torch.dtype, label_smoothing: f
     return step
 
 
-def generation_step(model: torch.nn.Module, dtype: torch.dtype, beams: int) -> Callable[[Batch], object]:
+def generation_step(model: torch.nn.Module, beams: int, static_cache: bool = False) -> Callable[[Batch], object]:
     """Return a beam search to the length of the references, which ignores the end token of the random model."""
-    device = next(model.parameters()).device
     generate: Any = model.generate
+    cache = {"cache_implementation": "static"} if static_cache else {}
 
     def step(batch: Batch) -> None:
         model.eval()
         length = batch["labels"].shape[1]
-        with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            generate(
-                batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                **trees_of(model, batch),
-                num_beams=beams,
-                do_sample=False,
-                min_new_tokens=length,
-                max_new_tokens=length,
-            )
+        generate(
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            **trees_of(model, batch),
+            **cache,
+            num_beams=beams,
+            do_sample=False,
+            min_new_tokens=length,
+            max_new_tokens=length,
+        )
 
     return step
 
@@ -252,12 +252,14 @@ def measure_models(
             operations = [count_operations(step, load.batches).operations for step in training]
         report(f"training step, batch {args.train_batch_size}", names, seconds, load, operations)
     if "generate" in args.modes:
+        models = [model.to(dtype) for model in models]
+        cache = ", static cache" if args.static_cache else ""
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
-            steps = [generation_step(model, dtype, args.beams) for model in models]
+            steps = [generation_step(model, args.beams, args.static_cache) for model in models]
             seconds = measure(steps, load.batches, args.repeats, device)
             operations = [count_operations(step, load.batches).operations for step in steps] if args.count else None
-            report(f"generation, beam {args.beams}, batch {batch_size}", names, seconds, load, operations)
+            report(f"generation, beam {args.beams}, batch {batch_size}{cache}", names, seconds, load, operations)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -279,9 +281,17 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--label-smoothing", type=numeric(float, Range(least=0, below=1)), default=0.0, help="(default: 0)"
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="autocast data type")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="data type of autocast in training, and of the weights in generation",
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
     parser.add_argument("--compile", action="store_true", help="use torch.compile for the forward pass of training")
+    parser.add_argument(
+        "--static-cache", action="store_true", help="generate with a static cache; transformers compiles it on GPUs"
+    )
     parser.add_argument(
         "--count",
         action="store_true",

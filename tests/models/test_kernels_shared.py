@@ -13,6 +13,8 @@ from recnmt_hf.models.seq2seq_loss import (
     check_labels,
     chunked_cross_entropy,
     chunked_cross_entropy_of_layer,
+    losses_on_accelerator,
+    losses_on_cpu,
     smoothed_cross_entropy,
 )
 
@@ -502,6 +504,29 @@ def test_small_gradients_of_float16_are_scaled_before_they_are_rounded():
         (loss * 2.0**20).backward()
         found.append(given.grad)
     torch.testing.assert_close(found[1], found[0], atol=0.01 * found[0].abs().max().item(), rtol=0.02)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "loss_error", "gradient_error"),
+    [(torch.float64, 1e-12, 1e-14), (torch.float32, 1e-5, 1e-7), (torch.bfloat16, 1e-5, 2e-3)],
+    ids=["fp64", "fp32", "bf16"],
+)
+def test_losses_on_an_accelerator_are_those_on_the_cpu(dtype, loss_error, gradient_error, with_bias, smoothing):
+    logits = (20 * torch.randn(40, 300)).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    bias, share = torch.randn(300, dtype=wide) if with_bias else None, torch.rand(40, dtype=wide)
+    targets = torch.randint(0, 300, (40,))
+    targets[:5] = logits[:5].argmin(dim=-1)  # as wrong as can be
+    for given in (share, None):
+        expected = losses_on_cpu(logits.clone(), bias, targets, given, smoothing)
+        found = losses_on_accelerator(logits.clone(), bias, targets, given, smoothing)
+        torch.testing.assert_close(found[0], expected[0], atol=loss_error, rtol=loss_error)
+        if given is None:
+            assert found[1] is None
+        else:
+            torch.testing.assert_close(found[1].to(expected[1].dtype), expected[1], atol=gradient_error, rtol=4e-3)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -45,6 +45,12 @@ def test_compare_prints_ratios(script, capsys):
     assert f"({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}), 1 thread(s), torch " in out
 
 
+def test_compare_generates_with_weights_in_bfloat16_and_a_static_cache(script, capsys):
+    words = ["--modes", "generate", "--dtype", "bfloat16", "--static-cache", "--generate-batch-size", "2"]
+    script("compare").main(["nmt_transformer", "rnmt", *words, "--device", "cpu", *TINY])
+    assert "generation, beam 4, batch 2, static cache: nmt_transformer / rnmt = " in capsys.readouterr().out
+
+
 def test_compare_against_another_version(script, repository, capsys):
     folder = str(repository / "src/recnmt_hf/models")
     words = ["--modes", "train", "--train-batch-size", "1", "--device", "cpu", *TINY]

@@ -14,8 +14,9 @@ from .kernels_recurrent_layers import StepMatmuls
 from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_linear, wide_type, with_autocast
 
 
-# Size of a tensor that fits into a processor's cache with a dozen others.
-BLOCK = 2**15
+# Size of a tensor that fits into a processor's cache with a dozen others; on accelerators, which launch each operation,
+# as many steps at a time as memory allows.
+BLOCK, LARGE_BLOCK = 2**15, 2**24
 # Words of one matmul of inputs where its result is copied.
 ROWS = 512
 
@@ -129,7 +130,8 @@ def backward_steps(
     grad_masters = grad_buffer[..., rows:].unflatten(-1, (2, -1))
     # From the next step.
     grad_cells, grad_states = (cells.new_zeros(len(cells), first, size) for _ in range(2))
-    for steps in reversed(blocks_of(counts, BLOCK // (len(cells) * size))):
+    block = BLOCK if cells.is_cpu else LARGE_BLOCK
+    for steps in reversed(blocks_of(counts, block // (len(cells) * size))):
         begin = starts[steps.start]
         through, to_cell, to_gates, to_sums = step_factors(gates, masters, cells, counts, starts, steps, chunk_size)
         for step in reversed(steps):

@@ -71,12 +71,19 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def is_exporting() -> bool:
     """Return whether torch.export is running; `False` before torch 2.7, which does not report it."""
-    return getattr(torch.compiler, "is_exporting", lambda: False)()
+    # `torch.compiler.is_exporting` is true in all of torch.compile's own tracing before torch 2.13.
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+def has_autocast(device: torch.device) -> bool:
+    """Return whether a device has autocast."""
+    # The compiler of torch 2.11 cannot follow torch's own answer; what it compiles for has autocast.
+    return torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the data type of autocast on a device; `None` where autocast is off."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    if has_autocast(device) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None
 
@@ -88,7 +95,7 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
 
 def with_autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Set autocast to what [`autocast_dtype`] returned; `None` switches it off."""
-    if not torch.amp.is_autocast_available(device.type):
+    if not has_autocast(device):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
@@ -416,6 +423,8 @@ def suits_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def project(linear: nn.Module, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
     """Apply a linear layer to states `(.., in_features)` by the fastest matmul, then an activation; call adapters."""
+    if not states.is_cpu:
+        return linear(states) if activation is None else activation(linear(states))
     packed = None if torch.compiler.is_compiling() else linear.__dict__.get("packed_weight")  # of recnmt_hf.inference
     if packed is not None and packed.suits(linear, states):
         return packed.multiply(linear, states, activation)
@@ -481,7 +490,7 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """
     if not training or p == 0.0:
         return states
-    if states.device.type != "cpu" or not enabled() or states.numel() < SMALLEST_DROPOUT:
+    if not (states.is_cpu and enabled()) or states.numel() < SMALLEST_DROPOUT:
         return nn.functional.dropout(states, p=p, training=True)
     dropped = round(p * 65536)
     count = states.numel()

@@ -1,7 +1,9 @@
 """Recurrent layers over padded batches whose results do not depend on the padding."""
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -122,11 +124,22 @@ def layer_states(
 ) -> list[torch.Tensor]:
     """Run a [`RecurrentLayer`] by torch's kernel from `state` `(batch_size, hidden_size)` and its parameters."""
     state = state[None].contiguous()
+    # cuDNN has no backward pass outside of training, which without dropout is the same.
+    training = training or torch.is_grad_enabled()
     # weights, biases, layers, dropout, training, bidirectional, batch first
     kernel_settings: Any = (list(weights), True, 1, 0.0, training, False, True)
-    if cell == "lstm":
-        return [torch.lstm(inputs, (state, torch.zeros_like(state)), *kernel_settings)[0]]
-    return [(torch.gru if cell == "gru" else torch.rnn_tanh)(inputs, state, *kernel_settings)[0]]
+    with without_copy_warning() if inputs.is_cuda else nullcontext():
+        if cell == "lstm":
+            return [torch.lstm(inputs, (state, torch.zeros_like(state)), *kernel_settings)[0]]
+        return [(torch.gru if cell == "gru" else torch.rnn_tanh)(inputs, state, *kernel_settings)[0]]
+
+
+@contextmanager
+def without_copy_warning() -> Iterator[None]:
+    """Silence torch's warning that cuDNN copies parameters which are not in one piece; a layer's are small."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk of memory")
+        yield
 
 
 def cell_step(

@@ -150,40 +150,89 @@ def chunked_losses(
     """
     ignored = labels == IGNORE_INDEX
     targets = labels.masked_fill(ignored, 0)
-    vocab_size, dtype = matrix.shape[0], states.dtype
-    sum_dtype = torch.promote_types(dtype, torch.float32)
+    sum_dtype = torch.promote_types(states.dtype, torch.float32)
     total = torch.zeros((), dtype=sum_dtype, device=states.device)
     grad_states: Any = torch.empty_like(states) if factor is not None else None
     grad_matrix: Any = None
+    compute = losses_on_cpu if states.is_cpu else losses_on_accelerator
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
-        logits = wide_product(states[part], matrix.t()).to(sum_dtype)
-        if bias is not None:
-            logits += bias
+        logits = wide_product(states[part], matrix.t())
         is_counted = (~ignored[part]).to(sum_dtype)
-        chosen = logits.gather(-1, targets[part, None])[:, 0]
-        mean = logits.mean(dim=-1) if label_smoothing else 0.0
-        peak = logits.amax(dim=-1)
-        # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
-        exponentials = logits.sub_(peak[:, None]).exp_()
-        sums = exponentials.sum(dim=-1)
-        losses = sums.log() + peak - (1 - label_smoothing) * chosen - label_smoothing * mean
+        share = None if factor is None else is_counted * factor
+        losses, grad = compute(logits, bias, targets[part], share, label_smoothing)
         total += (losses * is_counted).sum()
-        if factor is None:
+        if grad is None:
             continue
-        # d loss / d logits = softmax - (1 - e) one-hot - e / V, zero for ignored labels
-        share = is_counted * factor
-        grad = exponentials.mul_((share / sums)[:, None])
-        if label_smoothing:
-            grad.sub_((share * (label_smoothing / vocab_size))[:, None])
-        grad.scatter_add_(-1, targets[part, None], ((label_smoothing - 1.0) * share)[:, None])
-        grad = grad.to(dtype)
+        grad = grad.to(states.dtype)
         grad_states[part] = wide_product(grad, matrix)
         if grad_matrix is None:
             grad_matrix = wide_product(grad.t(), states[part]).to(sum_dtype)
         else:
             add_product(grad_matrix, grad.t(), states[part])
     return [total] if factor is None else [total, grad_states, grad_matrix]
+
+
+def losses_on_cpu(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    share: torch.Tensor | None,
+    label_smoothing: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    Return the losses `(tokens,)` of logits `(tokens, vocab_size)`; with the `share` of each token in the result, also
+    the gradients softmax - (1 - e) one-hot - e / V times that share. Works in place, since new memory is slow.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if bias is not None:
+        logits += bias
+    chosen = logits.gather(-1, targets[:, None])[:, 0]
+    mean = logits.mean(dim=-1) if label_smoothing else 0.0
+    peak = logits.amax(dim=-1)
+    # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
+    exponentials = logits.sub_(peak[:, None]).exp_()
+    sums = exponentials.sum(dim=-1)
+    losses = sums.log() + peak - (1 - label_smoothing) * chosen - label_smoothing * mean
+    if share is None:
+        return losses, None
+    grad = exponentials.mul_((share / sums)[:, None])
+    if label_smoothing:
+        grad.sub_((share * (label_smoothing / logits.shape[1]))[:, None])
+    return losses, grad.scatter_add_(-1, targets[:, None], ((label_smoothing - 1.0) * share)[:, None])
+
+
+def losses_on_accelerator(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    share: torch.Tensor | None,
+    label_smoothing: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type: the time is that of
+    reading and writing memory, of which this needs a third. The gradients are in the type of the logits.
+    """
+    if bias is not None:
+        logits = logits + bias
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    peak, place = logits.max(dim=-1, keepdim=True)
+    probabilities = torch.softmax(logits, dim=-1, dtype=dtype)
+    # The largest probability is at least 1 / V, so that its logarithm is exact.
+    sums = peak.to(dtype) - probabilities.gather(-1, place).log()
+    chosen = logits.gather(-1, targets[:, None]).to(dtype)
+    mean = logits.mean(dim=-1, keepdim=True, dtype=dtype) if label_smoothing else 0.0
+    losses = (sums - (1 - label_smoothing) * chosen - label_smoothing * mean)[:, 0]
+    if share is None:
+        return losses, None
+    share, even = share[:, None], label_smoothing / logits.shape[1]
+    probabilities.scatter_add_(-1, targets[:, None], torch.full_like(share, label_smoothing - 1.0))
+    return losses, torch.addcmul(-even * share, probabilities, share, out=torch.empty_like(logits))
+
+
+def tokens_at_a_time(states: torch.Tensor) -> int:
+    """Return how many tokens' logits are computed together: on an accelerator more, since each launch costs."""
+    return 1024 if states.is_cpu else 4096
 
 
 def chunked_cross_entropy(
@@ -193,12 +242,14 @@ def chunked_cross_entropy(
     bias: torch.Tensor | None = None,
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
-    chunk_size: int = 1024,
+    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """
     Compute [`smoothed_cross_entropy`] of `hidden_states @ weight.T + bias` for states `(..., d_model)` and a weight
-    `(vocab_size, d_model)`, with the logits of at most `chunk_size` tokens at a time. The bias gets no gradient.
+    `(vocab_size, d_model)`, with the logits of at most `chunk_size` tokens at a time (default: [`tokens_at_a_time`]).
+    The bias gets no gradient.
     """
+    chunk_size = chunk_size or tokens_at_a_time(hidden_states)
     labels = labels.reshape(-1).to(hidden_states.device)
     check_labels(labels, weight.shape[0])
     compute_dtype = autocast_dtype(hidden_states.device) or hidden_states.dtype
@@ -227,7 +278,7 @@ def chunked_cross_entropy_of_layer(
     bias: torch.Tensor | None = None,
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
-    chunk_size: int = 1024,
+    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """
     Compute [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks), and in
@@ -242,6 +293,7 @@ def chunked_cross_entropy_of_layer(
         check_labels(labels, logits.shape[-1])
         return summed_cross_entropy(logits, labels, label_smoothing)
 
+    chunk_size = chunk_size or tokens_at_a_time(states)
     parts = zip(states.split(chunk_size), labels.split(chunk_size), strict=True)
     compute = functools.partial(checkpoint, part_loss, use_reentrant=False) if torch.is_grad_enabled() else part_loss
     total: Any = sum(compute(*part) for part in parts)
