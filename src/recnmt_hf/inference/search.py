@@ -221,11 +221,11 @@ class GreedySearch:
         """Append a token to all hypotheses and drop finished sentences; return whether any are left."""
         rows, done = self.step(logits, self.length)
         self.length += 1
-        unfinished = 1 - float(done.float().mean())  # the only host synchronization of the step
-        if unfinished == 0 or self.length >= self.running.shape[-1]:
+        finished = int(done.sum())  # the only host synchronization of the step
+        if finished == len(self.numbers) or self.length >= self.running.shape[-1]:
             self.collect(torch.arange(len(self.numbers), device=done.device))
             return False
-        if 1 - unfinished >= SHARE_FINISHED:
+        if finished >= SHARE_FINISHED * len(self.numbers):
             self.drop_finished(rows, done)
         elif rows is not None:
             self.rows.reorder(rows)
