@@ -43,7 +43,7 @@ def exact_products(monkeypatch):
 
 
 def build(model_type, fields, scattered=True):
-    """A tiny model on the CPU without dropout, with large random parameters or the usual initial ones."""
+    """Return a tiny model on the CPU without dropout, with large random parameters or the usual initial ones."""
     torch.manual_seed(5)
     family = FAMILIES[model_type]
     config_class = family.load_class("Config")
@@ -54,14 +54,14 @@ def build(model_type, fields, scattered=True):
 
 
 def to_gpu(model):
-    """A copy on the GPU."""
+    """Return a copy on the GPU."""
     copy = type(model)(model.config)
     copy.load_state_dict(model.state_dict())
     return copy.cuda().train(model.training)
 
 
 def inputs(model, device="cuda", **lengths):
-    """A batch with what the model reads of a source: every word depends on the word before."""
+    """Return a batch with all inputs of the model; in a dependency tree, each word depends on the word before."""
     batch = ragged_batch(**lengths)
     for name in getattr(model.get_encoder(), "source_inputs", ()):
         heads = torch.arange(-1, batch["input_ids"].shape[1] - 1).expand_as(batch["input_ids"])
@@ -70,7 +70,7 @@ def inputs(model, device="cuda", **lengths):
 
 
 def gradients(model, batch, **settings):
-    """Loss and gradients of all parameters, as one vector on the CPU in float64."""
+    """Return loss and gradients of all parameters, as one vector on the CPU in float64."""
     model.zero_grad()
     torch.manual_seed(2)
     loss = model(**batch, **settings).loss
@@ -104,9 +104,8 @@ def test_translations_are_those_of_the_cpu(model_type, fields, cache):
     expected = model.generate(**batches["cpu"], **settings)
     found = to_gpu(model).double().generate(**batches["cuda"], **settings, **cache, disable_compile=True)
     assert torch.equal(found.sequences.cpu(), expected.sequences)
-    torch.testing.assert_close(
-        found.sequences_scores.cpu(), expected.sequences_scores, atol=1e-6, rtol=1e-6
-    )  # summed in float32
+    # Scores are summed in float32.
+    torch.testing.assert_close(found.sequences_scores.cpu(), expected.sequences_scores, atol=1e-6, rtol=1e-6)
 
 
 @each_model
@@ -149,7 +148,7 @@ def test_compiled_generation_with_a_static_cache_computes_the_same(model_type, f
 
 
 def waits_per_step(model, beams):
-    """How often a step of generation waits for the GPU, counted by torch."""
+    """Return the number of times that a step of generation waits for the GPU, counted by torch."""
     batch, counts = inputs(model), []
     del batch["labels"]
     for steps in (10, 20):

@@ -69,7 +69,7 @@ ATTRIBUTES = {
     "_apply": "a table of sinusoids is computed again when a module changes its data type",
     "_backward_hooks": "whether reading a module's parameters equals calling it",
     "_backward_pre_hooks": "whether reading a module's parameters equals calling it",
-    "_is_exporting_flag": "torch's public function is true while torch.compile traces, before torch 2.13",
+    "_is_exporting_flag": "torch's public function is also true while torch.compile traces, in torch 2.11",
     "_dynamo": "the names of the compiler's backends; addresses that stay, for graphs of CUDA",
     "_forward_hooks": "whether reading a module's parameters equals calling it",
     "_forward_pre_hooks": "whether reading a module's parameters equals calling it",

@@ -71,7 +71,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def is_exporting() -> bool:
     """Return whether torch.export is running; `False` before torch 2.7, which does not report it."""
-    # `torch.compiler.is_exporting` is true in all of torch.compile's own tracing before torch 2.13.
+    # `torch.compiler.is_exporting` is also true while torch.compile traces, in torch 2.11.
     return getattr(torch.compiler, "_is_exporting_flag", False)
 
 

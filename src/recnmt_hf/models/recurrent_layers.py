@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,9 @@ from .recurrent_cache import recurrent_layer
 from .seq2seq_loading import Initialization, is_loaded
 from .user_errors import UserError
 
+
+# cuDNN copies parameters that are not in one piece; those of a layer are small.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk of memory")
 
 # Gates of each cell, in torch's order.
 CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -128,18 +130,9 @@ def layer_states(
     training = training or torch.is_grad_enabled()
     # weights, biases, layers, dropout, training, bidirectional, batch first
     kernel_settings: Any = (list(weights), True, 1, 0.0, training, False, True)
-    with without_copy_warning() if inputs.is_cuda else nullcontext():
-        if cell == "lstm":
-            return [torch.lstm(inputs, (state, torch.zeros_like(state)), *kernel_settings)[0]]
-        return [(torch.gru if cell == "gru" else torch.rnn_tanh)(inputs, state, *kernel_settings)[0]]
-
-
-@contextmanager
-def without_copy_warning() -> Iterator[None]:
-    """Silence torch's warning that cuDNN copies parameters which are not in one piece; a layer's are small."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk of memory")
-        yield
+    if cell == "lstm":
+        return [torch.lstm(inputs, (state, torch.zeros_like(state)), *kernel_settings)[0]]
+    return [(torch.gru if cell == "gru" else torch.rnn_tanh)(inputs, state, *kernel_settings)[0]]
 
 
 def cell_step(

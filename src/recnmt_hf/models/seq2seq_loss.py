@@ -158,9 +158,11 @@ def chunked_losses(
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
         logits = wide_product(states[part], matrix.t())
+        if bias is not None:
+            logits = logits.to(sum_dtype).add_(bias)
         is_counted = (~ignored[part]).to(sum_dtype)
         share = None if factor is None else is_counted * factor
-        losses, grad = compute(logits, bias, targets[part], share, label_smoothing)
+        losses, grad = compute(logits, targets[part], share, label_smoothing)
         total += (losses * is_counted).sum()
         if grad is None:
             continue
@@ -174,19 +176,13 @@ def chunked_losses(
 
 
 def losses_on_cpu(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    share: torch.Tensor | None,
-    label_smoothing: float,
+    logits: torch.Tensor, targets: torch.Tensor, share: torch.Tensor | None, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Return the losses `(tokens,)` of logits `(tokens, vocab_size)`; with the `share` of each token in the result, also
     the gradients softmax - (1 - e) one-hot - e / V times that share. Works in place, since new memory is slow.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if bias is not None:
-        logits += bias
     chosen = logits.gather(-1, targets[:, None])[:, 0]
     mean = logits.mean(dim=-1) if label_smoothing else 0.0
     peak = logits.amax(dim=-1)
@@ -203,18 +199,12 @@ def losses_on_cpu(
 
 
 def losses_on_accelerator(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    share: torch.Tensor | None,
-    label_smoothing: float,
+    logits: torch.Tensor, targets: torch.Tensor, share: torch.Tensor | None, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type: the time is that of
     reading and writing memory, of which this needs a third. The gradients are in the type of the logits.
     """
-    if bias is not None:
-        logits = logits + bias
     dtype = torch.promote_types(logits.dtype, torch.float32)
     peak, place = logits.max(dim=-1, keepdim=True)
     probabilities = torch.softmax(logits, dim=-1, dtype=dtype)
