@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils import ModelOutput
 
 from .decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
@@ -66,12 +67,13 @@ class ModelRows:
         return logits.repeat_interleave(beams, dim=0)
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Replace row `i` by row `rows[i]`."""
-        self.cache.reorder_cache(rows)
+        """Replace row `i` by row `rows[i]` of the same sentence: keys and values of the source stay as they are."""
+        is_pair = isinstance(self.cache, EncoderDecoderCache)
+        (self.cache.self_attention_cache if is_pair else self.cache).reorder_cache(rows)
 
     def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
         """Keep these rows, in this order, and the sentences that they belong to, each index once."""
-        self.reorder(rows)
+        self.cache.reorder_cache(rows)
         indices = {self.rows: rows, self.sentences: sentences}
         self.inputs = {name: select_rows(value, indices) for name, value in self.inputs.items()}
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
