@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache, EncoderDecoderCache
 from user_errors import rejects
 
 import recnmt_hf
@@ -73,6 +74,18 @@ def test_best_continuations_are_those_of_a_sorted_vocabulary(vocabulary, beams, 
     found, source, tokens = best_continuations(scores, before, count)
     values, places = (scores + before[:, :, None]).flatten(1).topk(count, dim=1)
     assert torch.equal(found, values) and torch.equal(source * vocabulary + tokens, places)
+
+
+def test_moving_beams_copies_no_keys_of_the_sources():
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    states = torch.arange(4.0).view(4, 1, 1, 1)
+    for part in (cache.self_attention_cache, cache.cross_attention_cache):
+        part.update(states, states, 0)
+    own, memory = cache.self_attention_cache.layers[0], cache.cross_attention_cache.layers[0]
+    before = memory.keys
+    ModelRows(None, {"past_key_values": cache}, 4, 2).reorder(torch.tensor([1, 1, 3, 2]))
+    assert own.keys.flatten().tolist() == [1, 1, 3, 2]
+    assert memory.keys is before
 
 
 def test_reference_paths_drop_sentences_too(translator, corpus, monkeypatch):
