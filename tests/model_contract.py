@@ -725,7 +725,7 @@ class ModelContract:
         for name, tensor in base.state_dict().items():
             assert torch.equal(tensor, model.model.state_dict()[name]), name
 
-    def test_loading_initialises_nothing_anew(self, variant, tmp_path):
+    def test_loading_initializes_nothing_anew(self, variant, tmp_path):
         model = self.model(variant, torch.float32)
         model.save_pretrained(tmp_path)
         _, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
@@ -746,7 +746,7 @@ class ModelContract:
         with rejects("model.embeddings_differ", field="model.decoder.embed_tokens.weight"):
             model.save_pretrained(tmp_path / "two")
 
-    def test_a_missing_embedding_is_reported_and_initialised(self, variant, tmp_path):
+    def test_a_missing_embedding_is_reported_and_initialized(self, variant, tmp_path):
         model = self.model({**variant, "share_encoder_decoder_embeddings": True}, torch.float32)
         model.save_pretrained(tmp_path)
         tensors = load_file(tmp_path / "model.safetensors")

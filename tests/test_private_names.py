@@ -13,8 +13,8 @@ ATTRIBUTES = {
     # transformers.PreTrainedModel: what its guide to adding a model asks subclasses for.
     "_can_compile_fullgraph": "a model says whether generation with a static cache compiles",
     "_can_record_outputs": "a model says which layers' outputs are collected",
-    "_init_weights": "a model initialises its modules here",
-    "_is_hf_initialized": "marks parameters that were loaded and must not be initialised",
+    "_init_weights": "a model initializes its modules here",
+    "_is_hf_initialized": "marks parameters that were loaded and must not be initialized",
     "_no_split_modules": "a model says which layers stay on one device",
     "_supports_flash_attn": "a model says which kinds of attention it computes",
     "_supports_flex_attn": "a model says which kinds of attention it computes",

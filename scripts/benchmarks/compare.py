@@ -2,7 +2,7 @@
 """
 Speed ratios of two or more models, which alternate within one run.
 
-    python scripts/benchmarks/compare.py nmt_transformer marian --repeats 7 --generate-batch-size 16 1
+    python scripts/benchmarks/compare.py nmt_transformer marian --rounds 7 --generate-batch-size 16 1
     python scripts/benchmarks/compare.py gret --against OTHER_VERSION/src/recnmt_hf/models
 """
 
@@ -242,7 +242,7 @@ def measure_models(
         load = Workload.make(args.vocab_size, args.train_batch_size, args.batches, args.mean_length, args.seed, device)
         runnable: list[Any] = [torch.compile(model) if args.compile else model for model in models]
         steps = [training_step(model, dtype, args.label_smoothing) for model in runnable]
-        seconds = measure(steps, load.batches, args.repeats, device)
+        seconds = measure(steps, load.batches, args.rounds, device)
         operations = None
         if args.count:
             size = 1024
@@ -257,7 +257,7 @@ def measure_models(
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
             steps = [generation_step(model, args.beams, args.static_cache) for model in models]
-            seconds = measure(steps, load.batches, args.repeats, device)
+            seconds = measure(steps, load.batches, args.rounds, device)
             operations = [count_operations(step, load.batches).operations for step in steps] if args.count else None
             report(f"generation, beam {args.beams}, batch {batch_size}{cache}", names, seconds, load, operations)
 

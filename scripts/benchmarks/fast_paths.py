@@ -394,7 +394,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     print_setup(args, torch.device("cpu"), "float32")
     sizes = (args.size, args.vocab_size, args.train_batch_size, args.generate_batch_size, args.mean_length)
-    for timing in time_paths(*sizes, args.beams, args.repeats):
+    for timing in time_paths(*sizes, args.beams, args.rounds):
         print(timing, flush=True)
 
 

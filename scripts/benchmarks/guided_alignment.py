@@ -62,7 +62,7 @@ def main() -> None:
             "guided alignment": partial(run, with_guide, linked),
             "all attentions": partial(run, plain, observed),
         }
-        seconds = time_in_turns(candidates, args.repeats)
+        seconds = time_in_turns(candidates, args.rounds)
         for kind in list(candidates)[1:]:
             ratios = sorted(one / other for one, other in zip(seconds[kind], seconds["without"], strict=True))
             print(f"{text}, {kind}: {statistics.median(ratios):.3f}x ({ratios[0]:.3f} to {ratios[-1]:.3f})", flush=True)

@@ -157,7 +157,7 @@ def make_parser(description: str | None, generate_batch_size: dict[str, object])
         **generate_batch_size,
     )
     parser.add_argument("--beams", type=whole(1, MOST_BEAMS), default=4, help="beams of generation (default: 4)")
-    parser.add_argument("--repeats", type=whole(1), default=7, help="turns per candidate (default: 7)")
+    parser.add_argument("--rounds", type=whole(1), default=7, help="turns per candidate (default: 7)")
     parser.add_argument("--threads", type=whole(1, 1024), default=1, help="CPU threads (default: 1)")
     return parser
 

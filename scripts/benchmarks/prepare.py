@@ -55,7 +55,7 @@ def compare_speed(args: argparse.Namespace) -> None:
             write_lines(path, (pair[number] for pair in pairs))
         sides = [[pair[number] for pair in pairs] for number in (0, 1)]
         corpus = Corpus(source=str(files[0]), target=str(files[1]))
-        for turn in range(args.repeats):
+        for turn in range(args.rounds):
             alone = encode_alone(tokenizer, sides)
             print(f"turn {turn + 1}: tokenizer alone, one thread: {len(pairs) / alone:,.0f} pairs per second")
             for workers in args.workers:
@@ -141,7 +141,7 @@ def main() -> None:
     speed.add_argument("--pairs", type=int, default=1_000_000)
     speed.add_argument("--vocab-size", type=int, default=8000)
     speed.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    speed.add_argument("--repeats", type=int, default=2)
+    speed.add_argument("--rounds", type=int, default=2)
     speed.set_defaults(run=compare_speed)
     memory = commands.add_parser("memory")
     memory.add_argument("--millions", type=float, nargs="+", default=[1, 4, 16])

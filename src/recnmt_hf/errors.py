@@ -31,7 +31,8 @@ VALUES: dict[str, str] = {
     "check the connection and the permissions of the access token.",
     "model.not_loaded": "The {what} {field} cannot be loaded ({reason}). Pass a folder from save_pretrained.",
     "weights.damaged": "The weights in {field} are damaged ({reason}). Copy them again, or use an earlier checkpoint.",
-    "weights.shapes": "The weights in {field} do not have the shapes of its config.json. Use both of one model.",
+    "weights.shapes": "The weights in {field} do not have the shapes of its config.json. Use weights and "
+    "config.json of the same model.",
     "tokenizer.missing": "{field} has no tokenizer.json or tokenizer_config.json. Copy them from the original model, "
     "or write them with the tokenizer's save_pretrained.",
     "package.missing": '{purpose} requires the package {package}. Run pip install "recnmt-hf[{extra}]".',
@@ -82,8 +83,8 @@ DATA: dict[str, str] = {
     "or [{{generated: train}}].",
     "corpus.generated_languages": "The generated corpus is English-German, not {languages}. Set source_lang: en and "
     "target_lang: de, or use another corpus.",
-    "corpus.same_languages": "{field} would be its own target: source_lang and target_lang are both {language}. Set "
-    "source_column and target_column.",
+    "corpus.same_languages": "Source and target of {field} are the same column, since source_lang and target_lang are "
+    "both {language}. Set source_column and target_column.",
     "corpus.different_lengths": "{source} has {sources} lines, but {target} has {targets}. Align the files line by "
     "line; look for the first line without a translation.",
     "corpus.empty_sentence": "{field}, {unit} {number}: blank sentence. Remove the pair from both sides, or skip such "
@@ -92,7 +93,7 @@ DATA: dict[str, str] = {
     "corpus.all_blank": "The corpus contains no sentence pairs. Check its files and {field}={value}.",
     "corpus.all_too_long": "All {pairs} sentence pairs exceed max_source_length={max_source_length}, "
     "max_target_length={max_target_length} or max_length_ratio. Raise these limits, or check the corpus.",
-    "corpus.tsv_fields": "{field}, line {line}: expected source and target separated by a tab, got {count} fields.",
+    "corpus.tsv_fields": "{field}, line {line}: got {count} fields. Write source and target, separated by one tab.",
     "corpus.json_line": "{field}, line {line}: expected a JSON object with text for {source!r} and {target!r} "
     '({reason}). Write lines like {{"{source}": "..", "{target}": ".."}}.',
     "corpus.lcsts_document": "{field}, line {line}: damaged document. Expected <doc id=..>, <summary>, <short_text>, "
@@ -116,15 +117,15 @@ DATA: dict[str, str] = {
     "target.",
     "tag.not_a_word": "{field}={value} is not a tag. Write text without spaces, such as >>de<<.",
     "tag.taken": "{field}={value} is given twice, or is a control token. Remove it.",
-    "tag.unknown": "{field}={value} is not one symbol of the tokenizer, but {symbols}. Add it to tokenizer.tags; a "
-    "given tokenizer must have it.",
+    "tag.unknown": "{field}={value} is split into {symbols} symbols. Add it to tokenizer.tags, or use a tokenizer "
+    "that contains it.",
     "tag.excluded": "{field}={value} cannot be combined with {other}, whose positions count words. Remove one of them.",
-    "conllu.columns": "{field}: expected the ten columns of CoNLL-U, separated by tabs, got {count}.",
+    "conllu.columns": "{field}: got {count} columns. Write the ten columns of CoNLL-U, separated by tabs.",
     "conllu.word_number": "{field}: the word has the ID {value}, expected {expected}. Number the words of a sentence "
     "1, 2, 3, ..., and separate sentences by a blank line.",
     "conllu.head": "{field}: the HEAD {value} is not the number of a word. Parse the file; the HEAD of a root is 0.",
-    "tree.not_a_list": "{field} must be a list, got {value}.",
-    "tree.wrong_value": "{field} must contain {allowed}, got {value}.",
+    "tree.not_a_list": "{field} is {value}. Pass a list.",
+    "tree.wrong_value": "{field} contains {value}. Pass {allowed}.",
     "tree.lengths": "{words} words, {heads} heads and {relations} relations. Pass one head and one relation for each "
     "word.",
     "tree.blank_word": "word {number} is blank. Remove it from the tree.",
@@ -212,17 +213,18 @@ DATA: dict[str, str] = {
 # -- metrics -----------------------------------------------------------------------------------------------------------
 METRICS: dict[str, str] = {
     "metric.nothing_to_score": "{field} is an empty list. Pass at least one sentence.",
-    "metric.reference_counts": "{field}: every translation must have the same number of references, got {value}.",
+    "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass the same number for each.",
     "metric.unusable_tokenizer": "{field}={value} cannot be used ({reason}). Install the package, or choose another.",
     "metric.language": "{field}={value} is not a language code. Pass a code of two or three letters, such as de.",
     "metric.edges": "{field}={value} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
     "metric.repeated_systems": "Several systems have the same name: {value}. Give each a different name.",
-    "metric.too_few_systems": "A comparison needs a baseline and at least one other system.",
+    "metric.too_few_systems": "A comparison needs a baseline and at least one other system. Pass two or more.",
     "metric.run_counts": "{field} has {value} runs, but the baseline has {expected}. Pass runs with the same seeds.",
     "alignment.not_a_link": "{field}: {value} is not a link. Write e.g. 0-1 (source-target) or 0p1 (possible).",
     "alignment.position_below_one": "{field}: {value} has a position below 1. Omit one_based for positions from 0.",
     "alignment.sure_not_possible": "The possible links lack the sure links {value}. Add them to the possible links.",
-    "alignment.no_links": "Neither the alignments nor the gold alignments have links, so the error rate is undefined.",
+    "alignment.no_links": "Neither the alignments nor the gold alignments have links, so the error rate is undefined. "
+    "Check both files.",
 }
 # -- inference ---------------------------------------------------------------------------------------------------------
 INFERENCE: dict[str, str] = {
@@ -250,17 +252,17 @@ INFERENCE: dict[str, str] = {
     "engine.unsupported": "{field} is not supported by {engine}. Remove it, or use one model in PyTorch.",
     "engine.samples_without_beams": "{field}={value} is not supported when CTranslate2 samples. Use --beams 1.",
     "sentence.not_a_list": "{field} must be several sentences, got {value}. Pass a list.",
-    "sentence.not_text": "{field}: expected text, got {value}.",
+    "sentence.not_text": "{field} is {value}. Pass text.",
     "sentence.half_character": "{field}: {value} is an unpaired surrogate. Check the encoding of the input.",
-    "sentence.wrong_keys": 'A sentence must be text or {{"text": ..., "prefix": ...}}, for a model that reads trees '
-    "also with tokens, heads and relations instead of text, got the keys {value}.",
+    "sentence.wrong_keys": "A sentence has the keys {value}. Pass text, or a mapping with text and optionally prefix. "
+    "Models that read trees also accept tokens, heads and relations instead of text.",
     "sentence.too_long": "{field} has {length} tokens; the maximum is {limit}: {value}. Shorten it, or set on_long "
     "(--on-long) to split or truncate.",
     "sentence.cannot_split": "{field} has a character of more than {limit} tokens. Raise max_source_length.",
     "prefix.of_empty_sentence": "{field} is empty, so its translation cannot begin with {value}. Leave this prefix "
     "empty, or check that sentences and prefixes have the same order.",
     "prefix.too_long": "{field} has {length} tokens, but the model can generate only {limit}. Shorten it.",
-    "prefix.counts_differ": "{field} end after {value}, but there are more {other}. Pass a prefix for each.",
+    "prefix.counts_differ": "There are only {value} {field}, but more {other}. Pass one prefix for each sentence.",
     "pair.counts_differ": "{field} has {value} lines, but {other} has {expected}. Pass lists of the same length.",
     "pair.empty": "{field} is empty, so it cannot be scored or aligned. Remove this pair.",
     "pair.too_long": "{field} has {length} {side} tokens; the model's maximum is {limit}. Shorten it.",
@@ -271,7 +273,8 @@ INFERENCE: dict[str, str] = {
     "tokenizer.without_offsets": "{field} returns no token positions. Load its fast version (tokenizer.json).",
     "model.missing": "{field} has no config.json. Pass the folder from training or save_pretrained, or a model id.",
     "model.elsewhere": "{field} is not a model's folder, but {near} is. Pass that folder.",
-    "model.wrong_weights": "The weights in {field} do not match its config.json ({faults}). Use both of one model.",
+    "model.wrong_weights": "The weights in {field} do not match its config.json ({faults}). Use weights and "
+    "config.json of the same model.",
     "model.weights_without_values": "These weights have no values: {names}. Load the model's weights.",
     "model.weights_not_finite": "These weights are NaN or infinite: {names}. Use an earlier checkpoint, or another "
     "copy.",
@@ -284,11 +287,11 @@ INFERENCE: dict[str, str] = {
     "shortlist.line": "{field}: {value} is not a line of a shortlist. Write `target source probability`.",
     "shortlist.other_vocabulary": "{field} has no tokens of this model's vocabularies. Make it with `recnmt align "
     "--shortlist` for this model.",
-    "shortlist.output_layer": "{field} computes its logits in a way that a shortlist cannot shorten. Omit it.",
-    "shortlist.search": "{field} works only with a search that treats sentences separately. Omit sampling and settings "
-    "of generate, or the shortlist.",
+    "shortlist.output_layer": "{field} does not support shortlists: its output layer is not linear. Omit it.",
+    "shortlist.search": "{field} cannot be combined with sampling or settings of generate. Remove them, or omit the "
+    "shortlist.",
     "shortlist.backend": "{field} is not supported by a model that is {kind}. Use a model in PyTorch, or omit it.",
-    "ensemble.too_few": "An ensemble needs at least two models, got {value}.",
+    "ensemble.too_few": "An ensemble needs at least two models, got {value}. Pass two or more.",
     "ensemble.unsupported_member": "{field} is not supported in an ensemble. Use models in PyTorch or ONNX.",
     "ensemble.different_models": "The models {field} differ in {difference}, but an ensemble must predict the same "
     "tokens. Use models trained with the same tokenizers (tokenizer.source or model.init_from).",
@@ -359,7 +362,8 @@ TRAINING: dict[str, str] = {
     "--overwrite or in another folder.",
     "checkpoint.none_complete": "{field} has no complete checkpoint. Train first, or correct the folder.",
     "checkpoint.no_metric": "No checkpoint in {field} has a value of {value}. Average by another metric, or the last.",
-    "checkpoint.damaged": "The checkpoint {field} is damaged: {faults}. Restore its files, or delete and omit it.",
+    "checkpoint.damaged": "The checkpoint {field} is damaged: {faults}. Restore its files, or delete "
+    "the checkpoint and leave it out.",
     "checkpoint.damaged_file": "{field} is damaged ({reason}). Restore it from a copy, or delete this checkpoint.",
     "checkpoint.deleted": "A run that is still training deleted {field} while it was read. Average again.",
     "average.no_checkpoint": "There is no checkpoint to average. Pass at least one.",
@@ -436,7 +440,7 @@ EXPERIMENTS: dict[str, str] = {
 # -- analysis ----------------------------------------------------------------------------------------------------------
 ANALYSIS: dict[str, str] = {
     "inspect.blank": "The {field} is blank. Pass at least one word.",
-    "inspect.no_index": "{field}={value} does not exist; there are {count}, counted from 0.",
+    "inspect.no_index": "{field}={value} does not exist. Choose from the {count}, counted from 0.",
     "inspect.no_direction": "{field}={value} does not exist in this model. Choose {names}.",
     "inspect.no_global_state": "The {value} model has no capsules and no gate of a global state. Use a gret with "
     "use_global_state=true and global_capsule or global_gate.",
@@ -448,7 +452,7 @@ ANALYSIS: dict[str, str] = {
     "inspect.no_onlstm": 'The {value} model has no ON-LSTM layers. Use one with "onlstm" in encoder_layer_types.',
     "inspect.nothing": "{value} models have nothing to inspect. Use a model of one of these families: {families}.",
     "curve.missing": "{field} has no complete checkpoint or model with a log. Pass the folder of a training run.",
-    "plot.ending": "{field} does not name a picture. Use one of the endings {endings}.",
+    "plot.ending": "{field} is not the name of an image file. Use one of the extensions {endings}.",
 }
 # -- hub ---------------------------------------------------------------------------------------------------------------
 HUB: dict[str, str] = {
@@ -490,7 +494,8 @@ HUB: dict[str, str] = {
     "translate`, e.g. with --quantization int8.",
     "export.config": "{engine} does not support {field}={value}. Use `recnmt translate`, or train a model without it.",
     "export.symbols": "Two rows of the embedding have the same name. Rename the tokenizer's symbol <row N>.",
-    "export.foreign": "{field} is a {family}, not ours. Run recnmt import-marian, or export it with Optimum.",
+    "export.foreign": "{field} is a {family}, which is no model of recnmt_hf. Run recnmt import-marian, or export it "
+    "with Optimum.",
     "export.torch": "torch {value} unrolls recurrences in exported graphs. Upgrade torch, e.g. to 2.13.",
     "export.onnx": "torch cannot export the {field} ({reason}). Use another release of torch and onnxscript, or run "
     "the model with `recnmt translate --quantization int8`.",
@@ -498,7 +503,7 @@ HUB: dict[str, str] = {
     "release of torch, onnxscript and onnxruntime.",
     "publish.translations": "{field} of evidence.json is not a file of translations. Test the model again.",
     "publish.link": "{field} is a symbolic link, which is not published. Replace it with the file.",
-    "publish.file": "{field} must not be published. Remove it.",
+    "publish.file": "{field} is not a file that a repository may contain. Remove it from the folder.",
     "publish.arguments": "Pass a model and the name of its repository, as in recnmt publish MODEL USER/NAME, not "
     "{field}. For several models use --space USER/NAME.",
     "publish.other_space": "The Space {field} has files that recnmt publish did not write. Choose another name, or "

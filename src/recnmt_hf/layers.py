@@ -71,7 +71,7 @@ class ONLSTM(ModelONLSTM):
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
         super().__init__(chunk_size, input_size, hidden_size, bidirectional)
-        bound = 1 / math.sqrt(hidden_size)  # like torch's layers; models initialise theirs later
+        bound = 1 / math.sqrt(hidden_size)  # like torch's layers; models initialize theirs later
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 

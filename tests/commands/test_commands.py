@@ -116,7 +116,7 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
         "BLEU 100.00 (nrefs:1",
         "chrF2",
         "TER",
-        "tokenised BLEU (case-insensitive)",
+        "tokenized BLEU (case-insensitive)",
         "(5, 10] words",
         "paired bootstrap",
         "paired randomization",

@@ -45,7 +45,7 @@ def multi_bleu(hypotheses, streams):
 
 
 @pytest.mark.parametrize("streams", [[REFERENCES], [REFERENCES, SECOND]], ids=["one", "two"])
-def test_tokenised_bleu_is_multi_bleu(streams):
+def test_tokenized_bleu_is_multi_bleu(streams):
     assert tokenized_bleu_score(HYPOTHESES, streams).score == pytest.approx(multi_bleu(HYPOTHESES, streams), abs=1e-9)
     upper = [line.title() for line in HYPOTHESES]
     assert tokenized_bleu_score(upper, streams).score < tokenized_bleu_score(upper, streams, lowercase=True).score
@@ -57,20 +57,20 @@ def test_signatures():
     score = sacrebleu_score(HYPOTHESES, REFERENCES)
     assert score.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert "case:lc" in sacrebleu_score(HYPOTHESES, REFERENCES, lowercase=True).signature
-    tokenised = tokenized_bleu_score(HYPOTHESES, REFERENCES, language="en")
-    assert "tok:none|smooth:none" in tokenised.signature and tokenised.signature.endswith("pretok:moses-en")
+    tokenized = tokenized_bleu_score(HYPOTHESES, REFERENCES, language="en")
+    assert "tok:none|smooth:none" in tokenized.signature and tokenized.signature.endswith("pretok:moses-en")
     assert str(score).startswith(f"BLEU {score.score:.2f} (nrefs:1")
 
 
-def test_tokenised_bleu_separates_words_as_moses_does():
+def test_tokenized_bleu_separates_words_as_moses_does():
     """French elides, English does not; an ampersand stays one, so that both sides may be counted by hand."""
     french, apart = ["l'homme & l'enfant voient l'arbre ."], ["l' homme & l' enfant voient l' arbre ."]
     references = ["l'homme & l'enfant voit l'arbre ."]
     found = tokenized_bleu_score(french, references, language="fr")
     assert found.score == pytest.approx(multi_bleu(apart, [["l' homme & l' enfant voit l' arbre ."]]))
-    assert (found.name, found.signature.rpartition("|")[2]) == ("tokenised BLEU", "pretok:moses-fr")
+    assert (found.name, found.signature.rpartition("|")[2]) == ("tokenized BLEU", "pretok:moses-fr")
     plain = tokenized_bleu_score(french, references, lowercase=True)
-    assert (plain.name, plain.signature.rpartition("|")[2]) == ("tokenised BLEU (case-insensitive)", "pretok:none")
+    assert (plain.name, plain.signature.rpartition("|")[2]) == ("tokenized BLEU (case-insensitive)", "pretok:none")
     assert tokenized_bleu_score(["a & b c"], ["a &amp; b c"], language="en").score == 0
 
 

@@ -245,7 +245,7 @@ def test_separate_gates_are_a_joint_gate_with_zero_blocks():
     torch.testing.assert_close(joint(words)[0], separate(words)[0], atol=1e-14, rtol=0)
 
 
-# -- parameters, initialisation, warm start --
+# -- parameters, initialization, warm start --
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def count(config):
         return NMTTransformerForConditionalGeneration(config).num_parameters()
 
 
-def test_each_matrix_of_the_unit_is_initialised_alone():
+def test_each_matrix_of_the_unit_is_initialized_alone():
     torch.manual_seed(1)
     model = TestLightDecoders().model(SSRU, torch.float32, scattered=False)
     unit = model.get_decoder().layers[0].self_attn

@@ -289,7 +289,7 @@ def test_batch_norm_in_training_sees_real_tokens_only(side):
     torch.testing.assert_close(norm(plain, None), reference(plain.transpose(1, 2)).transpose(1, 2))
 
 
-def test_renormalized_batches_are_normalised_by_the_running_averages():
+def test_renormalized_batches_are_normalized_by_the_running_averages():
     """Ioffe (2017): in training too, within limits, while gradients flow through the statistics of the batch."""
     torch.manual_seed(1)
     norm = scatter_parameters(MaskedBatchNorm(4, renormalizes=True).double())
@@ -314,8 +314,8 @@ def test_renormalized_batches_are_normalised_by_the_running_averages():
     for factor, ratio in ((100, 3), (0.01, 1 / 3)):
         far = factor * torch.randn(3, 6, 4, dtype=torch.float64) + 1000
         norm.running_mean.zero_(), norm.running_var.fill_(1)
-        normalised = (far - far.mean((0, 1))) / (far.var((0, 1), correction=0) + norm.eps).sqrt()
-        expected = norm.weight * (normalised * ratio + 5) + norm.bias
+        normalized = (far - far.mean((0, 1))) / (far.var((0, 1), correction=0) + norm.eps).sqrt()
+        expected = norm.weight * (normalized * ratio + 5) + norm.bias
         torch.testing.assert_close(norm(far), expected, atol=1e-10, rtol=0)
 
 
@@ -905,7 +905,7 @@ def test_what_is_not_said_follows_from_what_is():
     assert layers(encoder_layers=4) == ("stacked", 4, 2)
 
 
-def test_initialisation_of_the_paper():
+def test_initialization_of_the_paper():
     model = RNMTForConditionalGeneration(RNMTConfig.from_preset("tiny", vocab_size=500))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

@@ -18,7 +18,7 @@ from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGenerati
 from recnmt_hf.training.evidence import Evidence, hardware
 
 
-TINY = ["--size", "tiny", "--vocab-size", "100", "--repeats", "1", "--mean-length", "4"]
+TINY = ["--size", "tiny", "--vocab-size", "100", "--rounds", "1", "--mean-length", "4"]
 KINDS = ("float32", "bfloat16", "int8")
 TWO_MODELS = ["nmt_transformer:d_model=32", "marian:d_model=32", "--train-batch-size", "2", "--device", "cpu"]
 
@@ -31,7 +31,7 @@ def script(repository, monkeypatch):
 
 
 def test_compare_prints_ratios(script, capsys):
-    script("compare").main([*TWO_MODELS, *TINY, "--repeats", "2", "--generate-batch-size", "2", "--count"])
+    script("compare").main([*TWO_MODELS, *TINY, "--rounds", "2", "--generate-batch-size", "2", "--count"])
     out = capsys.readouterr().out
     assert "one matmul of 1024 x 1024 matrices:" in out
     assert out.count("; as fast in every matmul: ") == 2 and out.count("\nmatmuls: ") == 2 and " GFLOP at " in out
@@ -71,10 +71,10 @@ def test_mistakes_are_sentences(script, monkeypatch, capsys):
     compare = script("compare")
     assert compare.run_script(lambda: compare.main(["gpt"])) == 2
     with pytest.raises(SystemExit, match="2"):
-        compare.main(["--repeats", "0"])
+        compare.main(["--rounds", "0"])
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("compare.py: ") and "'gpt'" in first
-    assert second.startswith("compare.py: argument --repeats: ") and second.endswith(" [usage.value]")
+    assert second.startswith("compare.py: argument --rounds: ") and second.endswith(" [usage.value]")
 
 
 def test_fast_paths_are_timed(script, capsys, monkeypatch):

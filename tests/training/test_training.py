@@ -187,7 +187,7 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path, tokenizer):
 
 
 def test_other_models_of_transformers_train_too(tmp_path, tokenizer):
-    """MarianMT ignores loss keywords; the trainer still normalises the loss."""
+    """MarianMT ignores loss keywords; the trainer still normalizes the loss."""
     config = transformers.MarianConfig(
         vocab_size=len(tokenizer),
         d_model=16,

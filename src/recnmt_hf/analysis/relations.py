@@ -29,7 +29,7 @@ class RelationScores:
 
 def relation_scores(translator: Translator, sentence: str, layer: int = 0) -> RelationScores:
     """
-    Encode a sentence with a RNMT model and return the scores of a relation layer.
+    Encode a sentence with an RNMT model and return the scores of a relation layer.
 
     Raises:
         ValueError: The model has no relation layers or no such layer, or the sentence is empty.

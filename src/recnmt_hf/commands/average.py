@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=whole(1), default=5, help="number of checkpoints of a run")
     add("--which", choices=("last", "best"), default="last", help="checkpoints of a run to average")
     add("--metric", default="eval_bleu", help="metric of --which best")
-    add("--lower-is-better", action="store_true", help="lower values of --metric are better (known for usual metrics)")
+    better = "lower values of --metric are better (not needed for loss, perplexity and the usual scores)"
+    add("--lower-is-better", action="store_true", help=better)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,9 +14,9 @@ LOADING = ("device", "dtype", "quantization", "trust_remote_code")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="+", help=f"{arguments.MODEL_HELP}; several are shown side by side")
-    add("--host", default="127.0.0.1", help="address of the server; 0.0.0.0 lets other machines in")
+    add("--host", default="127.0.0.1", help="address of the server; 0.0.0.0 accepts connections from other machines")
     add("--port", type=arguments.whole(1, 65535), help="port of the server (default: the first free one from 7860)")
-    add("--share", action="store_true", help="make a public link through the servers of gradio")
+    add("--share", action="store_true", help="create a public link through Gradio's servers")
     add("--open", action="store_true", help="open the page in the default browser")
     arguments.add_options(parser, Limits, LIMITS)
     arguments.add_device_arguments(parser)

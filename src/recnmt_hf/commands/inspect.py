@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--subject", choices=names, help=f"{subjects} (default: the subject of the model's family)")
     add("--target", help="translation of the sentence (default: the model's own)")
     add("--output", "-o", help=f"{PICTURE_HELP} (default: text on standard output)")
-    add("--layer", type=whole(0), help="layer, counted from 0 (default: attention 0, others the top one)")
+    layer = "layer, counted from 0 (default: 0 for attention and relations, the top layer for global and tree)"
+    add("--layer", type=whole(0), help=layer)
     add("--head", type=whole(0), help="attention head, counted from 0 (default: mean of all heads)")
     add("--direction", choices=("forward", "backward"), help="direction of the ON-LSTM (default: forward)")
     add_device_arguments(parser)

@@ -1,4 +1,4 @@
-"""Newly initialised models by name, for `recnmt parameters` and the benchmark scripts."""
+"""Newly initialized models by name, for `recnmt parameters` and the benchmark scripts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODEL_HELP = (
 
 def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> torch.nn.Module:
     """
-    Build a newly initialised model with the sizes of a preset. `name` is a `model_type` of this package, or `"marian"`
+    Build a newly initialized model with the sizes of a preset. `name` is a `model_type` of this package, or `"marian"`
     for transformers' MarianMTModel. Raise `UserError` for an unknown name or field.
     """
     from huggingface_hub.errors import StrictDataclassError

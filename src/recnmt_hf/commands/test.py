@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     baseline = "model already tested on the same sets; adds the p-value of a paired bootstrap"
     add("--baseline", metavar="MODEL", help=baseline)
-    add("--source-lang", help="code of the source language (default: that of the run)")
-    add("--target-lang", help="code of the target language, the file ending of translations (default: that of the run)")
+    add("--source-lang", help="code of the source language (default: the run's)")
+    add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
     arguments.add_rouge_argument(parser)
     add("--lowercase", action="store_true", help="case-insensitive BLEU")
     arguments.add_options(parser, DecodingOptions, OPTIONS)

@@ -107,7 +107,7 @@ class Corpus:
         None, "tag before each source, such as >>de<<; one of tokenizer.tags, or a symbol of a given tokenizer"
     )
     target_tag: str | None = option(
-        None, "tag before each target of training, with which translations of a test set are made to begin"
+        None, "tag before each training target; translations of a test set are forced to begin with it"
     )
     alignments: str | None = option(
         None,

@@ -236,7 +236,7 @@ def skip_blank_pairs(
     pairs: Iterable[tuple[int, Row]], places: Sequence[str], on_empty: str, unit: str = "line"
 ) -> Iterator[Row]:
     """
-    Yield the pairs (or longer rows) of which no side is blank from numbers of lines (or another `unit`) with pairs.
+    Yield the pairs (or longer rows) without a blank side from numbers of lines (or another `unit`) with pairs.
     `places` are the names of the files of all sides.
     """
     check_value("on_empty", on_empty, Literal[ON_EMPTY])

@@ -143,8 +143,8 @@ class TreeEncoder:
             (a fast one).
         relations ([`Relations`]): Names of the relations.
         subwords (`str`, *optional*, defaults to `"first_piece"`): A word of several tokens. `"first_piece"`: its first
-            token has the word's edge, to the first token of the head, and the others hang on it with the relation
-            `<piece>`. `"all_pieces"`: all of its tokens have the word's edge.
+            token has the word's edge, to the first token of the head, and the others depend on that one with the
+            relation `<piece>`. `"all_pieces"`: all of its tokens have the word's edge.
         root (`str`, *optional*, defaults to `"none"`): `"token"`: the head of a root is the last control token, i.e.
             the end of the sentence. `"none"`: a root has no head.
 

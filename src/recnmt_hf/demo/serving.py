@@ -37,7 +37,8 @@ def serve(
 
     Args:
         models (sequence of `str` or `Path`): Folders of trained or exported models, or model ids of the Hub.
-        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address; `"0.0.0.0"` lets other machines in.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address; `"0.0.0.0"` accepts connections from
+            other machines.
         port (`int`, *optional*): Port; by default the first free one from 7860.
         share (`bool`, *optional*, defaults to `False`): Whether to make a public link through gradio's servers.
         open_browser (`bool`, *optional*, defaults to `False`): Whether to open the page in the default browser.

@@ -90,7 +90,7 @@ def check_folder(folder: Path) -> None:
 def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     """
     Convert a MarianMT checkpoint into a base Transformer with tokenizers and generation settings. All variants can be
-    initialised from it (`model.init_from`).
+    initialized from it (`model.init_from`).
 
     Args:
         source (`str` or `Path`): Folder of a MarianMTModel and a MarianTokenizer, or a model id of the Hub.

@@ -69,7 +69,7 @@ def bleu_metric(
     lowercase: bool = False, tokenize: str | None = None, references: Sequence[Sequence[str]] | None = None
 ) -> sacrebleu.BLEU:
     """
-    Return sacrebleu's BLEU; with `tokenize="none"` it does not warn of tokenised text. Raise `UserError` for a
+    Return sacrebleu's BLEU; with `tokenize="none"` it does not warn of tokenized text. Raise `UserError` for a
     tokenizer that sacrebleu does not have, or that needs a missing package or file.
     """
     check_value("tokenize", tokenize, Literal[(*sorted(sacrebleu.BLEU.TOKENIZERS), None)])
@@ -84,7 +84,7 @@ def sacrebleu_score(
     hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str | None = None
 ) -> MetricScore:
     """
-    Compute the corpus BLEU of detokenised text (Papineni et al., 2002) with sacrebleu.
+    Compute the corpus BLEU of detokenized text (Papineni et al., 2002) with sacrebleu.
 
     Args:
         hypotheses (sequence of `str`): Translations.
@@ -112,7 +112,7 @@ def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
 @cache
 def moses_tokenizer(language: str) -> Any:
     """Return the Moses tokenizer of a language."""
-    with packages_of_extra("metrics", "Tokenised BLEU of a language"):
+    with packages_of_extra("metrics", "Tokenized BLEU of a language"):
         from sacremoses import MosesTokenizer
 
     return MosesTokenizer(lang=language)
@@ -122,14 +122,14 @@ def tokenized_bleu_score(
     hypotheses: Sequence[str], references: References, lowercase: bool = False, language: str | None = None
 ) -> MetricScore:
     """
-    Compute the BLEU of tokenised text, the figure of Moses' `multi-bleu.perl`: no further tokenisation, no smoothing.
+    Compute the BLEU of tokenized text, the figure of Moses' `multi-bleu.perl`: no further tokenization, no smoothing.
 
     Args:
         hypotheses (sequence of `str`): Translations.
         references (sequence of `str`, or of sequences): One set of references, or several.
         lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
-        language (`str`, *optional*): Language code by which to tokenise both sides as Moses does (without escaping;
-            unknown languages as English); `None`: they are tokenised already, with spaces between words.
+        language (`str`, *optional*): Language code by which to tokenize both sides as Moses does (without escaping;
+            unknown languages as English); `None`: they are tokenized already, with spaces between words.
 
     Raises:
         ValueError: The language code is malformed, or the lists have different lengths.
@@ -141,7 +141,7 @@ def tokenized_bleu_score(
         tokenize = partial(moses_tokenizer(language).tokenize, return_str=True, escape=False)
         hypotheses, *streams = (list(map(tokenize, lines)) for lines in (hypotheses, *streams))
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
-    name = "tokenised BLEU" + (" (case-insensitive)" if lowercase else "")
+    name = "tokenized BLEU" + (" (case-insensitive)" if lowercase else "")
     result = score_with(metric, name, hypotheses, streams)
     tool = "moses" if language else "none"
     return MetricScore(name, result.score, f"{result.signature}|pretok:{tool}{f'-{language}' if language else ''}")
@@ -221,28 +221,28 @@ class TextMetric(evaluate.Metric):
 
 
 class Bleu(TextMetric):
-    """BLEU of detokenised text; `Bleu().compute(predictions=..., references=..., lowercase=False, tokenize=None)`."""
+    """BLEU of detokenized text; `Bleu().compute(predictions=..., references=..., lowercase=False, tokenize=None)`."""
 
     citation = "Papineni et al., 2002; Post, 2018"
     score = staticmethod(sacrebleu_score)
 
 
 class TokenizedBleu(TextMetric):
-    """BLEU of tokenised text, comparable with multi-bleu.perl; options `lowercase` and `language`."""
+    """BLEU of tokenized text, comparable with multi-bleu.perl; options `lowercase` and `language`."""
 
     citation = "Papineni et al., 2002"
     score = staticmethod(tokenized_bleu_score)
 
 
 class ChrF(TextMetric):
-    """chrF2 of detokenised text."""
+    """chrF2 of detokenized text."""
 
     citation = "Popović, 2015"
     score = staticmethod(chrf_score)
 
 
 class Ter(TextMetric):
-    """TER of detokenised text; lower is better."""
+    """TER of detokenized text; lower is better."""
 
     citation = "Snover et al., 2006"
     score = staticmethod(ter_score)

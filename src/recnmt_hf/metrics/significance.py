@@ -71,7 +71,7 @@ def compare_systems(
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
         references (sequence of `str`, or of such sequences): One reference set or several.
         method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
-            2004). `"randomization"`: approximate randomisation (Riezler and Maxwell, 2005). `"sign"`: sign test on
+            2004). `"randomization"`: approximate randomization (Riezler and Maxwell, 2005). `"sign"`: sign test on
             sentences (Collins et al., 2005); see [`sign_test`].
         samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps; the sign test has none.
         seed (`int`, *optional*, defaults to 12345): Seed of the resampling.

@@ -20,7 +20,7 @@ class GRETConfig(NMTTransformerConfig):
 
     Args:
         use_global_state (`bool`, *optional*, defaults to `True`): `False` is the plain Transformer.
-        global_capsule (`bool`, *optional*, defaults to `True`): Summarise a layer by capsules with dynamic routing
+        global_capsule (`bool`, *optional*, defaults to `True`): Summarize a layer by capsules with dynamic routing
             (Eqs. 2-6). `False`: by the mean of its words.
         global_aggregation (`bool`, *optional*, defaults to `True`): Run a GRU over the summaries of all encoder
             layers (Eq. 10). `False`: read only the top layer.

@@ -95,7 +95,7 @@ class NMTTransformerConfig(TransformerConfig):
         return ["recnmt_recurrent"] * self.decoder_layers
 
     def baseline(self) -> "NMTTransformerConfig | None":
-        """Return the Transformer with self-attention, from which a light decoder can be initialised, or `None`."""
+        """Return the Transformer with self-attention, from which a light decoder can be initialized, or `None`."""
         if self.decoder_autoregression == "self_attention":
             return None
         fields = self.fields_of(NMTTransformerConfig)

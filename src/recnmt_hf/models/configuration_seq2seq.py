@@ -101,7 +101,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): The output matrix is the target embedding matrix.
         final_logits_bias (`bool`, *optional*, defaults to `False`): Adds a fixed bias to the logits, as checkpoints of
             MarianMT do.
-        init_std (`float`, *optional*): Standard deviation of the normal initialisation of all matrices. `None`:
+        init_std (`float`, *optional*): Standard deviation of the normal initialization of all matrices. `None`:
             Xavier-uniform matrices and embeddings of deviation `d_model ** -0.5`.
         use_cache (`bool`, *optional*, defaults to `True`): Store keys, values and recurrent states in generation.
     """

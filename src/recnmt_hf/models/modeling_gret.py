@@ -33,7 +33,7 @@ from .source_memory import cached_vector
 @dataclass
 class GRETEncoderOutput(Seq2SeqEncoderOutput):
     """
-    Output of the encoder. Tuples have one entry for each summarised layer: all layers, or the top one.
+    Output of the encoder. Tuples have one entry for each summarized layer: all layers, or the top one.
 
     Args:
         global_hidden_state (`torch.Tensor` of shape `(batch_size, d_model)`, *optional*):
@@ -177,7 +177,7 @@ def split_layers(values: torch.Tensor, layers: int) -> tuple[torch.Tensor, ...]:
 
 class GlobalEncoder(nn.Module):
     """
-    The vector of a source sentence: each layer summarised by capsules or by the mean of its words, and a GRU from the
+    The vector of a source sentence: each layer summarized by capsules or by the mean of its words, and a GRU from the
     lowest layer to the top one, `s^m = GRU(x^m, s^{m-1})`, `s^0 = 0` (Eq. 10). Without aggregation it is the top
     layer's own vector.
     """

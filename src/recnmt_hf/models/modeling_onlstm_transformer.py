@@ -111,7 +111,7 @@ class ONLSTMLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def initialize(self, start: Initialization) -> None:
-        """Initialise gate by gate with orthogonal matrices, and biases with 0, that of the forget gate with 1."""
+        """Initialize gate by gate with orthogonal matrices, and biases with 0, that of the forget gate with 1."""
         init.xavier_uniform_(self.weight_ih)
         if not is_loaded(self.weight_hh):
             for gate in self.weight_hh.split(self.sizes):

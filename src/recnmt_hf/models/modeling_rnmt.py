@@ -62,7 +62,7 @@ def remove_batch_count(module: nn.Module, state_dict: dict[str, Any], prefix: st
 class MaskedBatchNorm(nn.BatchNorm1d):
     """
     Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): torch's module with statistics that ignore
-    padding, in at least float32. Each process of a distributed run normalises by its own batch; the running averages
+    padding, in at least float32. Each process of a distributed run normalizes by its own batch; the running averages
     that DDP broadcasts, and that are saved, are those of the first process. Checkpoints have no count of batches.
 
     With `renormalizes` it is batch renormalization (Ioffe, 2017, algorithm 1): the output is that of the running
@@ -86,7 +86,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         init.ones_(self.running_var)
 
     def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise states `(batch_size, length, num_features)`; mask `(batch_size, length)`, 1 keeps."""
+        """Normalize states `(batch_size, length, num_features)`; mask `(batch_size, length)`, 1 keeps."""
         wide = states.to(wide_type(states.dtype))
         if not self.training:
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)

@@ -27,7 +27,7 @@ CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
 
 def initialize_recurrent(start: Initialization, module: Any) -> None:
     """
-    Initialise a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
+    Initialize a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
     matrices for each gate, zero biases (forget gate of an LSTM: 1).
     """
     for name, parameter in module.named_parameters(recurse=False):
@@ -71,7 +71,7 @@ class RecurrentLayer(nn.Module):
         return ("state", "memory") if self.cell == "lstm" else ("state",)
 
     def reset_parameters(self) -> None:
-        """Initialise as torch's layers do; models initialise theirs by `initialize`."""
+        """Initialize as torch's layers do; models initialize theirs by `initialize`."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)

@@ -1,4 +1,4 @@
-"""Initialisation, tied weights, saving and warm start of all models."""
+"""Initialization, tied weights, saving and warm start of all models."""
 
 import sys
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ class Initialization:
     uniform: float | None = None
 
     def matrix_(self, matrix: torch.Tensor) -> None:
-        """Initialise the matrix of a linear map or a convolution."""
+        """Initialize the matrix of a linear map or a convolution."""
         if self.uniform is None and self.std is None:
             init.xavier_uniform_(matrix)
         else:
             self.table_(matrix)
 
     def table_(self, table: torch.Tensor, std: float | None = None) -> None:
-        """Initialise a lookup table; `std`, by default that of embeddings, applies if the model sets none."""
+        """Initialize a lookup table; `std`, by default that of embeddings, applies if the model sets none."""
         if self.uniform is not None:
             init.uniform_(table, -self.uniform, self.uniform)
         else:
@@ -66,7 +66,7 @@ class WarmStartReport:
 
 
 class Seq2SeqPreTrainedModel(PreTrainedModel):
-    """Base class of all models: initialisation, tied weights, loading and saving."""
+    """Base class of all models: initialization, tied weights, loading and saving."""
 
     config: Seq2SeqConfig
     base_model_prefix = "model"

@@ -59,7 +59,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         None, "adadelta (Zeiler, 2012) instead of the optimizer in optim", choices=(None, "adadelta")
     )
     adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
-    adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "added under Adadelta's roots")
+    adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "constant added inside of Adadelta's square roots")
     text_metric: str = option(
         "bleu",
         "metric of the text generated for validation and test sets; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L",
@@ -71,7 +71,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     bleu_samples: Annotated[int, Range(least=0)] = option(
         500, "number of validation sentences translated for BLEU or ROUGE; 0: none"
     )
-    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of these translations")
+    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of the translations of the validation set")
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
     keep_last: Annotated[int, Range(least=1)] = option(5, "number of newest checkpoints to keep")
     keep_best: Annotated[int, Range(least=0)] = option(

@@ -40,10 +40,10 @@ class ModelSection:
 
     type: str = option(
         "nmt_transformer",
-        f"its `model_type`: {', '.join(MODEL_TYPES)}, or another one registered with `AutoConfig`; or the path of a "
-        f"class to import: `{EXAMPLE}`",
+        f"model family (`model_type`): {', '.join(MODEL_TYPES)}, or another one registered with `AutoConfig`; or the "
+        f"path of a class to import: `{EXAMPLE}`",
     )
-    preset: str = option("small", "its size")
+    preset: str = option("small", "size of the model, e.g. tiny, small, base or big")
     fields: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "configuration fields that replace those of the preset"}
     )
@@ -53,7 +53,7 @@ class ModelSection:
 
     @property
     def base_model(self) -> str | None:
-        """Model id on the Hub that initialises the model."""
+        """Model id on the Hub that initializes the model."""
         return None if self.init_from is None or looks_local(self.init_from) else self.init_from
 
     def check(self) -> None:

@@ -110,7 +110,7 @@ class Evidence:
     training: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)  # loss and validation by step
     versions: dict[str, str] = field(default_factory=dict)
-    base_model: str | None = None  # on the Hub, that initialised this one; the recipe names local ones
+    base_model: str | None = None  # on the Hub, that initialized this one; the recipe names local ones
     example: str = ""  # sentence to try it on
     tests: list[TestScore] = field(default_factory=list)
 

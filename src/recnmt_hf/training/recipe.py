@@ -70,7 +70,8 @@ class DataSection:
     max_target_length: Annotated[int, _LENGTH] = option(256, "maximum number of target tokens of a training pair")
     on_long: str = option(
         "skip",
-        "skip longer training pairs, or truncate them (for summaries), and the sources of validation and test sets too",
+        "skip: leave out training pairs that are too long; truncate: truncate them, and the sources of validation and "
+        "test sets",
         choices=ON_LONG,
     )
     max_length_ratio: Annotated[float | None, Range(least=1)] = option(
@@ -96,7 +97,7 @@ class DataSection:
         },
     )
     prepared: str | None = option(
-        None, "folder that `recnmt prepare` wrote from this recipe; training reads it shard by shard, and not `train`"
+        None, "folder that `recnmt prepare` wrote from this recipe; training reads its shards instead of `train`"
     )
     shard_size: Annotated[int, Range(least=1, most=10**7)] = option(
         100_000, "for `recnmt prepare`: number of lines of a corpus in a shard"
@@ -108,7 +109,7 @@ class DataSection:
     )
     min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
         None,
-        "for `recnmt prepare`: remove pairs one of whose sides has a lower probability of being in its language (needs "
+        "for `recnmt prepare`: remove pairs with a side whose probability of being in its language is lower (needs "
         "the extra `filters`)",
     )
     cache_dir: str | None = option(None, "folder of prepared data; null: a subfolder of the output folder")
@@ -175,7 +176,7 @@ class TokenizerSection:
     """Section `tokenizer`. It is trained on the training corpora, unless `source` or `model.init_from` provides one."""
 
     kind: str = option(
-        "bpe", "kind of the source tokenizer; space: split tokenised text at spaces", choices=TOKENIZER_TYPES
+        "bpe", "kind of the source tokenizer; space: split tokenized text at spaces", choices=TOKENIZER_TYPES
     )
     vocab_size: Annotated[int, _SYMBOLS] = option(8000, "number of source symbols, and of target symbols by default")
     target_kind: str | None = option(
@@ -191,10 +192,10 @@ class TokenizerSection:
         None, "write unknown characters as bytes (BPE; 256 symbols of the vocabulary); null: if vocab_size >= 1000"
     )
     max_sentences: Annotated[int | None, Range(least=1)] = option(
-        None, "maximum number of sentence pairs to train it on"
+        None, "maximum number of sentence pairs to train the tokenizer on"
     )
     tags: list[str] = field(
-        default_factory=list, metadata={"help": "symbols that stay whole and count as symbols, such as >>de<< and <bt>"}
+        default_factory=list, metadata={"help": "symbols that are never split, such as >>de<< and <bt>"}
     )
     dropout: Annotated[float, Range(least=0, below=1)] = option(
         0.0,

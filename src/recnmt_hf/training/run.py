@@ -38,7 +38,7 @@ class Stage:
     beams: int  # default beam size of the model
     patience: int | None = None  # of early stopping
     last_step: int | None = None  # `None`: the arguments end it
-    init_from: Path | str | None = None  # trained baseline that initialises the model
+    init_from: Path | str | None = None  # trained baseline that initializes the model
     baseline: Path | None = None  # that baseline, if it is the last checkpoint of the stage before
 
     def build_model(self, checkpoint: Path | None) -> PreTrainedModel:

@@ -155,7 +155,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
         last_step (`int`, *optional*): Training ends after this step, with a checkpoint, but has the learning rate of
             the whole run: the first of two stages.
-        baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, which initialises `model`: the second
+        baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, which initializes `model`: the second
             stage. `train(resume_from_checkpoint=baseline)` continues its steps, learning rate, position in the data and
             random numbers, but not weights and optimizer. Since the optimizer is new, the learning rate rises to its
             schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and Yarats, 2021,

@@ -35,12 +35,12 @@ class GRUToyEncoder(GRUToyPreTrainedModel, Seq2SeqEncoder):
         width = config.d_model
         layer = RecurrentEncoderLayer("gru", width, width // 2, True, config.dropout, 1e-5, normalize_before=False)
         self.layers = nn.ModuleList([layer])
-        self.summarise = nn.Linear(width, 3 * width)
+        self.summarize = nn.Linear(width, 3 * width)
         self.post_init()
 
     def finish(self, states, embeddings, token_mask, **kwargs):
         outputs = super().finish(states, embeddings, token_mask)
-        summary = self.summarise(masked_mean(outputs.last_hidden_state, token_mask))
+        summary = self.summarize(masked_mean(outputs.last_hidden_state, token_mask))
         outputs.summary_hidden_state = summary.unflatten(-1, (3, -1))
         return outputs
 
