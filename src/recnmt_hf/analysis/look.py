@@ -115,7 +115,7 @@ def show_all_characters(figure: Figure) -> None:
         for axes in figure.axes:
             replace_labels(axes, missing)
         for text in texts:
-            text.set_text(without(text.get_text(), missing))
+            text.set_text(remove_characters(text.get_text(), missing))
         shown = " ".join(sorted(missing)[:20])
         logger.warning(
             f"No installed font has these characters, so the plot has {UNKNOWN} instead: {shown}. Install a font that "
@@ -125,7 +125,7 @@ def show_all_characters(figure: Figure) -> None:
         figure.supxlabel(note, x=0.01, horizontalalignment="left", fontsize=SMALL, color=ACCENT)
 
 
-def without(text: str, characters: Collection[str]) -> str:
+def remove_characters(text: str, characters: Collection[str]) -> str:
     """Return a text with question marks in place of characters."""
     return "".join(UNKNOWN if character in characters else character for character in text)
 
@@ -135,7 +135,7 @@ def replace_labels(axes: Axes, characters: Collection[str]) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         labels = [label.get_text() for label in axis.get_ticklabels()]
         if any(character in characters for label in labels for character in label):
-            axis.set_ticklabels([without(label, characters) for label in labels])
+            axis.set_ticklabels([remove_characters(label, characters) for label in labels])
 
 
 @lru_cache(maxsize=32)
@@ -146,14 +146,14 @@ def families_of(characters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[
     """
     from matplotlib import font_manager
 
-    missing = lacking(font_manager.findfont("DejaVu Sans"), characters)
+    missing = missing_characters(font_manager.findfont("DejaVu Sans"), characters)
     if not missing:
         return (), missing
     add_new_fonts()
     found: dict[str, frozenset[str]] = {}
     for entry in font_manager.fontManager.ttflist:
         if entry.style == "normal" and not LAST_RESORT.search(entry.name):
-            found.setdefault(entry.name, missing - lacking(entry.fname, missing))
+            found.setdefault(entry.name, missing - missing_characters(entry.fname, missing))
     families: list[str] = []
     while missing and found:
         best = max(sorted(found), key=lambda name: len(found[name] & missing))
@@ -164,7 +164,7 @@ def families_of(characters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[
     return tuple(families), missing
 
 
-def lacking(path: str, characters: frozenset[str]) -> frozenset[str]:
+def missing_characters(path: str, characters: frozenset[str]) -> frozenset[str]:
     """Return the characters that a font lacks: all if it cannot be read."""
     from matplotlib.ft2font import FT2Font
 

@@ -79,7 +79,7 @@ def complete(evidence: Evidence, translator: Translator, args: argparse.Namespac
 def run(args: argparse.Namespace) -> None:
     from ..data.corpora import load_test_set
     from ..hub.checked_copy import model_folder
-    from ..training.evidence import Evidence, public
+    from ..training.evidence import Evidence, without_private
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
     from ..training.testing import add_score, compare_with_baseline, test_model
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
         tested = test_model(translator, name, sources, references, language, args.options, scorer, [dataset])
         score, translations, summary = tested
         if baseline is not None:
-            compare_with_baseline(score, translations, references, baseline, public(args.baseline), scorer)
+            compare_with_baseline(score, translations, references, baseline, without_private(args.baseline), scorer)
             baseline_scores = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
             summary += f"; {args.baseline} {baseline_scores}, p = {score.p_value:.4f} ({score.test})"
         print(summary)

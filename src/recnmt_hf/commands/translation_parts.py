@@ -108,9 +108,9 @@ def translate_in_parts(args: argparse.Namespace) -> None:
             refuse_inputs(args.output, [path for path in (args.input, args.prefix, args.source_trees) if path])
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock(folder / ".lock"))
-            kept = begin(folder, plan_of(args))
-            if kept:
-                logger.info(f"{kept} parts in {folder} are complete already.")
+            finished_parts = begin(folder, plan_of(args))
+            if finished_parts:
+                logger.info(f"{finished_parts} parts in {folder} are complete already.")
         if world > 1:
             from accelerate import PartialState
 

@@ -220,7 +220,7 @@ class ShardMaker:
         if settings.min_language_score is not None:
             languages = (settings.source_lang, settings.target_lang)
             fits = are_in_languages(columns, languages, settings.min_language_score)
-            columns = remaining(columns, fits, "language", removed)
+            columns = keep_rows(columns, fits, "language", removed)
         for name, tag in (("source", corpus.source_tag), ("target", corpus.target_tag)):
             if tag is not None:
                 columns[name] = [tagged(tag, text) for text in columns[name]]
@@ -228,11 +228,11 @@ class ShardMaker:
         lengths = [np.fromiter(map(len, tokens[name]), np.int64) for name in ("input_ids", "labels")]
         fits = (lengths[0] <= settings.max_source_length) & (lengths[1] <= settings.max_target_length)
         keys = keys_of(columns, settings.deduplicate) if settings.deduplicate else None
-        tokens = remaining(tokens, fits, "too long", removed)
+        tokens = keep_rows(tokens, fits, "too long", removed)
         if settings.max_length_ratio is not None:
             kept = [side[fits] for side in lengths]
             is_alike = np.maximum(*kept) <= float(settings.max_length_ratio) * np.minimum(*kept)
-            tokens = remaining(tokens, is_alike, "length ratio", removed)
+            tokens = keep_rows(tokens, is_alike, "length ratio", removed)
             fits[fits] = is_alike
         if keys is not None:
             write(self.folder / f"{block.name}.keys", keys[fits].tobytes())
@@ -294,7 +294,7 @@ class ShardMaker:
         write(self.folder / f"{record.name}.json", json.dumps(asdict(record)).encode())
 
 
-def remaining(
+def keep_rows(
     columns: Mapping[str, list[Any]], fits: np.ndarray, reason: str, removed: Counter[str]
 ) -> dict[str, list[Any]]:
     """Return the rows that fit, and count the others."""
@@ -390,7 +390,7 @@ def prepare_shards(
                 if is_own and not (folder / f"{block.name}.json").exists():
                     yield block
 
-    for record in made(maker, missing(), workers):
+    for record in make_shards(maker, missing(), workers):
         on_shard(record)
     with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
         return finish(plan, names, output)
@@ -455,7 +455,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def made(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Iterator[ShardRecord]:
+def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Iterator[ShardRecord]:
     """Make the shards of blocks with several processes, and yield the record of each when it is finished."""
     if workers == 1:
         yield from map(maker.make, blocks)

@@ -30,7 +30,7 @@ from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
 from ..errors import MissingFileError, UserError
-from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, public
+from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
 from ..training.output_folder import RECIPE
 from ..training.processes import logger
 from ..training.recipe import Recipe
@@ -191,8 +191,8 @@ def recipe_of(folder: Path, evidence: Evidence) -> str | None:
         if place.is_file() and not place.is_symlink():
             try:
                 recipe = Recipe.from_file(place)
-                if public(differences(recipe)) == evidence.recipe:
-                    return dump_yaml(public(recipe.to_dict()))
+                if without_private(differences(recipe)) == evidence.recipe:
+                    return dump_yaml(without_private(recipe.to_dict()))
                 reason = f"{EVIDENCE} of the model does not record it"
             except UserError as error:
                 reason = f"it is not a valid recipe: {shorten(str(error))}"

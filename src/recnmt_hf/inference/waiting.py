@@ -1,4 +1,4 @@
-"""Searches that wait with their last sentences, and go on together with those of another batch."""
+"""Searches that wait with their last sentences, and continue together with those of another batch."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Waiting:
         search.numbers = [self.sentences + number for number in search.numbers]
         self.sentences += len(search.numbers)
         search.found = self.found
-        self.go_on(search, search.first_logits())
+        self.resume(search, search.first_logits())
 
     def finish(self) -> list[torch.Tensor]:
         """Finish all searches. Return tokens `(hypotheses, length)` for each sentence in the order of the batches."""
         self.is_over = True
         while self.searches:
             search = self.searches.pop(min(self.searches))
-            self.go_on(search, search.next_logits())
+            self.resume(search, search.next_logits())
         return [self.found[number] for number in range(self.sentences)]
 
-    def go_on(self, search: GreedySearch, logits: torch.Tensor) -> None:
+    def resume(self, search: GreedySearch, logits: torch.Tensor) -> None:
         """Continue a search until it is finished or waits."""
         while search.advance(logits):
             other = self.searches.get(search.length)

@@ -28,7 +28,7 @@ from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
 
-__all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "public"]
+__all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "without_private"]
 
 FORMAT = 1
 # Libraries on which figures depend.
@@ -78,7 +78,7 @@ class TestScore:
     references: int = 1  # number of references per sentence
 
     def __post_init__(self) -> None:
-        self.dataset, self.baseline = public(self.dataset), public(self.baseline)
+        self.dataset, self.baseline = without_private(self.dataset), without_private(self.baseline)
 
 
 def average_of(tests: Sequence[TestScore]) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Evidence:
     tests: list[TestScore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.recipe = public(self.recipe)
+        self.recipe = without_private(self.recipe)
 
     @classmethod
     def load(cls, folder: str | Path) -> Evidence:
@@ -215,12 +215,12 @@ def differences(recipe: Recipe) -> dict[str, Any]:
     return {section: values for section, values in changed.items() if values}
 
 
-def public(value: Any) -> Any:
+def without_private(value: Any) -> Any:
     """Return `value` of a recipe without private parts; paths outside of the working folder become file names."""
     if isinstance(value, Mapping):
-        return {name: public(item) for name, item in value.items() if name not in PRIVATE}
+        return {name: without_private(item) for name, item in value.items() if name not in PRIVATE}
     if isinstance(value, (list, tuple)):
-        return [public(item) for item in value]
+        return [without_private(item) for item in value]
     if not isinstance(value, str):
         return value
     name = hide_folders(value)  # as a whole, since names may contain blanks
