@@ -229,6 +229,10 @@ if __name__ == "__main__":
     assert result.stdout.splitlines() == ["True False", "False RNMTConfig"], result.stderr
 
 
+def test_the_pipeline_can_be_imported_first():
+    assert python("from recnmt_hf import pipeline; print(pipeline.__module__)").startswith("recnmt_hf")
+
+
 def imported(path):
     """Yield the names of the modules that a file imports, with their level."""
     for node in ast.walk(ast.parse(path.read_text())):

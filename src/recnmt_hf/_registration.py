@@ -9,6 +9,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -41,9 +42,7 @@ def register() -> None:
 
 
 def _register_pipeline() -> None:
-    from .inference.pipeline import register_pipeline
-
-    register_pipeline()
+    import_module(f"{__package__}.inference.pipeline")  # registers itself, also if it is the one that imports them
 
 
 def _write_plain_cards() -> None:

@@ -154,7 +154,10 @@ DATA: dict[str, str] = {
     "source_column and target_column to columns of sentences.",
     "tokenizer.no_dropout": "{field}={value} is not supported by this tokenizer. Use one of kind bpe, or set it to 0.",
     # translation with several processes
-    "translate.streams": "{field}={value} requires --input and --output: several processes read and write files.",
+    "translate.streams": "{field}={value} requires --input and --output, and no pipes: several processes read "
+    "and write files.",
+    "translate.missing_parts": "{field} lacks {value} parts of the translation. Run the same command again: "
+    "finished parts are kept.",
     "translate.killed_process": "One of {value} processes was killed. Reduce {field} if memory is short, and run the "
     "same command again: finished parts are kept.",
     # prepared data

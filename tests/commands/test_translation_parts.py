@@ -1,14 +1,18 @@
 """`recnmt translate` with several processes: the output of one process, in order, continued after an interruption."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from recnmt_hf.commands import translation_parts
-from recnmt_hf.commands.main import main
+from recnmt_hf.commands.main import build_parser, main, parse
+from recnmt_hf.inference import DecodingOptions
 
 
 OPTIONS = ["--beams", "2", "--max-length-extra", "3"]
@@ -89,7 +93,7 @@ def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys
     monkeypatch.setattr(translation_parts, "join_parts", join)
     folder = texts.parent / "out.parts"
     (folder / "00000003").unlink()
-    (folder / "00000003.partial").write_text("half")
+    (folder / "00000003.123.partial").write_text("half")
     (folder / "00000000").write_text("kept\n" * 5)
     capsys.readouterr()
     assert main([*command, "--workers", "2"]) == 0
@@ -98,3 +102,61 @@ def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys
     # Parts of other options are not used.
     assert main([*command, "--workers", "2"]) == 0
     assert "kept" not in (texts.parent / "out").read_text()
+
+
+def test_a_missing_part_is_reported(tiny_folder, texts, monkeypatch, capsys):
+    monkeypatch.setattr(translation_parts, "PART", 5)
+    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
+    own = translation_parts.join_parts
+
+    def join(folder, args):
+        (folder / "00000002").unlink()
+        own(folder, args)
+
+    monkeypatch.setattr(translation_parts, "join_parts", join)
+    command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
+    assert main([*command, "--workers", "2"]) == 2
+    assert "[translate.missing_parts]" in capsys.readouterr().err and not (texts.parent / "out").exists()
+
+
+def test_processes_end_with_the_one_that_started_them():
+    """Otherwise their late results would mix with those of the next command."""
+    code = """
+import os, subprocess, sys, time
+child = "import time; from recnmt_hf.commands.translation_parts import end_with_parent; import os; "
+child += "end_with_parent(os.getppid()); print('ready', flush=True); time.sleep(60)"
+process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+process.stdout.readline()
+print(process.pid, flush=True)
+os._exit(0)
+"""
+    pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout)
+    deadline = time.time() + 30
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.time() < deadline
+        time.sleep(0.1)
+
+
+def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatch, capsys):
+    monkeypatch.setattr(translation_parts, "PART", 5)
+    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
+    prefixes = texts.parent / "prefixes.de"
+    prefixes.write_text("\n" * 28)
+    command = ["translate", str(tiny_folder), "-o", str(texts.parent / "out"), *OPTIONS, "--workers", "2"]
+    assert main([*command, "-i", str(texts), "--prefix", str(prefixes)]) == 2
+    assert "There are only 26 sentences, but more prefixes." in capsys.readouterr().err
+    os.mkfifo(texts.parent / "pipe")
+    assert main([*command, "-i", str(texts.parent / "pipe")]) == 2
+    assert "[translate.streams]" in capsys.readouterr().err
+
+
+def test_another_shortlist_is_another_command(tiny_folder, texts, tmp_path):
+    arguments = parse(
+        build_parser("translate"), ["translate", str(tiny_folder), "-i", str(texts), "--shortlist", "list"]
+    )
+    arguments.options = dataclasses.replace(DecodingOptions(), shortlist=str(tmp_path / "list"))
+    plans = set()
+    for text in ("a b 0.5", "a c 0.5"):
+        (tmp_path / "list").write_text(text)
+        plans.add(translation_parts.plan_of(arguments))
+    assert len(plans) == 2

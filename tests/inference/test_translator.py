@@ -16,6 +16,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, loading, translation_warnings
+from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
 from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
@@ -124,6 +125,8 @@ def test_scores_by_one_sentence_at_a_time(translator, corpus):
         assert score.log_prob == pytest.approx(-loss.item() * labels.shape[1], rel=1e-9)
     with rejects("pair.counts_differ", "translations"):
         translator.score(["a", "b"], ["c"])
+    with rejects("sentence.not_a_list", "sources"):
+        translator.score("ab", ["c", "d"])
     with rejects("pair.empty", "Pair 2: source"):
         translator.score(["a", " "], ["c", "d"])
 
@@ -154,6 +157,31 @@ def test_batches_of_scores_and_alignments_are_bounded(translator, sentences):
     together = translator.score(sentences, [[7, 2]] * len(sentences))
     assert [each.log_prob for each in scored] == pytest.approx([each.log_prob for each in together], abs=1e-9)
     assert links == translator.align_tokens(sources, [[7, 2]] * len(sentences))
+
+
+def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corpus, monkeypatch):
+    """They would be gigabytes with large vocabularies. Alignments need none."""
+    sources, targets = [pair.en for pair in corpus["test"][:8]], [pair.de for pair in corpus["test"][:8]]
+    whole, rows, own = any_family.score(sources, targets), [], torch_model.chosen_log_probs
+
+    def counted(logits, labels):
+        rows.append(labels.numel())
+        return own(logits, labels)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_model, "chosen_log_probs", counted)
+        patch.setattr(torch_model, "LOGITS_AT_A_TIME", 5 * any_family.model.lm_head.out_features)
+        parts = any_family.score(sources, targets)
+    assert len(rows) > 8 and max(rows) == 5
+    for one, other in zip(parts, whole, strict=True):
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
+    ids = [
+        list(map(side, texts))
+        for side, texts in ((any_family.encode_source, sources), (any_family.encode_target, targets))
+    ]
+    expected = any_family.align_tokens(*ids)
+    monkeypatch.setattr(type(any_family.model), "forward", None)
+    assert any_family.align_tokens(*ids) == expected
 
 
 @pytest.mark.parametrize("start", [None, 7])

@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> None:
         plotted: WordAlignment | None = None
         wanted = aligned() if has_links or gold is not None or args.plot is not None else iter(())
         for number, alignment in enumerate(arguments.progress(wanted, "pairs", len(pairs), out), start=1):
-            links.append(set(alignment.links))
+            if gold is not None:
+                links.append(set(alignment.links))
             plotted = alignment if number == args.pair else plotted
             if out is not None:
                 print(format_links(alignment.links), file=out)

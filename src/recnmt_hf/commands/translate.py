@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import fields
+from pathlib import Path
 
 from ..errors import UserError
 from ..inference.options import DecodingOptions
@@ -46,7 +47,9 @@ def run(args: argparse.Namespace) -> None:
 
     source, target = arguments.stream(args.input), arguments.stream(args.output)
     if args.workers > 1 or launched_processes()[1] > 1:
-        if source is None or target is None or args.prefix == "-":
+        files = [Path(path) for path in (args.input, args.prefix, args.source_trees) if path is not None]
+        is_pipe = any(path.exists() and not (path.is_file() or path.is_dir()) for path in files)
+        if source is None or target is None or args.prefix == "-" or is_pipe:
             raise UserError("translate.streams", field="--workers", value=args.workers)
         translate_in_parts(args)
         return

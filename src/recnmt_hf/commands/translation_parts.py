@@ -11,6 +11,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 PART = 2000
 PLAN = "plan.txt"
 # Names of the files in the folder of the parts.
-OWN = re.compile(r"\d{8}(\.partial)?|plan\.txt|\.lock")
+OWN = re.compile(r"\d{8}((\.\d+)?\.partial)?|plan\.txt|\.lock")
 
 
 def read_first(lines: Iterable[str]) -> Iterator[str]:
@@ -133,6 +135,8 @@ def plan_of(args: argparse.Namespace) -> str:
     files = [path for model in args.model if Path(model).is_dir() for path in sorted(Path(model).rglob("*"))]
     weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()]
     inputs = [digest_of_file(path) for path in (args.input, args.prefix, args.source_trees) if path]
+    if args.options.shortlist is not None and Path(args.options.shortlist).is_file():
+        inputs.append(digest_of_file(args.options.shortlist))
     names = ("model", "format", "dtype", "quantization")
     settings = [asdict(args.options), {name: getattr(args, name) for name in names}]
     return sha256(json.dumps([PART, weights, inputs, settings], default=str).encode()).hexdigest()
@@ -158,13 +162,24 @@ def begin(folder: Path, plan: str) -> int:
 
 def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
     """Translate with some processes of this machine."""
-    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
         futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
         try:
             for future in futures:
                 future.result()
         except BrokenProcessPool as error:
             raise UserError("translate.killed_process", field="--workers", value=count) from error
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process soon after the one that started it, which may be killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world: int) -> None:
@@ -186,7 +201,7 @@ def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world
 
             register()
             translator = arguments.load_translator(args)
-        partial = path.with_name(f"{path.name}.partial")
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with open(partial, "w", encoding="utf-8", newline="\n") as out:
             write_translations(args, translator, lines, prefixes, out, number * PART)
         os.replace(partial, path)
@@ -196,17 +211,23 @@ def parts_of(
     lines: Iterator[str], prefixes: Iterator[str] | None
 ) -> Iterator[tuple[int, Sequence[str], Sequence[str] | None]]:
     """Yield the number, lines and prefixes of each part."""
-    number = 0
+    number = count = 0
     while part := list(islice(lines, PART)):
         yield number, part, None if prefixes is None else list(islice(prefixes, len(part)))
-        number += 1
+        number, count = number + 1, count + len(part)
+    if prefixes is not None and next(prefixes, None) is not None:
+        raise UserError("prefix.counts_differ", field="sentences", value=count, other="prefixes")
 
 
 def join_parts(folder: Path, args: argparse.Namespace) -> None:
-    """Write the parts to the output in order."""
+    """Write the parts to the output in order; `UserError` if one is missing."""
     from ..data.files import open_output
 
+    found = {path.name for path in folder.glob("[0-9]*")}
+    expected = [f"{number:08d}" for number, *_ in parts_of(*inputs_of(args))]
+    if missing := [name for name in expected if name not in found]:
+        raise UserError("translate.missing_parts", field=str(folder), value=len(missing))
     with open_output(args.output) as out:
-        for path in sorted(folder.glob("[0-9]*")):
-            with path.open(encoding="utf-8", newline="\n") as part:
+        for name in expected:
+            with (folder / name).open(encoding="utf-8", newline="\n") as part:
                 shutil.copyfileobj(part, out)

@@ -674,7 +674,10 @@ def check_text(sentence: object, place: str) -> None:
 
 
 def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
-    """Raise `UserError` if the numbers of sources and translations differ."""
+    """Raise `UserError` unless sources and translations are several, and as many of each."""
+    for name, values in (("sources", sources), ("translations", targets)):
+        if isinstance(values, str) or not hasattr(values, "__len__"):
+            raise UserError("sentence.not_a_list", field=name, value=values)
     if len(sources) != len(targets):
         raise UserError(
             "pair.counts_differ", field="translations", value=len(targets), other="sources", expected=len(sources)

@@ -104,6 +104,7 @@ class CTranslate2Backend(TranslatesOnly):
             results = getattr(self.thread, "engine", self.engine).translate_batch(
                 [[self.source_symbols[id] for id in source] for source in request.sources],
                 target_prefix=prefixes if any(prefixes) else None,
+                max_input_length=0,
                 beam_size=options.beams,
                 num_hypotheses=max(options.beams, options.num_hypotheses),
                 length_penalty=penalty,
@@ -159,6 +160,7 @@ class CTranslate2Backend(TranslatesOnly):
         results = self.engine.score_batch(
             [[self.source_symbols[id] for id in source] for source in sources],
             [[self.target_symbols[id] for id in text] for text in texts],
+            max_input_length=0,  # it would cut off sources after 1,024 tokens
         )
         return [list(result.log_probs)[: len(target)] for result, target in zip(results, targets, strict=True)]
 

@@ -24,6 +24,7 @@ from transformers import (
 from ...data.tokenizer_pair import TokenizerPair
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
+from ...models.kernels_shared import project
 from ..batching import Tokens, given_count, pad_rows, start_of, tree_inputs
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
@@ -32,11 +33,13 @@ from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
-from ..shortlist import Shortlist, ShortlistRows, check_output_layer
+from ..shortlist import Shortlist, ShortlistRows, check_output_layer, has_linear_output
 from ..waiting import Waiting
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
+# Logits that scoring computes at a time (32 MiB in float32), since those of a batch can be gigabytes.
+LOGITS_AT_A_TIME = 2**23
 # Arguments of `generate` that treat each row separately, so that finished sentences can leave the batch.
 ROWWISE_ARGUMENTS = {
     *("do_sample", "length_penalty", "num_return_sequences", "early_stopping", "no_repeat_ngram_size"),
@@ -164,14 +167,16 @@ class TorchBackend:
 
     def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
         inputs, labels = self.source_inputs(sources), self.pad_targets(targets)
+        inputs["decoder_input_ids"] = shift_right(self.model, labels, targets)
         with eval_mode(self.model):
-            logits = self.model(
-                **inputs,
-                decoder_input_ids=shift_right(self.model, labels, targets),
-                use_cache=False,
-            ).logits
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        log_probs = logits.gather(-1, labels[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)
+            if not has_linear_output(self.model):
+                log_probs = chosen_log_probs(self.model(**inputs, use_cache=False).logits, labels)
+            else:
+                states = self.model.model(**inputs, use_cache=False).last_hidden_state
+                size = max(LOGITS_AT_A_TIME // self.model.lm_head.out_features, 1)
+                parts = zip(states.flatten(0, 1).split(size), labels.flatten().split(size), strict=True)
+                found = [chosen_log_probs(output_logits(self.model, own), ids) for own, ids in parts]
+                log_probs = torch.cat(found).view(labels.shape)
         return [row[: len(target)] for row, target in zip(log_probs.tolist(), targets, strict=True)]
 
     def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
@@ -191,7 +196,7 @@ class TorchBackend:
     def decoder_attention(self, model: Any, encoded: EncodedSources, targets: Tokens) -> Any:
         """Return the cross-attentions that a model returns for encoded sources; those of fast kernels are `None`."""
         with eval_mode(model):
-            return model(
+            return model.base_model(  # without logits of the whole vocabulary
                 encoder_outputs=encoded.output,
                 attention_mask=encoded.attention_mask,
                 decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
@@ -230,6 +235,18 @@ class TorchBackend:
     def pad_targets(self, targets: Tokens) -> torch.Tensor:
         """Return padded token ids, on the model's device."""
         return pad_rows(targets, self.tokenizers.target.pad_token_id, self.model.device)[0]
+
+
+def output_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a model that [`has_linear_output`] for its decoder's states."""
+    logits, bias = project(model.lm_head, states), getattr(model, "final_logits_bias", None)
+    return logits if bias is None else logits + bias
+
+
+def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each label, `(..)`, in at least float32; `logits` are `(.., vocab_size)`."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(dim=-1)
 
 
 def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens = ()) -> torch.Tensor:
