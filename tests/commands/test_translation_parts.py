@@ -160,3 +160,17 @@ def test_another_shortlist_is_another_command(tiny_folder, texts, tmp_path):
         (tmp_path / "list").write_text(text)
         plans.add(translation_parts.plan_of(arguments))
     assert len(plans) == 2
+
+
+def test_parts_have_the_numbers_and_random_draws_of_the_whole(tiny_folder, texts, monkeypatch, capsys):
+    monkeypatch.setattr(translation_parts, "PART", 7)
+    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
+    texts.write_text("The dog sleeps.\n" * 20)
+    sampled = ["--beams", "1", "--buffer", "7", "--seed", "3", "--generate", "do_sample=true"]
+    whole = translate(tiny_folder, texts, "whole", *sampled)
+    assert translate(tiny_folder, texts, "parts", *sampled, "--workers", "2") == whole
+    assert len(set(whole.splitlines()[:7])) > 1
+    texts.write_text("A dog.\n" * 9 + "The dog " * 300 + "\n")
+    command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), "--workers", "2"]
+    assert main([*command, "--on-long", "error"]) == 2
+    assert "Sentence 10 has" in capsys.readouterr().err

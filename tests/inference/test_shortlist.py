@@ -115,9 +115,12 @@ def test_mistakes(translator, tiny_folder, every_token, tmp_path, monkeypatch):
     other, wrong = tmp_path / "other", tmp_path / "wrong"
     other.write_text("Abendland occident 0.5\n")
     wrong.write_text("Hund dog\n")
+    nan = tmp_path / "nan"
+    nan.write_text("Hund dog nan\n")
     for path, code in (
         (other, "shortlist.other_vocabulary"),
         (wrong, "shortlist.line"),
+        (nan, "shortlist.line"),
         (tmp_path / "no", "file.missing"),
     ):
         with rejects(code):

@@ -98,10 +98,11 @@ def run(args: argparse.Namespace) -> None:
         translator = arguments.load_translator(args)
 
         def aligned() -> Iterator[WordAlignment]:
+            first, choice = 1, (args.alignment_layer, args.head)
             for chunk in arguments.chunks(pairs):
                 sources, targets = [pair.source for pair in chunk], [pair.target for pair in chunk]
-                choice = args.alignment_layer, args.head
-                yield from align_pairs(translator, sources, targets, *choice, args.max_tokens, args.options)
+                yield from align_pairs(translator, sources, targets, *choice, args.max_tokens, args.options, first)
+                first += len(chunk)
 
         if args.shortlist is not None:
             texts = [pair.source for pair in pairs], [pair.target for pair in pairs]

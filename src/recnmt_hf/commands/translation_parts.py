@@ -64,7 +64,8 @@ def write_translations(
     first: int = 0,
 ) -> None:
     """Write the translations of lines in the format of the arguments; the number of the first line is `first`."""
-    translations = translator.translate(lines, args.options, prefixes, scores=args.format != "text")
+    scores = args.format != "text"
+    translations = translator.translate(lines, args.options, prefixes, scores, first=first + 1)
     for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
         if args.format == "text":
             print(translation.text, file=out)

@@ -5,6 +5,7 @@ tokens of its sources. The files are those of Marian's option `--shortlist`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -67,7 +68,9 @@ class Shortlist:
             try:
                 target, source, probability = parts[0], parts[1], float(parts[2])
             except (IndexError, ValueError):
-                raise UserError("shortlist.line", field=place, value=line) from None
+                probability = math.nan
+            if not 0 <= probability <= 1:
+                raise UserError("shortlist.line", field=place, value=line)
             if source in source_ids and target in target_ids:
                 found[source_ids[source]].append((-probability, target_ids[target]))
         if not found:

@@ -208,6 +208,7 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         scores: bool = True,
         warn_short: bool = True,
+        first: int = 1,
         **changes: Any,
     ) -> Iterator[Translation]:
         """
@@ -225,6 +226,8 @@ class Translator:
                 the model; otherwise scores are NaN, and hypotheses are in the order of the search.
             warn_short (`bool`, *optional*, defaults to `True`): Whether to warn of translations that are far too short.
                 There is no warning with `on_long="truncate"`, nor for a model for summaries.
+            first (`int`, *optional*, defaults to 1): Number of the first sentence, in messages and for the draws of
+                sampling with a seed. Parts of some multiple of `options.buffer` sentences draw as the whole does.
             **changes: Fields of [`DecodingOptions`] that replace those of `options`, or transformers' names:
                 `num_beams`, `max_new_tokens`, and other settings of `generate`.
 
@@ -236,7 +239,7 @@ class Translator:
         for name, value in (("sentences", sentences), ("prefixes", [] if prefixes is None else prefixes)):
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise UserError("sentence.not_a_list", field=name, value=value)
-        pairs = enumerate(pair_with_prefixes(sentences, prefixes), start=1)
+        pairs = enumerate(pair_with_prefixes(sentences, prefixes, first - 1), start=first)
         warnings = TranslationWarnings(self.tokenizer)
         while chunk := list(islice(pairs, options.buffer)):
             first = chunk[0][0]
@@ -684,13 +687,15 @@ def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
         )
 
 
-def pair_with_prefixes(sentences: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield each sentence with its prefix; raise `UserError` if their numbers differ."""
+def pair_with_prefixes(
+    sentences: Iterable[str], prefixes: Iterable[str] | None, before: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Yield each sentence with its prefix; raise `UserError` if their numbers differ. `before` came earlier."""
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return
     missing: Any = object()
-    for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=missing)):
+    for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=missing), before):
         if sentence is missing or prefix is missing:
             field, other = ("sentences", "prefixes") if sentence is missing else ("prefixes", "sentences")
             raise UserError("prefix.counts_differ", field=field, value=number, other=other)

@@ -47,6 +47,7 @@ def align_pairs(
     head: int | None = None,
     max_tokens: int = 4096,
     options: DecodingOptions | None = None,
+    first: int = 1,
 ) -> Iterator[WordAlignment]:
     """
     Align sentences with their translations: the model is given the translation, and each of its words is linked to the
@@ -59,6 +60,7 @@ def align_pairs(
         layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
         max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
         options ([`DecodingOptions`], *optional*): The languages, for a model of several.
+        first (`int`, *optional*, defaults to 1): Number of the first pair in messages.
 
     Raises:
         ValueError: The numbers of sources and targets differ, a sentence is empty, or the model does not attend to
@@ -68,7 +70,7 @@ def align_pairs(
     options = options or DecodingOptions()
     source_sides: list[tuple[list[int], list[int | None]]] = []
     target_sides: list[tuple[list[int], list[int | None]]] = []
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
         check_text(source, f"Pair {number}: source")
         check_text(target, f"Pair {number}: translation")
         if is_blank(source) or is_blank(target):
