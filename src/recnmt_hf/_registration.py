@@ -9,7 +9,6 @@ import sys
 from collections import UserDict
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -42,7 +41,7 @@ def register() -> None:
 
 
 def _register_pipeline() -> None:
-    import_module(f"{__package__}.inference.pipeline")  # registers itself, also if it is the one that imports them
+    import recnmt_hf.inference.pipeline  # noqa: F401  # registers itself, also if it is the one that imports them
 
 
 def _write_plain_cards() -> None:

@@ -190,7 +190,7 @@ class Echo:
     def __init__(self, seen):
         self.seen = seen
 
-    def translate(self, sentences, options, prefixes=None, scores=True):
+    def translate(self, sentences, options, prefixes=None, scores=True, first=1):
         from recnmt_hf.inference.translator import Hypothesis, Translation
 
         for sentence in sentences:

@@ -29,14 +29,12 @@ MESSAGES: dict[str, str] = {
     "model.mask_shape": "{field} has the shape {value}; it must be (batch_size, source_length), 1 for tokens.",
     "model.sequence_too_long": "A sequence of {length} tokens exceeds {field}={value}. Shorten or split the input.",
     "model.missing_memory": "{field} lacks {memory}_hidden_state. Pass the unchanged output of get_encoder().",
-    "model.pair_counts": "input_ids has {rows} rows and {field} has {value}. Pass one second sentence for each "
-    "first one.",
+    "model.pair_counts": "input_ids has {rows} rows and {field} has {value}. Pass a second sentence for each.",
     "model.attention_kernel": "{field}={value} does not support self_attention_type={kind!r}. Use 'sdpa' or 'eager'.",
     "model.beams_of_samples": "{field}={value} is not allowed with latent_inference='sample', since beams with "
     "different samples are not comparable. Use one beam, or set latent_inference='mean' in the configuration.",
     # embeddings and checkpoints
-    "model.shared_embeddings": "The target's embeddings cannot be resized alone with {field}={value}. Call "
-    "resize_token_embeddings for both.",
+    "model.shared_embeddings": "{field}={value} forbids resizing one side. Call resize_token_embeddings for both.",
     "model.embeddings_differ": "{field} differs from {source}. Do not adapt embeddings, or set "
     "share_encoder_decoder_embeddings=False.",
     "model.other_baseline": "{model} and {field} have no parameter in common. Use a baseline of the same sizes.",
