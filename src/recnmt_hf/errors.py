@@ -216,7 +216,7 @@ DATA: dict[str, str] = {
 # -- metrics -----------------------------------------------------------------------------------------------------------
 METRICS: dict[str, str] = {
     "metric.nothing_to_score": "{field} is an empty list. Pass at least one sentence.",
-    "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass the same number for each.",
+    "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass as many for each.",
     "metric.unusable_tokenizer": "{field}={value} cannot be used ({reason}). Install the package, or choose another.",
     "metric.language": "{field}={value} is not a language code. Pass a code of two or three letters, such as de.",
     "metric.edges": "{field}={value} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
@@ -443,7 +443,7 @@ EXPERIMENTS: dict[str, str] = {
 # -- analysis ----------------------------------------------------------------------------------------------------------
 ANALYSIS: dict[str, str] = {
     "inspect.blank": "The {field} is blank. Pass at least one word.",
-    "inspect.no_index": "{field}={value} does not exist. Choose from the {count}, counted from 0.",
+    "inspect.no_index": "{field}={value} does not exist. Choose one of {count}, counted from 0.",
     "inspect.no_direction": "{field}={value} does not exist in this model. Choose {names}.",
     "inspect.no_global_state": "The {value} model has no capsules and no gate of a global state. Use a gret with "
     "use_global_state=true and global_capsule or global_gate.",
@@ -497,8 +497,8 @@ HUB: dict[str, str] = {
     "translate`, e.g. with --quantization int8.",
     "export.config": "{engine} does not support {field}={value}. Use `recnmt translate`, or train a model without it.",
     "export.symbols": "Two rows of the embedding have the same name. Rename the tokenizer's symbol <row N>.",
-    "export.foreign": "{field} is a {family}, which is no model of recnmt_hf. Run recnmt import-marian, or export it "
-    "with Optimum.",
+    "export.foreign": "{field} is a {family}, which is not a model of recnmt_hf. Run recnmt import-marian, or export "
+    "it with Optimum.",
     "export.torch": "torch {value} unrolls recurrences in exported graphs. Upgrade torch, e.g. to 2.13.",
     "export.onnx": "torch cannot export the {field} ({reason}). Use another release of torch and onnxscript, or run "
     "the model with `recnmt translate --quantization int8`.",

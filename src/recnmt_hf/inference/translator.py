@@ -227,7 +227,7 @@ class Translator:
             warn_short (`bool`, *optional*, defaults to `True`): Whether to warn of translations that are far too short.
                 There is no warning with `on_long="truncate"`, nor for a model for summaries.
             first (`int`, *optional*, defaults to 1): Number of the first sentence, in messages and for the draws of
-                sampling with a seed. Parts of some multiple of `options.buffer` sentences draw as the whole does.
+                sampling with a seed. Parts with a multiple of `options.buffer` sentences draw as the whole text.
             **changes: Fields of [`DecodingOptions`] that replace those of `options`, or transformers' names:
                 `num_beams`, `max_new_tokens`, and other settings of `generate`.
 
@@ -677,7 +677,7 @@ def check_text(sentence: object, place: str) -> None:
 
 
 def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
-    """Raise `UserError` unless sources and translations are several, and as many of each."""
+    """Raise `UserError` unless sources and translations are lists of the same length."""
     for name, values in (("sources", sources), ("translations", targets)):
         if isinstance(values, str) or not hasattr(values, "__len__"):
             raise UserError("sentence.not_a_list", field=name, value=values)
@@ -690,7 +690,7 @@ def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
 def pair_with_prefixes(
     sentences: Iterable[str], prefixes: Iterable[str] | None, before: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield each sentence with its prefix; raise `UserError` if their numbers differ. `before` came earlier."""
+    """Yield each sentence with its prefix; raise `UserError` if their numbers differ, after `before` earlier ones."""
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return

@@ -38,7 +38,7 @@ from ..waiting import Waiting
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
-# Logits that scoring computes at a time (32 MiB in float32), since those of a batch can be gigabytes.
+# Logits that scoring computes at a time (32 MiB in float32); those of a whole batch can take gigabytes.
 LOGITS_AT_A_TIME = 2**23
 # Arguments of `generate` that treat each row separately, so that finished sentences can leave the batch.
 ROWWISE_ARGUMENTS = {
