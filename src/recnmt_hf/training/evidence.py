@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from .. import __version__
 from .._loading_errors import remove_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
@@ -32,7 +33,7 @@ __all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "
 
 FORMAT = 1
 # Libraries on which figures depend.
-LIBRARIES = ("recnmt-hf", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
 # Types of the entries of a section, unless it is empty. Entries whose type includes None are optional.
 ENTRIES: dict[str, dict[str, Any]] = {
     "model": {"type": str, "parameters": int, "preset": str | None},
@@ -236,8 +237,8 @@ def hide_folders(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries on which figures depend."""
-    installed = {"python": platform.python_version()}
+    """Return the versions of Python, of this library (which need not be installed) and of those on which figures depend."""
+    installed = {"python": platform.python_version(), "recnmt-hf": __version__}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
