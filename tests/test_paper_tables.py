@@ -23,11 +23,14 @@ ROW_FILES = {
     "onlstm_tables_1_2": ("onlstm_transformer", "multi30k_en_de_small_onlstm", ["tables 1 and 2", "table 1"]),
     "rnmt_tables_1_to_3": ("rnmt", "multi30k_en_de_small_rnmt", ["table 1", "table 2"]),
     "rnmt_deen_mix": ("rnmt", "deen_mix_base_rnmt", []),
+    "deen_mix_table": ("nmt_transformer", "deen_mix_small_table", []),
+    "zh_en_mix": ("nmt_transformer", "zh_en_mix_small", []),
     "vrnmt_ablations": ("vrnmt", "btec_zh_en_small_rnmt", []),
     "rpe_table_1": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 1", "table 2"]),
     "rpe_table_3": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 3"]),
     "multi30k_table": ("nmt_transformer", "multi30k_en_de_small_table", []),
 }
+OF_ONE_SIZE = ("multi30k_table", "deen_mix_table", "zh_en_mix")  # small, by their recipes
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +54,8 @@ def test_rows_are_those_of_the_tables_and_can_be_built(name, recipes):
             assert {row.system for row in table.rows} <= set(rows), table.name
     if tables:
         assert paper_table_of(list(rows)).name == tables[0]
-    sizes = ("tiny", "small") if name == "multi30k_table" else ("tiny", "base")
+    sizes = ("small",) if name in OF_ONE_SIZE else ("tiny", "base")
     for size in sizes:
-        if name == "multi30k_table" and size == "tiny":
-            continue  # its rows are of one size
         for cell in cells_of(with_size(rows, size, recipes / f"{recipe}.yaml"), [], []):
             check_model(Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides))
 

@@ -237,7 +237,7 @@ def hide_folders(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this library (which need not be installed) and of those on which figures depend."""
+    """Return the versions of Python, this library (which need not be installed) and those on which figures depend."""
     installed = {"python": platform.python_version(), "recnmt-hf": __version__}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
