@@ -268,6 +268,7 @@ INFERENCE: dict[str, str] = {
     "prefix.counts_differ": "There are only {value} {field}, but more {other}. Pass one prefix for each sentence.",
     "pair.counts_differ": "{field} has {value} lines, but {other} has {expected}. Pass lists of the same length.",
     "pair.empty": "{field} is empty, so it cannot be scored or aligned. Remove this pair.",
+    "pair.blank": "{field}, line {value} is blank, so it cannot be scored or aligned. Remove the line from both files.",
     "pair.too_long": "{field} has {length} {side} tokens; the model's maximum is {limit}. Shorten it.",
     "token.unknown_id": "{field}: {value} is not a token id from 0 to {most}. Use the token ids of this model.",
     "alignment.out_of_range": "{field}={value} does not exist in this model, which has 0 to {most}.",
@@ -287,6 +288,8 @@ INFERENCE: dict[str, str] = {
     "quantization.no_kernels": "This build of torch has no int8 kernels. Omit --quantization.",
     "export.damaged": "{field} cannot be loaded ({reason}). Export the model again, or choose another device.",
     "export.fixed_weights": "{field} is not supported for the exported model {path}. Remove it, or export again.",
+    "option.not_options": "options must be DecodingOptions, got {value}. Pass DecodingOptions(...), or single "
+    "options by name.",
     "shortlist.line": "{field}: {value} is not a line of a shortlist. Write `target source probability`.",
     "shortlist.other_vocabulary": "{field} has no tokens of this model's vocabularies. Make it with `recnmt align "
     "--shortlist` for this model.",
@@ -548,8 +551,7 @@ COMMANDS: dict[str, str] = {
     "parameters.unknown_model": "There is no model type {value}. Use one of {models}.",
     "parameters.unknown_field": "The configuration of {field} has no field {names}. Correct it.",
     "parameters.marian": "MarianConfig: {reason}. Correct the fields.",
-    "records.line": "{field} is not an object with source and tokens ({reason}). Pass `recnmt translate --format "
-    "jsonl` output.",
+    "records.line": "{field} is not an object with {keys} ({reason}). Pass `recnmt translate --format jsonl` output.",
     "records.split": "{field} has the tokens of several sentences, which have no joint probability. Translate with "
     "--split-sentences never and without --on-long split.",
     "benchmark.beams": "{field} needs a model of {value} in float32 with two numbers of beams. Add a --system, and "

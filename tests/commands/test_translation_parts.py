@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 
 import psutil
 import pytest
+from user_errors import rejects
 
 from recnmt_hf.commands import translation_parts
 from recnmt_hf.commands.main import build_parser, main, parse
@@ -58,6 +60,21 @@ def in_this_process(settings, folder, count):
 
 
 @pytest.mark.slow
+def test_texts_of_one_line_each(tiny_folder, tmp_path, capsys):
+    """A model copies what ends a line for other programs, here between the parts of a text; records keep it."""
+    (tmp_path / "text").write_text("The dog sleeps.\u2028A cat sleeps.\n", encoding="utf-8")
+    command = ["translate", str(tiny_folder), "-i", str(tmp_path / "text"), *OPTIONS]
+    assert main(command) == 0 and len(capsys.readouterr().out.splitlines()) == 1
+    assert main([*command, "--format", "jsonl"]) == 0
+    (tmp_path / "records").write_text(capsys.readouterr().out, encoding="utf-8")
+    record = json.loads((tmp_path / "records").read_text(encoding="utf-8"))
+    assert record["parts"] == 2 and "\u2028" in record["text"]
+    record["tokens"] = [token for token in record["tokens"] if token > 3]  # as if no part had been finished
+    (tmp_path / "records").write_text(json.dumps(record), encoding="utf-8")
+    assert main(["score", str(tiny_folder), "--jsonl", str(tmp_path / "records")]) == 2
+    assert "[records.split]" in capsys.readouterr().err
+
+
 def test_processes(tiny_folder, texts):
     """Those of the command itself, and those of a launcher."""
     whole = translate(tiny_folder, texts, "whole")
@@ -78,6 +95,11 @@ def test_other_files_are_not_deleted(tiny_folder, texts, capsys):
     command = ["translate", str(tiny_folder), "-i", str(texts), *OPTIONS, "--workers", "2"]
     assert main([*command, "-o", str(texts.parent / "out")]) == 2
     assert "[output.not_empty]" in capsys.readouterr().err and (folder / "notes.txt").read_text() == "mine"
+    (texts.parent / "file.parts").write_text("mine")
+    assert main([*command, "-o", str(texts.parent / "file")]) == 2
+    assert "[output.is_file]" in capsys.readouterr().err and (texts.parent / "file.parts").read_text() == "mine"
+    assert main([*command, "-o", str(folder)]) == 2 and main([*command, "-o", "/proc/version/out"]) == 2
+    assert re.findall(r"\[(\w+\.\w+)\]", capsys.readouterr().err) == ["file.is_folder", "output.not_writable"]
     before = texts.read_text()
     assert main([*command, "-o", str(texts)]) == 2
     assert "[output.is_input]" in capsys.readouterr().err and texts.read_text() == before
@@ -135,6 +157,19 @@ os._exit(0)
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.time() < deadline
         time.sleep(0.1)
+
+
+def test_after_an_error_the_other_processes_do_not_go_on(tiny_folder, tmp_path):
+    """The first of two processes would need much longer for its part than the second for its first line."""
+    text, folder = tmp_path / "text", tmp_path / "parts"
+    text.write_text(("the dog sleeps " * 10 + "\n") * translation_parts.PART + "dog " * 100 + "\n")
+    folder.mkdir()
+    args = parse(build_parser("translate"), ["translate", str(tiny_folder), "-i", str(text)])
+    settings = {name: value for name, value in vars(args).items() if not callable(value)}
+    settings["options"] = DecodingOptions(max_source_length=50, split_sentences="never")
+    with rejects("sentence.too_long"):
+        translation_parts.start_processes(settings, folder, 2)
+    assert not (folder / "00000000").exists()
 
 
 def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatch, capsys):

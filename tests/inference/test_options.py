@@ -244,6 +244,9 @@ def test_a_prefix_of_an_empty_sentence(translator):
         ({"do_sample": True, "temperature": 0}, "option.value", "temperature"),
         ({"do_sample": True, "top_k": -1}, "option.value", "top_k"),
         ({"do_sample": True, "top_p": 2}, "option.value", "top_p"),
+        ({"forced_bos_token_id": "a"}, "option.value", "forced_bos_token_id"),
+        ({"forced_bos_token_id": [5]}, "option.value", "forced_bos_token_id"),
+        ({"forced_eos_token_id": [2, -1]}, "option.value", "forced_eos_token_id"),
     ],
 )
 def test_wrong_settings_of_generate_are_rejected(options, code, name):
@@ -257,10 +260,52 @@ def test_integers_of_generate_may_be_written_as_floats():
     assert isinstance(found["no_repeat_ngram_size"], int)
 
 
-@pytest.mark.parametrize("options", [{"bad_words_ids": [[10**6]]}, {"encoder_no_repeat_ngram_size": "x"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bad_words_ids": [[10**6]]},
+        {"encoder_no_repeat_ngram_size": "x"},
+        {"forced_bos_token_id": 10**6},
+        {"do_sample": True, "temperature": 1e-45},
+        {"cache_implementation": "offloaded"},
+    ],
+)
 def test_settings_that_generate_rejects_later(translator, options):
     with rejects("generate.rejected", "generate"):
-        translator(["a b c"], generate=options)
+        translator(["a b c"], generate=options, beams=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"repetition_penalty": 0.0}, {"bad_words_ids": []}, {"num_return_sequences": 3}],
+)
+def test_settings_of_a_model_that_generate_rejects(translator, monkeypatch, settings):
+    for name, value in settings.items():
+        monkeypatch.setattr(translator.model.generation_config, name, value)
+    with rejects("generate.rejected", "generation_config.json") as error:
+        translator(["a b c"], beams=1)
+    assert error.value.value == settings
+
+
+def test_settings_of_a_model_for_other_programs(translator, monkeypatch):
+    expected = [one.text for one in translator(["a b c", "d"], beams=1)]
+    monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["never written"])
+    assert [one.text for one in translator(["a b c", "d"], beams=1)] == expected
+
+
+def test_forced_ends_do_not_depend_on_the_batch(translator):
+    texts, end = ["a", "a b c d e f g"], translator.model.config.eos_token_id
+    options = {"beams": 1, "max_length_extra": 3, "generate": {"forced_eos_token_id": end}}
+    together = translator(texts, **options)
+    assert [one.hypotheses[0].tokens for one in together] == [
+        translator(text, **options)[0].hypotheses[0].tokens for text in texts
+    ]
+    assert all(one.hypotheses[0].finished for one in together)
+
+
+def test_options_of_another_type(translator):
+    with rejects("option.not_options"):
+        translator.translate(["a"], {"beams": 1}).__next__()
 
 
 def test_contradictions():

@@ -80,7 +80,7 @@ def test_the_likeliest_translations_of_a_batch(translator):
     assert Shortlist({5: [9]}, [0], copies=True).tokens([[5, 6]]) == [0, 5, 6, 9]
 
 
-def test_files_of_marian(translator, tmp_path):
+def test_files_of_marian(translator, tmp_path, caplog):
     """Plain or gzipped, in any order, with tokens that the vocabularies lack."""
     (first, source_id), *_ = sorted(translator.tokenizer.get_vocab().items())
     (a, a_id), (b, b_id), (c, _) = sorted(translator.target_tokenizer.get_vocab().items())[-3:]
@@ -91,6 +91,7 @@ def test_files_of_marian(translator, tmp_path):
         shortlist = Shortlist.read(tmp_path / name, translator.tokenizers, first=2, best=2)
         assert list(shortlist.translations.items()) == [(source_id, [b_id, a_id])]
         assert set(shortlist.always) == {0, 1, *translator.target_tokenizer.all_special_ids}
+    assert "2 of 5 lines of" in caplog.text and "made for another model?" in caplog.text
 
 
 def test_a_list_made_by_the_attention(translator, corpus, tmp_path):

@@ -57,8 +57,8 @@ def test_hypotheses_of_parts_are_joined_rank_by_rank():
         [Hypothesis("c", -1.0, -0.5, [7], finished=False), Hypothesis("", 0.0, 0.0, [])],
     ]
     first, second = join_pieces(parts, 0.5, ["", " "])
-    assert first == Hypothesis("a b c", -2.5 / 2.0, -2.5, [5, 6, 2, 7], False)
-    assert second == Hypothesis("a", -4.0, -4.0, [5], True)
+    assert first == Hypothesis("a b c", -2.5 / 2.0, -2.5, [5, 6, 2, 7], False, parts=2)
+    assert second == Hypothesis("a", -4.0, -4.0, [5], True, parts=2)
     assert join_pieces([[Hypothesis("", 0.0, -1.0)]], 0.5, [""])[0].score == -1.0
 
 

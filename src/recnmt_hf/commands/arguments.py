@@ -175,7 +175,12 @@ def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
 
     sources = with_trees(read_lines(args.source), args.source, args.source_trees)
     lines = [sources, read_lines(args.target)]
-    return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
+    try:
+        return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
+    except UserError as error:
+        if error.code == "corpus.empty_sentence":
+            raise UserError("pair.blank", field=error.field, value=error.details["number"]) from error
+        raise
 
 
 def load_translator(args: argparse.Namespace) -> Translator:

@@ -38,14 +38,17 @@ def read_records(path: str) -> Iterator[tuple[str, list[Any]]]:
     from ..data.text import read_lines
 
     for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}, line {number}"
         try:
             record = json.loads(line)
-            source, tokens = record["source"], record["tokens"]
+            source, tokens, is_joined = record["source"], record["tokens"], record.get("parts", 1) != 1
             if not isinstance(source, str) or not isinstance(tokens, list):
                 raise TypeError("source must be text, and tokens a list")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError("records.line", field=f"{path}, line {number}", reason=reason) from error
+            raise UserError("records.line", field=place, keys="source and tokens", reason=reason) from error
+        if is_joined:
+            raise UserError("records.split", field=place)
         yield source, tokens
 
 

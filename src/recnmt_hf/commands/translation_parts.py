@@ -11,16 +11,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -68,10 +69,11 @@ def write_translations(
     translations = translator.translate(lines, args.options, prefixes, scores, first=first + 1)
     for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
         if args.format == "text":
-            print(translation.text, file=out)
+            print(on_one_line(translation.text), file=out)
         for hypothesis in translation.hypotheses:
             if args.format == "n-best":
-                fields = (str(line), hypothesis.text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
+                text = on_one_line(hypothesis.text)
+                fields = (str(line), text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
                 print(" ||| ".join(fields), file=out)
             elif args.format == "jsonl":
                 record = {"line": line, "source": translation.source}
@@ -79,9 +81,16 @@ def write_translations(
                     record[name] = getattr(hypothesis, name)
                 if hypothesis.alignment is not None:
                     record["alignment"] = hypothesis.alignment
+                if hypothesis.parts > 1:
+                    record["parts"] = hypothesis.parts
                 print(json.dumps(record, ensure_ascii=False), file=out)
         if (line + 1) % args.buffer == 0:
             out.flush()  # for a reader that waits for its answers
+
+
+def on_one_line(text: str) -> str:
+    """Replace what ends a line, such as a carriage return or U+2028, by a space."""
+    return " ".join(text.splitlines())
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -99,7 +108,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     Raises:
         UserError: As `recnmt translate`; a process was killed, or the folder of the parts has other files.
     """
-    from ..data.files import refuse_inputs
+    from ..data.files import check_replaceable, explained_preparation, refuse_inputs
     from ..data.locks import lock
     from ..training.processes import logger
 
@@ -109,8 +118,12 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         if rank == 0:
             refuse_inputs(args.output, [path for path in (args.input, args.prefix, args.source_trees) if path])
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock(folder / ".lock"))
+            with explained_preparation(args.output):
+                check_replaceable(args.output)
+                if folder.exists() and not folder.is_dir():
+                    raise ExistingFileError("output.is_file", field=str(folder))
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock(folder / ".lock"))
             finished_parts = begin(folder, plan_of(args))
             if finished_parts:
                 logger.info(f"{finished_parts} parts in {folder} are complete already.")
@@ -162,18 +175,23 @@ def begin(folder: Path, plan: str) -> int:
 
 
 def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
-    """Translate with some processes of this machine."""
+    """Translate with some processes of this machine. After an error or an interrupt none of them goes on."""
     with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
-        futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
         try:
-            for future in futures:
+            futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
+            for future in as_completed(futures):
                 future.result()
-        except BrokenProcessPool as error:
-            raise UserError("translate.killed_process", field="--workers", value=count) from error
+        except BaseException as error:
+            for process in active_children():  # the pool would wait for the others, which may take hours
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise UserError("translate.killed_process", field="--workers", value=count) from error
+            raise
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process soon after the one that started it, which may be killed."""
+    """End this process in order after SIGTERM, and soon after the one that started it, which may be killed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -59,11 +59,7 @@ def open_output(
     user_path, partial = str(path), None
     with ExitStack() as stack:
         with explained_preparation(user_path):
-            path = real_path(path)
-            if path.is_dir() or user_path.endswith(os.sep):
-                raise UserError("file.is_folder", field=user_path)
-            if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            path = check_replaceable(user_path)
             # A pipe, a device, or another name of an open file cannot be replaced.
             special = os.path.abspath(user_path).startswith(("/dev/", "/proc/")) or (
                 path.exists() and not path.is_file()
@@ -117,6 +113,16 @@ def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[
                 os.rename(working, path)
             else:
                 move_files(working, path, user_path)
+
+
+def check_replaceable(user_path: str) -> Path:
+    """Return the real place of an output file; `UserError` if it is a folder, `PermissionError` if it is protected."""
+    path = real_path(user_path)
+    if path.is_dir() or user_path.endswith(os.sep):
+        raise UserError("file.is_folder", field=user_path)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return path
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
         languages = evidence.get("languages") or [None, None]
         is_rouge = evidence.get("recipe", {}).get("training", {}).get("text_metric") == "rouge"
         source_lang, target_lang = (code if isinstance(code, str) else None for code in languages)
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return ModelTask()
     is_monolingual = source_lang is not None and source_lang == target_lang
     return ModelTask(source_lang, is_rouge or is_monolingual, target_lang)

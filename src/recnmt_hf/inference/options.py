@@ -65,6 +65,8 @@ GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
     "min_new_tokens": _COUNT,
     "top_k": _COUNT,
     "prefill_chunk_size": (int | None, Range(least=1)),
+    "forced_bos_token_id": _COUNT,
+    "forced_eos_token_id": (int | list[int] | None, Range(least=0)),
     "repetition_penalty": (float | None, Range(above=0)),
     "temperature": (float | None, Range(above=0)),
     "top_p": (float | None, Range(least=0, most=1)),
@@ -241,13 +243,13 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
     return settings
 
 
-def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception) -> UserError:
-    """Return the error for settings of `generate` that transformers or another engine rejects."""
+def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception, field: str = "generate") -> UserError:
+    """Return the error for settings of `generate`, or of the file `field`, that transformers or an engine rejects."""
     lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         lines = lines[1:]
     reason = shorten(lines[0] if lines else "")
-    return UserError("generate.rejected", field="generate", value=settings, engine=engine, reason=reason)
+    return UserError("generate.rejected", field=field, value=dict(settings), engine=engine, reason=reason)
 
 
 def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,5 +284,7 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
     """Return options (`None`: the default ones) with changes, named as for [`convert_option_names`]."""
+    if not isinstance(options, DecodingOptions | None):
+        raise UserError("option.not_options", value=type(options).__name__)
     changes = convert_option_names(changes)
     return replace(options, **changes) if options else DecodingOptions(**changes)

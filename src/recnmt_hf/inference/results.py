@@ -21,6 +21,7 @@ class Hypothesis:
         alignment (`list[tuple[int, int]]`, *optional*): For each target token the source token of largest
             cross-attention, as (source, target) positions in the source's token ids and in `tokens`. End tokens of
             either side have no link.
+        parts (`int`): Number of parts that were translated by themselves and joined.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Hypothesis:
     tokens: list[int] = field(default_factory=list)
     finished: bool = True
     alignment: list[tuple[int, int]] | None = None
+    parts: int = 1
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from ..data.files import open_output
 from ..data.text import read_lines
@@ -27,6 +28,10 @@ from .quantization import Int8Linear
 from .search import ModelRows
 
 
+logger = logging.get_logger(__name__)
+
+# A warning reports lines of other vocabularies above this share.
+OTHER_SHARE = 0.1
 # Sentence pairs whose attention is read at a time.
 PAIRS_AT_A_TIME = 2000
 # Smallest share and largest number of translations of a source token that are written.
@@ -53,7 +58,7 @@ class Shortlist:
     def read(cls, path: str | Path, tokenizers: TokenizerPair, first: int, best: int) -> Shortlist:
         """
         Read lines of `target source probability`, separated by spaces, plain or gzipped. Lines with a token that is not
-        in its vocabulary are ignored.
+        in its vocabulary are ignored, with a warning if they are more than a tenth.
 
         Args:
             path (`str` or `Path`): The file.
@@ -63,6 +68,7 @@ class Shortlist:
         """
         source_ids, target_ids = tokenizers.source.get_vocab(), tokenizers.target.get_vocab()
         found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        number = others = 0
         for number, line in enumerate(read_lines(path), start=1):
             place, parts = f"{path}, line {number}", line.split(" ")
             try:
@@ -73,8 +79,15 @@ class Shortlist:
                 raise UserError("shortlist.line", field=place, value=line)
             if source in source_ids and target in target_ids:
                 found[source_ids[source]].append((-probability, target_ids[target]))
+            else:
+                others += 1
         if not found:
             raise UserError("shortlist.other_vocabulary", field=str(path))
+        if others > OTHER_SHARE * number:
+            logger.warning(
+                f"{others} of {number} lines of {path} have tokens that this model lacks, and are ignored; was it made "
+                "for another model?"
+            )
         translations = {source: [id for _, id in sorted(targets)[:best]] for source, targets in found.items()}
         always = [*range(min(first, len(target_ids))), *tokenizers.target.all_special_ids]
         return cls(translations, always, copies=source_ids == target_ids)

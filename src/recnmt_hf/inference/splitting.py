@@ -129,6 +129,7 @@ def join_pieces(
                 tokens,
                 all(part.finished for part in parts),
                 alignment,
+                len(parts),
             )
         )
     return sorted(joined, key=lambda one: -one.score)

@@ -101,7 +101,7 @@ class EnsembleBackend(TranslatesOnly):
                 check_beams(options.beams, "beams")
         start = torch.tensor(start_column(self.model, request.prefixes), device=device)
         start = start.repeat_interleave(options.beams, dim=0)
-        with explained_generation(options), eval_mode(*(member.model for member in self.members)):
+        with explained_generation(self.model, options), eval_mode(*(member.model for member in self.members)):
             processors = self.processors(options)
             if any(request.prefixes):
                 processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, setting, start_id
-from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings
+from ..options import PYTHON_ARGUMENTS, DecodingOptions, names_of_generate, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
 from ..shortlist import Shortlist, ShortlistRows, check_output_layer, has_linear_output
@@ -55,6 +53,11 @@ BATCHWISE_SETTINGS = {
     "use_cache": (None, True),
     "prompt_lookup_num_tokens": (None,),
     "low_memory": (None, False),
+}
+# Settings in a model's generation_config.json that its family has, or that this search replaces.
+USUAL_SETTINGS = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
+    *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
 }
 
 
@@ -99,9 +102,8 @@ class TorchBackend:
         options = requests[0].options
         settings: dict[str, Any] = {"do_sample": False, **options.generate}
         settings |= {"length_penalty": options.penalty()} if options.beams > 1 else {}
-        if options.beams > 1 or options.num_hypotheses > 1:
-            settings["num_return_sequences"] = options.num_hypotheses
-        if settings.get("stop_strings"):
+        settings["num_return_sequences"] = options.num_hypotheses
+        if settings.get("stop_strings") or getattr(self.model.generation_config, "stop_strings", None):
             settings["tokenizer"] = self.tokenizers.target
         has_prefixes = any(prefix for request in requests for prefix in request.prefixes)
         generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
@@ -114,7 +116,7 @@ class TorchBackend:
         waiting = Waiting(options.max_tokens)
         for request in requests:
             generate(request, partial(self.own_search(request), waiting=waiting))
-        with eval_mode(self.model), explained_generation(options):
+        with eval_mode(self.model), explained_generation(self.model, options):
             found = iter(waiting.finish())
         return [
             SearchResult([row for rows in islice(found, len(request.sources)) for row in rows[:, 1:].tolist()])
@@ -129,7 +131,7 @@ class TorchBackend:
         processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
         if has_prefixes:
             processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))
-        if (end := setting(self.model, "forced_eos_token_id")) is not None:
+        if (end := settings.pop("forced_eos_token_id", setting(self.model, "forced_eos_token_id"))) is not None:
             processors.append(EndPerSentence(end, request.max_lengths))
         max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
         starts = [start_of(prefix, None) for prefix in request.prefixes]
@@ -137,7 +139,7 @@ class TorchBackend:
             settings["decoder_start_token_id"] = [start_id(self.model) if one is None else one for one in starts]
         if custom_generate is not None:
             settings["custom_generate"] = custom_generate
-        with eval_mode(self.model), explained_generation(request.options):
+        with eval_mode(self.model), explained_generation(self.model, request.options):
             return self.model.generate(
                 **inputs,
                 num_beams=request.options.beams,
@@ -291,12 +293,26 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
 
 
 @contextmanager
-def explained_generation(options: DecodingOptions) -> Iterator[None]:
-    """Raise a [`UserError`] if transformers rejects settings that the user passed on to `generate`."""
+def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]:
+    """
+    Raise a [`UserError`] if generation fails with settings that the user passed on to `generate`, or with unusual ones
+    of the model.
+    """
     try:
         yield
-    except (ValueError, TypeError, IndexError, AttributeError, ImportError) as error:
-        files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, UserError) or not options.generate or "transformers" not in files[-1].parts:
-            raise
-        raise rejected_settings(options.generate, "transformers", error) from error
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if options.generate:
+            raise rejected_settings(options.generate, "transformers", error) from error
+        if own := unusual_settings(model.generation_config):
+            raise rejected_settings(own, "transformers", error, "generation_config.json") from error
+        raise
+
+
+def unusual_settings(settings: GenerationConfig) -> dict[str, Any]:
+    """Return the settings of a model that are set, and that most models do not have."""
+    usual = GenerationConfig()
+    values = {name: getattr(settings, name, None) for name in sorted(names_of_generate() - USUAL_SETTINGS)}
+    is_off = {name: value is None or value is False or value == getattr(usual, name) for name, value in values.items()}
+    return {name: value for name, value in values.items() if not is_off[name]}
