@@ -287,6 +287,14 @@ def test_settings_of_a_model_that_generate_rejects(translator, monkeypatch, sett
     assert error.value.value == settings
 
 
+def test_errors_of_a_user_s_own_processor_remain(translator):
+    def fail(input_ids, scores):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        translator(["a b c"], logits_processor=[fail])
+
+
 def test_settings_of_a_model_for_other_programs(translator, monkeypatch):
     expected = [one.text for one in translator(["a b c", "d"], beams=1)]
     monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["never written"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -295,14 +297,17 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
 @contextmanager
 def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]:
     """
-    Raise a [`UserError`] if generation fails with settings that the user passed on to `generate`, or with unusual ones
-    of the model.
+    Raise a [`UserError`] if transformers or torch fails in generation, with settings that the user passed on to
+    `generate` or with unusual ones of the model. Errors of other code, such as a user's processor, remain.
     """
     try:
         yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not {"transformers", "torch"} & set(files[-1].parts):
+            raise
         if options.generate:
             raise rejected_settings(options.generate, "transformers", error) from error
         if own := unusual_settings(model.generation_config):
