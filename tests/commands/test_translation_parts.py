@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 
 import psutil
 import pytest
@@ -167,9 +168,12 @@ def test_after_an_error_the_other_processes_do_not_go_on(tiny_folder, tmp_path):
     args = parse(build_parser("translate"), ["translate", str(tiny_folder), "-i", str(text)])
     settings = {name: value for name, value in vars(args).items() if not callable(value)}
     settings["options"] = DecodingOptions(max_source_length=50, split_sentences="never")
+    other = get_context("spawn").Process(target=time.sleep, args=(600,))  # of the program that calls this one
+    other.start()
     with rejects("sentence.too_long"):
         translation_parts.start_processes(settings, folder, 2)
-    assert not (folder / "00000000").exists()
+    assert not (folder / "00000000").exists() and other.is_alive()
+    other.kill()
 
 
 def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatch, capsys):

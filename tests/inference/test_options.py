@@ -295,6 +295,16 @@ def test_errors_of_a_user_s_own_processor_remain(translator):
         translator(["a b c"], logits_processor=[fail])
 
 
+def test_errors_of_the_model_remain(translator, monkeypatch):
+    """They are not put down to settings, as when memory is exhausted in a layer."""
+    monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 1.1)
+    monkeypatch.setattr(
+        translator.model.model.decoder.layers[0], "forward", lambda *args, **kwargs: torch.ones(2) @ torch.ones(3)
+    )
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        translator(["a b c"], generate={"no_repeat_ngram_size": 3})
+
+
 def test_settings_of_a_model_for_other_programs(translator, monkeypatch):
     expected = [one.text for one in translator(["a b c", "d"], beams=1)]
     monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["never written"])

@@ -176,6 +176,7 @@ def begin(folder: Path, plan: str) -> int:
 
 def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
     """Translate with some processes of this machine. After an error or an interrupt none of them goes on."""
+    earlier = active_children()  # of a program that calls this one
     with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
         try:
             futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
@@ -183,7 +184,8 @@ def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
                 future.result()
         except BaseException as error:
             for process in active_children():  # the pool would wait for the others, which may take hours
-                process.terminate()
+                if process not in earlier:
+                    process.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise UserError("translate.killed_process", field="--workers", value=count) from error
             raise

@@ -297,16 +297,17 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
 @contextmanager
 def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]:
     """
-    Raise a [`UserError`] if transformers or torch fails in generation, with settings that the user passed on to
-    `generate` or with unusual ones of the model. Errors of other code, such as a user's processor, remain.
+    Raise a [`UserError`] if generation in transformers fails with settings that the user passed on to `generate`, or
+    with unusual ones of the model. Errors of other code, such as the model's or a user's processor, remain.
     """
     try:
         yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if not {"transformers", "torch"} & set(files[-1].parts):
+        folders = [Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(error.__traceback__)]
+        caller = [parts for parts in folders if "torch" not in parts][-1]
+        if "transformers" not in caller or "models" in caller:
             raise
         if options.generate:
             raise rejected_settings(options.generate, "transformers", error) from error
@@ -317,7 +318,5 @@ def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]
 
 def unusual_settings(settings: GenerationConfig) -> dict[str, Any]:
     """Return the settings of a model that are set, and that most models do not have."""
-    usual = GenerationConfig()
-    values = {name: getattr(settings, name, None) for name in sorted(names_of_generate() - USUAL_SETTINGS)}
-    is_off = {name: value is None or value is False or value == getattr(usual, name) for name, value in values.items()}
-    return {name: value for name, value in values.items() if not is_off[name]}
+    names = names_of_generate() - USUAL_SETTINGS
+    return {name: value for name, value in settings.to_diff_dict().items() if name in names and value is not False}
