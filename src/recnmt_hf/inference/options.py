@@ -105,7 +105,7 @@ class DecodingOptions:
         50, "constant added to the maximum length"
     )
     max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        8192, "maximum of source tokens times beams per batch"
+        16384, "maximum of source tokens times beams per batch"
     )
     split_sentences: Literal["auto", "always", "never"] = option(
         "auto",
