@@ -12,6 +12,7 @@ from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.inference import waiting
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +185,14 @@ def test_int8_weights(tiny_folder, corpus, translator):
 @pytest.mark.parametrize("family", ["rnmt", "vrnmt", "gcn_rnmt"])
 @pytest.mark.parametrize("decoder_type", ["conditional_gru", "rnnsearch"])
 def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_type):
-    from recnmt_hf.inference.quantization import Int8Linear, quantize_model
+    from recnmt_hf.inference.quantization import InputsInt8, Int8Linear, quantize_model
 
     torch.manual_seed(3)
     model = build_model(family, "tiny", len(tokenizer), {"d_model": 32, "decoder_type": decoder_type})
     quantized = quantize_model(model)
+    encoder = [module for module in quantized.model.encoder.modules() if isinstance(module, InputsInt8)]
+    assert encoder and {type(module.inputs) for module in encoder} == {Int8Linear}
+    assert all(module.layer.weight_hh_l0.dtype == torch.float32 for module in encoder)
     recurrence = quantized.model.decoder.recurrence
     assert recurrence.is_fast() and {type(layer) for layer in recurrence.step_layers.values()} == {Int8Linear}
     assert ("state" in recurrence.step_layers) == (decoder_type == "conditional_gru")
@@ -203,6 +207,25 @@ def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_typ
         for one in (model, quantized)
     ]
     assert scores[0] == pytest.approx(scores[1], rel=0.02) and scores[0] != scores[1]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("mask", [None, [[1, 1, 1, 1], [0, 1, 1, 0], [1, 0, 0, 0]]])
+def test_int8_inputs_of_ordered_neurons(bidirectional, mask):
+    """Each direction maps its inputs in int8, which changes the states a little."""
+    from recnmt_hf.inference.quantization import Int8Linear, quantize_model
+
+    torch.manual_seed(3)
+    layer = ONLSTM(2, 16, 12, bidirectional)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    quantized = quantize_model(layer)
+    assert [type(own) for own in quantized.input_layers] == [Int8Linear] * (1 + bidirectional)
+    inputs, mask = torch.randn(3, 4, 16), None if mask is None else torch.tensor(mask)
+    with torch.no_grad():
+        for found, expected in zip(quantized(inputs, mask), layer(inputs, mask), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=0.03)
+            assert not torch.equal(found, expected)
 
 
 def test_int8_layers_do_not_overflow():

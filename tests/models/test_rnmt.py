@@ -17,7 +17,7 @@ from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.commands.main import main
 from recnmt_hf.models import kernels_rnmt, modeling_rnmt
 from recnmt_hf.models.additive_attention import AdditiveAttention
-from recnmt_hf.models.kernels_rnmt import all_pairs, pair_tiles
+from recnmt_hf.models.kernels_rnmt import FEW_VALUES, all_pairs, pair_tiles, tanh_
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
 
 
@@ -444,6 +444,19 @@ def test_modules_with_hooks_are_called(name):
     torch.testing.assert_close(model(**batch).loss, expected, atol=1e-12, rtol=0)
     assert calls
     hook.remove()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_tanh_of_the_steps_is_torchs(dtype):
+    """Also far from 0, for numbers that are not finite, and where a gradient is needed."""
+    values = torch.cat(
+        [torch.linspace(-20, 20, FEW_VALUES), torch.tensor([0.0, 200.0, -200.0, torch.inf, -torch.inf, torch.nan])]
+    )
+    values = values.to(dtype)
+    torch.testing.assert_close(tanh_(values.clone()), values.tanh(), rtol=0.0, atol=2.5e-7, equal_nan=True)
+    leaf = values[:-3].clone().requires_grad_()
+    gradients = [torch.autograd.grad(squashed.sum(), leaf)[0] for squashed in (tanh_(leaf * 1), leaf.tanh())]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("conditional", [True, False])

@@ -186,11 +186,11 @@ CARRIED = {
     "NMTTransformer": (16, 3679),
     "BiARNTransformer": (21, 5162),
     "RPETransformer": (20, 4573),
-    "ONLSTMTransformer": (22, 5102),
+    "ONLSTMTransformer": (22, 5112),
     "GRET": (20, 4512),
-    "RNMT": (17, 4705),
-    "VRNMT": (20, 5751),
-    "GCNRNMT": (19, 5285),
+    "RNMT": (17, 4715),
+    "VRNMT": (20, 5762),
+    "GCNRNMT": (19, 5295),
 }
 
 

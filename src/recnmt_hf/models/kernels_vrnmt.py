@@ -21,6 +21,7 @@ from .kernels_rnmt import (
     step_layers,
     step_matmuls,
     step_weights,
+    tanh_,
 )
 from .kernels_shared import (
     CustomGradient,
@@ -199,10 +200,10 @@ def latent_steps_forward(
         reads = torch.matmul(attention, values).view(-1, values.shape[-1])
         added, hidden, value, further = given, None, None, []
         if maps.hidden is not None:
-            hidden = torch.tanh_(maps.hidden(middle) + given + reads[:, 3 * width :])
+            hidden = tanh_(maps.hidden(middle) + given + reads[:, 3 * width :])
             moments = maps.moments(hidden)
             value = moments if drawn is None else draw(moments, drawn)
-            u = torch.tanh_(maps.latent(value))
+            u = tanh_(maps.latent(value))
             added, further = maps.gates(u), [middle, moments, u]
         context = reads[:, : 3 * width] + weights.gate_bias + added
         recurrent = maps.context(middle)

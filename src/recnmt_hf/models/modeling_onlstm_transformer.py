@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
 from .kernels_onlstm_transformer import ONLSTMSteps, spread
-from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, scan_steps, wide_linear, wide_type
+from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, project, scan_steps, wide_linear, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -148,6 +148,7 @@ class ONLSTM(MaskedRNN):
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
         super().__init__(partial(ONLSTMLayer, chunk_size), input_size, hidden_size, bidirectional)
         self.chunk_size = chunk_size
+        self.input_layers: Any = None  # of a quantized copy: the matmul of each direction's inputs
 
     def forward(
         self,
@@ -160,6 +161,9 @@ class ONLSTM(MaskedRNN):
         if is_exporting() or not allowed() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
             return super().forward(inputs, attention_mask)
         weights = [tensor for layer in layers for tensor in (layer.weight_ih, layer.bias, layer.weight_hh)]
+        if self.input_layers is not None:
+            inputs = torch.cat([project(layer, inputs) for layer in self.input_layers], dim=-1)
+            weights = [tensor for layer in layers for tensor in (None, None, layer.weight_hh)]
         states, ends = packed_states(inputs, attention_mask, *weights, chunk_size=self.chunk_size)
         return states, ends
 
@@ -173,9 +177,12 @@ def packed_shapes(
 
 @graph_operator(packed_shapes)
 def packed_states(
-    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
+    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: Any, chunk_size: int
 ) -> list[torch.Tensor]:
-    """Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice."""
+    """
+    Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice. With
+    `None` for input weights and biases, `inputs` are the inputs' part of the gates of all directions.
+    """
     size = weights[2].shape[1]
     directions = [weights[start : start + 3] for start in range(0, len(weights), 3)]
     batch_size, length = inputs.shape[:2]
@@ -185,13 +192,13 @@ def packed_states(
     padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
     if padding is not None:
         inputs = inputs.masked_fill(padding, 0.0)
+    sides = [inputs] * len(directions) if weights[0] is not None else inputs.chunk(len(directions), dim=-1)
     # Then columns are read in order, without indices.
     is_full = padding is None and counts == [batch_size] * length
     if is_full:
-        sides = [inputs] if len(directions) == 1 else [inputs, inputs.flip(1)]
-        ordered = [side.transpose(0, 1).flatten(0, 1) for side in sides]
+        ordered = [side.transpose(0, 1).flatten(0, 1) for side in (sides[0], *(side.flip(1) for side in sides[1:]))]
     else:
-        ordered = [inputs.flatten(0, 1)[place] for place in places]
+        ordered = [side.flatten(0, 1)[place] for side, place in zip(sides, places, strict=True)]
     packed = inputs.new_zeros(len(directions), 0, size)
     if counts:  # not only padding
         tensors = [tensor for words, weight in zip(ordered, directions, strict=True) for tensor in (words, *weight)]

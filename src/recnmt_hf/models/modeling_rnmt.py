@@ -427,7 +427,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         size = annotation if self.is_conditional else width + annotation
         self.context_cell = self.context_cell_class(size, width)
         self.readout = ReadOut(config)
-        self.step_layers: Any = None  # of a quantized copy: the matmuls of a step, by name
+        self.step_layers: Any = None  # of a quantized copy: matmuls of its steps, by name
 
     def is_fast(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
@@ -444,9 +444,12 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         Project the annotations for all steps: keys `U h_i + b` `(num_sources, 1, source_length, d_model)`, and as
         values the gates' part `W h_i` and the read-out's `W_c h_i`.
         """
-        keys = project(self.attention.k_proj, annotations)
-        gates = wide_linear(annotations, self.context_cell.weight_ih[:, -annotations.shape[-1] :])
-        values = torch.cat([gates, project(self.readout.context_proj, annotations)], -1)
+        if self.step_layers is not None:
+            keys, values = (project(self.step_layers[name], annotations) for name in ("source_keys", "source_values"))
+        else:
+            keys = project(self.attention.k_proj, annotations)
+            gates = wide_linear(annotations, self.context_cell.weight_ih[:, -annotations.shape[-1] :])
+            values = torch.cat([gates, project(self.readout.context_proj, annotations)], -1)
         # Under autocast the steps read them in the parameters' type.
         dtype = self.context_cell.weight_hh.dtype
         return keys[:, None].to(dtype), values[:, None].to(dtype)
