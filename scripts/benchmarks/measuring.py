@@ -25,7 +25,7 @@ from recnmt_hf.models import kernels_shared
 
 aten = torch.ops.aten
 Name = TypeVar("Name")
-ACTIVATIONS = {aten.tanh, aten.tanh_, aten.sigmoid, aten.sigmoid_}
+ACTIVATIONS = {aten.tanh: "tanh", aten.tanh_: "tanh", aten.sigmoid: "sigmoid", aten.sigmoid_: "sigmoid"}
 
 
 @dataclass
@@ -80,23 +80,26 @@ class Work(NamedTuple):
     Attributes:
         operations: Floating-point operations of matmuls, convolutions and attention.
         calls: Calls of operators.
-        activations: Values of tanh and sigmoid, each of which takes as long as many of those operations.
+        tanh, sigmoid: Values of these functions, each of which takes as long as many of those operations.
     """
 
     operations: int
     calls: int
-    activations: int
+    tanh: int
+    sigmoid: int
 
 
 class CallCounter(TorchDispatchMode):
     """Counts the calls of operators, and the values of tanh and sigmoid."""
 
-    calls, activations = 0, 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.values = 0, {"tanh": 0, "sigmoid": 0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
         if func.overloadpacket in ACTIVATIONS:
-            self.activations += args[0].numel()
+            self.values[ACTIVATIONS[func.overloadpacket]] += args[0].numel()
         return func(*args, **(kwargs or {}))
 
 
@@ -116,14 +119,14 @@ def count_operations(step: Callable[[Any], object], inputs: Iterable[Any]) -> Wo
     with flop_counter.FlopCounterMode(display=False, custom_mapping=of_kernels) as operations, CallCounter() as counter:
         for value in inputs:
             step(value)
-    return Work(operations.get_total_flops(), counter.calls, counter.activations)
+    return Work(operations.get_total_flops(), counter.calls, **counter.values)
 
 
-def seconds_per_tanh() -> float:
-    """Return the time per value of tanh, for a tensor that fits into a processor's cache."""
+def seconds_per_activation() -> list[float]:
+    """Return the times per value of tanh and sigmoid, for a tensor that fits into a processor's cache."""
     values = torch.randn(2**16)
-    (rounds,) = time_in_turns({"": lambda: [torch.tanh(values) for _ in range(20)]}, 9).values()
-    return median(rounds) / (20 * values.numel())
+    functions = {one: lambda one=one: [one(values) for _ in range(20)] for one in (torch.tanh, torch.sigmoid)}
+    return [median(rounds) / (20 * values.numel()) for rounds in time_in_turns(functions, 9).values()]
 
 
 def processor_name() -> str:

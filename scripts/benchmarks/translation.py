@@ -17,8 +17,8 @@ With `--early-stopping`, further rows end a sentence once as many hypotheses are
 CTranslate2 does. Transformers' rule, the default, continues while a running one may exceed the worst of them.
 
 With `--count`, the first system is measured with several numbers of beams, best three. From them follows what an
-operation of matmuls and what a call of an operator costs. These and the measured time of a tanh predict the speed
-of each other system in float32; time for reading and writing memory is not counted.
+operation of matmuls and what a call of an operator costs. These and the measured times of tanh and sigmoid predict
+the speed of each other system in float32; time for reading and writing memory is not counted.
 
     python scripts/benchmarks/translation.py --source test.en --count --types float32 \\
         --system base outputs/base/model 1 --system base outputs/base/model 4 --system base outputs/base/model 8 \\
@@ -39,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import count_operations, processor_name, run_script, seconds_per_tanh, time_in_turns
+from measuring import count_operations, processor_name, run_script, seconds_per_activation, time_in_turns
 
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
@@ -154,14 +154,17 @@ def predict(systems: Sequence[System], seconds: Sequence[Sequence[float]], sourc
     counted = [place for place, one in enumerate(systems) if (one.row.engine, one.row.weights) == (OWN, "float32")]
     counts = {place: count_operations(systems[place].translate, [sources]) for place in counted}
     known = [place for place in counted if systems[place].row.name == systems[0].row.name]
-    tanh = seconds_per_tanh()
-    spent = np.array([statistics.median(seconds[place]) - tanh * counts[place].activations for place in known])
+    activations = seconds_per_activation()
+    spent = np.array(
+        [statistics.median(seconds[place]) - float(np.dot(counts[place][2:], activations)) for place in known]
+    )
     shares = np.array([counts[place][:2] for place in known]) / spent[:, None]
     per_operation, per_call = np.linalg.lstsq(shares, np.ones(len(known)))[0]
     if per_call < 0:  # too little to be told from the cost of operations
         (per_operation,), per_call = np.linalg.lstsq(shares[:, :1], np.ones(len(known)))[0], 0.0
-    costs = [per_operation, per_call, tanh]
-    print(f"1 GFLOP takes {costs[0] * 1e12:.3g} ms, 1,000 calls {costs[1] * 1e6:.3g}, 10^6 tanh {tanh * 1e9:.3g}")
+    costs = [per_operation, per_call, *activations]
+    scaled = [f"{cost * scale:.3g}" for cost, scale in zip(costs, (1e12, 1e6, 1e9, 1e9), strict=True)]
+    print("1 GFLOP takes {} ms, 1,000 calls {}, 10^6 tanh {}, 10^6 sigmoids {}".format(*scaled))
     for place, work in counts.items():
         row, expected = systems[place].row, float(np.dot(work, costs))
         row.GFLOP, row.calls = f"{work.operations / 1e9:.1f}", f"{work.calls:,}"
