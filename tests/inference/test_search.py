@@ -185,12 +185,12 @@ def test_int8_weights(tiny_folder, corpus, translator):
 @pytest.mark.parametrize("family", ["rnmt", "vrnmt", "gcn_rnmt"])
 @pytest.mark.parametrize("decoder_type", ["conditional_gru", "rnnsearch"])
 def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_type):
-    from recnmt_hf.inference.quantization import InputsInt8, Int8Linear, quantize_model
+    from recnmt_hf.inference.quantization import Int8Linear, Int8RecurrentLayer, quantize_model
 
     torch.manual_seed(3)
     model = build_model(family, "tiny", len(tokenizer), {"d_model": 32, "decoder_type": decoder_type})
     quantized = quantize_model(model)
-    encoder = [module for module in quantized.model.encoder.modules() if isinstance(module, InputsInt8)]
+    encoder = [module for module in quantized.model.encoder.modules() if isinstance(module, Int8RecurrentLayer)]
     assert encoder and {type(module.inputs) for module in encoder} == {Int8Linear}
     assert all(module.layer.weight_hh_l0.dtype == torch.float32 for module in encoder)
     recurrence = quantized.model.decoder.recurrence

@@ -63,7 +63,7 @@ def serving(
     **limits: Any,
 ) -> Iterator[gradio.Blocks]:
     """Serve the page as [`serve`] does, until the context ends."""
-    port = free_port(host, port)
+    free_port(host, port)  # an error before the models are loaded
     with gradio_environment():
         with packages_of_extra("demo", "The page"):
             import gradio  # noqa: F401
@@ -74,7 +74,7 @@ def serving(
         try:
             blocks.launch(
                 server_name=host,
-                server_port=port,
+                server_port=free_port(host, port),  # again, since another server may have started meanwhile
                 share=share,
                 inbrowser=open_browser,
                 prevent_thread_lock=True,

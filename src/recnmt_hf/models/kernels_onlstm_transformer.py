@@ -168,11 +168,11 @@ class ONLSTMSteps(CustomGradient):
     a few products and one matmul; the gradients of inputs and weights are one matmul each over all words.
 
     For each direction `tensors` are the inputs `(words, input_size)`, their weight `(4 * hidden_size + 2 * n,
-    input_size)` and bias, in the order forget, input, output, new values, master forget, master input (or their product
-    and `None`, without gradients), and the recurrent weight. The results are the states `(directions, words,
-    hidden_size)`, and for the backward pass `buffer` `(directions, words, 4 * hidden_size + 2 * n)` with the gates (the
-    doubled sigmoid of the new values) and the cumulative sums, `shares` `(directions, words, 2, n)` with the softmax of
-    the master gates, and `cells`.
+    input_size)` and bias, in the order forget, input, output, new values, master forget, master input, and the
+    recurrent weight. Without gradients, weight and bias may be `None` and the inputs already mapped to the gates. The
+    results are the states `(directions, words, hidden_size)`, and for the backward pass `buffer` `(directions, words,
+    4 * hidden_size + 2 * n)` with the gates (the doubled sigmoid of the new values) and the cumulative sums, `shares`
+    `(directions, words, 2, n)` with the softmax of the master gates, and `cells`.
     """
 
     @staticmethod

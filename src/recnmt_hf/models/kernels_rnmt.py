@@ -31,7 +31,7 @@ from .kernels_shared import (
 
 
 SLOPE = 0.1  # of the leaky ReLU
-# Of fewer values torch's own tanh is as fast.
+# Below this number of values torch's own tanh is as fast.
 FEW_VALUES = 2**12
 # Bytes of a batch's pairs that a relation layer keeps for its backward pass; above them they are recomputed tile by
 # tile, which costs another third of its FLOPs.
@@ -293,7 +293,7 @@ def attentional_states(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
 
 
 def tanh_(values: torch.Tensor) -> torch.Tensor:
-    """Compute tanh in place; of many float32 on the CPU as `2 sigmoid(2 x) - 1`, in a quarter of the time."""
+    """Compute tanh in place; in large float32 tensors on the CPU as `2 sigmoid(2 x) - 1`, a quarter of the time."""
     if is_exporting() or not values.is_cpu or values.dtype != torch.float32 or values.requires_grad:
         return values.tanh_()
     return values.tanh_() if values.numel() < FEW_VALUES else values.mul_(2).sigmoid_().mul_(2).sub_(1)

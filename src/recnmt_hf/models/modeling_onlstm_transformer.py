@@ -180,8 +180,8 @@ def packed_states(
     inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: Any, chunk_size: int
 ) -> list[torch.Tensor]:
     """
-    Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice. With
-    `None` for input weights and biases, `inputs` are the inputs' part of the gates of all directions.
+    Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice. If
+    input weights and biases are `None`, `inputs` are already mapped to the gates of all directions, side by side.
     """
     size = weights[2].shape[1]
     directions = [weights[start : start + 3] for start in range(0, len(weights), 3)]
