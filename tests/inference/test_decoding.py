@@ -54,3 +54,11 @@ def test_prefixes_leave_one_token_to_choose():
         assert torch.equal(prefixes(torch.zeros(6, length, dtype=torch.long), scores), expected)
     alone = PrefixPerSentence([[1, 0]])(torch.zeros(1, 1, dtype=torch.long), scores[:1])
     assert alone.tolist() == [[hidden, own[1].item(), hidden]]
+
+
+def test_prefixes_of_another_batch_join_sentences_without_any():
+    prefixes = PrefixPerSentence([[], []])
+    prefixes.add_sentences(PrefixPerSentence([[1, 0]]))
+    scores = torch.zeros(3, 4)
+    forced = prefixes(torch.zeros(3, 2, dtype=torch.long), scores)
+    assert torch.equal(forced[:2], scores[:2]) and forced[2].tolist() == [0, *[-torch.inf] * 3]

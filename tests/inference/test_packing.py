@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel
 
 import recnmt_hf
 from recnmt_hf.inference import packing
-from recnmt_hf.inference.packing import PackedWeight, pack_weights
+from recnmt_hf.inference.packing import PackedWeight, pack_weights, packed_types
 from recnmt_hf.inference.quantization import quantize_model
 from recnmt_hf.models.kernels_shared import has_wide_matmul, project
 
@@ -51,7 +51,16 @@ def test_a_packed_layer_computes_the_same(dtype, rows, bias, activation):
         tolerance = {} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
         expected = layer(states) if activation is None else activation(layer(states))
         torch.testing.assert_close(project(layer, states, activation), expected, **tolerance)
-    assert layer.packed_weight.content[1] is not None
+    assert (layer.packed_weight.content[1] is not None) == (dtype in packed_types())
+
+
+def test_a_type_that_the_processor_lacks(linear, monkeypatch):
+    """The layer computes it as usual."""
+    monkeypatch.setattr(packing, "packed_types", lambda: (torch.float32,))
+    states = torch.randn(5, 24, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(project(linear.bfloat16(), states), nn.functional.linear(states, linear.weight, linear.bias))
+    assert linear.packed_weight.content[1] is None
 
 
 @pytest.mark.parametrize("quantized", [False, True])

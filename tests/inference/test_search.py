@@ -9,6 +9,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.named_models import build_model
+from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import waiting
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
@@ -40,8 +41,8 @@ def with_and_without(translator, monkeypatch, sentences, *prefixes, **options):
 
 
 SETTINGS = {
-    "greedy": {"beams": 1},
     "beams": {"beams": 4, "num_hypotheses": 4},
+    "greedy": {"beams": 1},
     "hf": {"beams": 3, "length_penalty_type": "hf", "length_penalty": 1.0, "num_hypotheses": 2},
     "negative": {"beams": 3, "length_penalty_type": "hf", "length_penalty": -1.0},
     "early": {"beams": 3, "early_stopping": True, "num_hypotheses": 3},
@@ -51,7 +52,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+def families_and_settings(names):
+    """Each family with the first of these settings, and a Transformer and a recurrent decoder with the others."""
+    first, *others = names
+    pairs = [(family, first) for family in FAMILIES]
+    pairs += [(family, name) for family in ("nmt_transformer", "vrnmt") for name in others]
+    return pytest.mark.parametrize(("any_family", "name"), pairs, indirect=["any_family"])
+
+
+@families_and_settings(SETTINGS)
 def test_dropping_finished_sentences_does_not_change_results(translator, corpus, monkeypatch, name):
     sentences = [pair.en for pair in corpus["test"][:14]] + ["A.", "The dog sleeps."]
     options = {"max_length_factor": 0.6, "max_length_extra": 6, "max_tokens": 100_000, **SETTINGS[name]}
@@ -110,7 +119,7 @@ def test_prefixes_and_batches(translator, corpus, monkeypatch):
     assert all(each.score != each.score for each in unscored)  # NaN
 
 
-@pytest.mark.parametrize("name", ["greedy", "beams", "early", "ngrams"])
+@families_and_settings(["beams", "greedy", "early", "ngrams"])
 def test_searches_of_several_batches_go_on_together(translator, corpus, monkeypatch, name):
     """Also with limits of length, sources and beginnings of different lengths, and results are in order."""
     joined = []
@@ -122,20 +131,20 @@ def test_searches_of_several_batches_go_on_together(translator, corpus, monkeypa
         assert waiting.tokens_of(search) <= options["max_tokens"]
         return search
 
-    sentences = [pair.en for pair in corpus["test"][:28]] + ["A.", "", "The dog sleeps."]
-    prefixes = ["Der Hund", "", "Die"] + [""] * 28
+    sentences = [pair.en for pair in corpus["test"][:16]] + ["A.", "", "The dog sleeps."]
+    prefixes = ["Der Hund", "", "Die"] + [""] * 16
     options = {"max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 10_000, **SETTINGS[name]}
     monkeypatch.setattr(waiting, "join_searches", counted)
     monkeypatch.setattr(waiting, "FEW_ROWS", 5 * options["beams"])
     # Batches of sentences of different lengths, which therefore end at different steps.
-    batches = [list(range(first, min(first + 8, 30))) for first in range(0, 30, 8)]
+    batches = [list(range(first, min(first + 6, 18))) for first in range(0, 18, 6)]
     monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda *_: batches)
     found, expected, _ = with_and_without(translator, monkeypatch, sentences, prefixes, **options)
     for one, other in zip(found, expected, strict=True):
         scores = [[each.score for each in every.hypotheses] for every in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
         assert one.text == other.text or scores[1][0] == pytest.approx(scores[1][1], abs=1e-5)  # a tie
-    assert max(joined) > 8  # sentences of two batches
+    assert max(joined) > 6  # sentences of two batches
 
 
 def test_few_sentences_may_wait(translator, corpus, monkeypatch):

@@ -13,15 +13,16 @@ from recnmt_hf.inference.shortlist import Shortlist, output_weight, write_shortl
 SETTINGS = {"max_length_factor": 0.6, "max_length_extra": 6}
 
 
+@pytest.fixture(scope="module", params=["nmt_transformer", "vrnmt"])
+def translator(request, random_translator):
+    """A Transformer and a recurrent decoder; the output layer is that of all families."""
+    return random_translator(request.param)
+
+
 @pytest.fixture(scope="module")
-def translator(any_family):
-    return any_family
-
-
-@pytest.fixture
-def every_token(translator, tmp_path):
+def every_token(translator, tmp_path_factory):
     """A file that gives every target token for every source token."""
-    path = tmp_path / "all.txt"
+    path = tmp_path_factory.mktemp("lists") / "all.txt"
     names = translator.target_tokenizer.get_vocab(), translator.tokenizer.get_vocab()
     path.write_text("".join(f"{target} {source} 0.5\n" for target in names[0] for source in names[1]))
     return str(path)

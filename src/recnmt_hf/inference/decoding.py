@@ -78,7 +78,8 @@ class PrefixPerSentence(LogitsProcessor):
         self.prompt_length = prompt_length
         self.given = torch.tensor(given or [0] * len(prefixes))
         width = max(map(len, prefixes))
-        self.prefixes = torch.tensor([list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes])
+        padded = [list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes]
+        self.prefixes = torch.tensor(padded, dtype=torch.long)  # also if all are empty
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         step = input_ids.shape[1] - self.prompt_length

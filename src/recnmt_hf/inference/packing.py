@@ -14,9 +14,16 @@ from ..models.kernels_shared import allowed, has_wide_matmul, is_plain, prefers_
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
 
 
-# Number of rows for which oneDNN orders a weight, with the same result for all numbers from 4; types that it takes; and
-# the size from which a single row, as in greedy search of one sentence, is faster too.
-PACKED_ROWS, PACKED_TYPES, SMALLEST_FOR_ONE_ROW = 64, (torch.float32, torch.bfloat16), 2**20
+# Number of rows for which oneDNN orders a weight, with the same result for all numbers from 4; and the size from which
+# a single row, as in greedy search of one sentence, is faster too.
+PACKED_ROWS, SMALLEST_FOR_ONE_ROW = 64, 2**20
+
+
+@functools.cache
+def packed_types() -> tuple[torch.dtype, ...]:
+    """Return the types that oneDNN takes; bfloat16 needs instructions that some processors lack."""
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if has_bfloat16 else (torch.float32,)
 
 
 def suits_packing() -> bool:
@@ -26,7 +33,7 @@ def suits_packing() -> bool:
 
 class PackedWeight:
     """
-    The weight of a linear layer in oneDNN's order, for matmuls without gradients in float32 or bfloat16. It is made
+    The weight of a linear layer in oneDNN's order, for matmuls without gradients in [`packed_types`]. It is made
     when it is first used, and again after each change of the weight.
     """
 
@@ -40,7 +47,7 @@ class PackedWeight:
             type(linear) is nn.Linear
             and not torch.is_grad_enabled()
             and states.dtype == weight.dtype
-            and states.dtype in PACKED_TYPES
+            and states.dtype in packed_types()
             and type(states) is torch.Tensor
             and type(weight) is nn.Parameter
             and weight.is_cpu
@@ -76,8 +83,9 @@ class PackedWeight:
 def pack_weights(model: PreTrainedModel) -> None:
     """
     Let the linear layers of a model on the CPU keep a second copy of their weights in the order that oneDNN's matmuls
-    read, for matmuls without gradients in float32 or bfloat16. Weights that change are packed again. A
-    [`~recnmt_hf.inference.Translator`] that loads a model calls this itself on processors where it is faster.
+    read, for matmuls without gradients in float32, and in bfloat16 on processors that have instructions for it. Weights
+    that change are packed again. A [`~recnmt_hf.inference.Translator`] that loads a model calls this itself on
+    processors where it is faster.
 
     Example:
 
