@@ -482,6 +482,7 @@ def test_steps_pass_gradcheck(conditional, group):
                 kernels_rnmt.SavedSteps(), *args[:3], visible, args[3], held, *args[4:]
             ),
             (gates, keys, values, state, *weights),
+            fast_mode=True,
         )
 
 
@@ -518,6 +519,7 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
                 Pairs(layers), dict(zip(Pairs(layers).names(), parameters, strict=True)), (x, mask)
             ),
             (features, *(p for p in layers.parameters())),
+            fast_mode=True,
         )
 
 
