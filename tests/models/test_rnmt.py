@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 from compiled_graphs import MOST_LENGTHS
+from gradients import check_gradients
 from model_contract import VOCABULARY, ModelContract, ragged_batch, scatter_parameters
 from safetensors.torch import load_file
 from slow_transformer import multiply_instead_of_dropping
@@ -477,12 +478,11 @@ def test_steps_pass_gradcheck(conditional, group):
     gates, state = random(steps, rows, 3 * width), random(rows, width)
     keys, values = random(sources, length, width), random(sources, length, 3 * width)
     for held in (None, kept):
-        assert torch.autograd.gradcheck(
+        check_gradients(
             lambda *args, held=held: kernels_rnmt.AttentionalSteps.apply(
                 kernels_rnmt.SavedSteps(), *args[:3], visible, args[3], held, *args[4:]
             ),
             (gates, keys, values, state, *weights),
-            fast_mode=True,
         )
 
 
@@ -514,12 +514,11 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
             lambda states, lengths, tiles=tiles: original(states, lengths) if tiles is None else tiles,
         )
         torch.testing.assert_close(all_pairs(layers, features, mask), expected, atol=1e-12, rtol=0)
-        assert torch.autograd.gradcheck(
+        check_gradients(
             lambda x, *parameters: torch.func.functional_call(
                 Pairs(layers), dict(zip(Pairs(layers).names(), parameters, strict=True)), (x, mask)
             ),
             (features, *(p for p in layers.parameters())),
-            fast_mode=True,
         )
 
 
