@@ -1,5 +1,6 @@
 """Settings of the whole suite: offline, deterministic, one thread per worker; shared fixtures."""
 
+import gc
 import os
 import sys
 
@@ -19,6 +20,11 @@ from other_processes import other_process
 import recnmt_hf
 from recnmt_hf.data.generated import generate_corpus
 from recnmt_hf.data.tokenization import train_tokenizer
+
+
+# Collections of garbage otherwise look again and again at the objects of torch and transformers.
+gc.freeze()
+gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_generate_tests(metafunc):

@@ -155,7 +155,7 @@ def test_every_family_translates_the_same(any_family, corpus):
 
 def test_translators_pack_where_it_is_faster(tiny_folder, monkeypatch):
     for is_faster in (False, True):
-        monkeypatch.setattr(packing, "prefers_onednn", lambda is_faster=is_faster: is_faster)
+        monkeypatch.setattr(packing, "is_amd", lambda is_faster=is_faster: is_faster)
         translator = recnmt_hf.Translator.from_pretrained(tiny_folder, device="cpu")
         assert hasattr(translator.model.lm_head, "packed_weight") == is_faster
     quantized = recnmt_hf.Translator.from_pretrained(tiny_folder, quantization="int8")

@@ -199,6 +199,9 @@ def test_where_matmuls_are_not_wide(wide, monkeypatch):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         kernels_shared.prefers_onednn.cache_clear()
         assert kernels_shared.prefers_onednn() is expected
+        for is_output in (False, True):  # AMD without AVX512 gains for output layers
+            found = kernels_shared.suits_wide(states, torch.randn(1000, 9), 1, is_output)
+            assert found is (expected or (amd and is_output))
     monkeypatch.undo()
     kernels_shared.prefers_onednn.cache_clear()
 

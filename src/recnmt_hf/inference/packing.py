@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
-from ..models.kernels_shared import allowed, has_wide_matmul, is_plain, prefers_onednn, setting
+from ..models.kernels_shared import allowed, has_wide_matmul, is_amd, is_plain, setting
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
 
 
@@ -28,7 +28,7 @@ def packed_types() -> tuple[torch.dtype, ...]:
 
 def suits_packing() -> bool:
     """Return whether packed weights measured faster on this kind of processor (`RECNMT_FAST_PATHS=1`: on any)."""
-    return allowed() and has_wide_matmul() and (prefers_onednn() or setting() == "1")
+    return allowed() and has_wide_matmul() and (is_amd() or setting() == "1")
 
 
 class PackedWeight:

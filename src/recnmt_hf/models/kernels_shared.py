@@ -336,14 +336,14 @@ def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWES
     return enabled() and are_ordinary(left, right) and suits_wide(left, right, fewest_rows)
 
 
-def suits_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int) -> bool:
-    """Return whether oneDNN is faster for ordinary tensors of these shapes."""
+def suits_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int, is_output: bool = False) -> bool:
+    """Return whether oneDNN is faster for ordinary tensors of these shapes; `is_output`: a decoding output layer."""
     return (
         right.numel() >= SMALLEST_WIDE_WEIGHT
         and min(right.shape) >= FEWEST_WIDE_ROWS
         and left.numel() >= fewest_rows * left.shape[-1]
         and has_wide_matmul()
-        and (prefers_onednn() or setting() == "1")
+        and (prefers_onednn() or (is_output and is_amd()) or setting() == "1")
     )
 
 
@@ -399,8 +399,14 @@ def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 # Matmuls of a decoding step: on AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
 # for these numbers of rows, at most so many elements, and weights of at least this width and size.
 FEW_ROWS, MAX_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
-# Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer.
-MANY_ROWS, LARGE_WEIGHT = 16, 2**22
+# Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer; AMD
+# processors without AVX512 use it for weights of this size alone.
+MANY_ROWS, LARGE_WEIGHT, LARGE_WITHOUT_AVX512 = 16, 2**22, 2_000_000
+
+
+def output_size() -> int:
+    """Return the size from which a weight is taken for that of an output layer."""
+    return LARGE_WEIGHT if prefers_onednn() else LARGE_WITHOUT_AVX512
 
 
 def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -434,8 +440,9 @@ def project(linear: nn.Module, states: torch.Tensor, activation: Any = None) -> 
     # In this order: each check costs as much as a small matmul, and a row alone has no faster one.
     if weight is not None and are_ordinary(states, weight) and states.numel() > weight.shape[1] and allowed():
         bias: Any = linear.bias
-        is_large = not torch.is_grad_enabled() and weight.numel() >= LARGE_WEIGHT
-        if suits_wide(states, weight, FEWEST_WIDE_ROWS if is_large else MANY_ROWS) and is_plain(linear, nn.Linear):
+        is_output = not torch.is_grad_enabled() and weight.numel() >= output_size()
+        fewest_rows = FEWEST_WIDE_ROWS if is_output else MANY_ROWS
+        if suits_wide(states, weight, fewest_rows, is_output) and is_plain(linear, nn.Linear):
             return onednn_layer(states, weight, bias)
         if suits_weight_first(states, weight) and is_plain(linear, nn.Linear):
             return weight_first(states, weight, bias)
