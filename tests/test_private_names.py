@@ -85,6 +85,7 @@ ATTRIBUTES = {
     "_reorder_linear_weight": "weights of many calls, put into oneDNN's order once",
     "_softmax_backward_data": "torch's own gradient of a softmax, for a backward pass that is written out",
     "_linear_pointwise": "oneDNN's linear layer, where torch's usual one leaves the processor half unused",
+    "_is_mkldnn_bf16_supported": "whether the processor has what packed weights in bfloat16 need",
 }
 
 # Python's own that begin with an underscore and are documented: os._exit, and the methods of named tuples.
