@@ -22,7 +22,7 @@ from recnmt_hf.data.generated import generate_corpus
 from recnmt_hf.data.tokenization import train_tokenizer
 
 
-# Collections of garbage otherwise look again and again at the objects of torch and transformers.
+# Each garbage collection would otherwise look through all objects of torch and transformers again.
 gc.freeze()
 gc.set_threshold(50_000, 20, 50)
 

@@ -337,7 +337,7 @@ def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWES
 
 
 def suits_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int, is_output: bool = False) -> bool:
-    """Return whether oneDNN is faster for ordinary tensors of these shapes; `is_output`: a decoding output layer."""
+    """Return whether oneDNN is faster for tensors of these shapes; `is_output`: an output layer in decoding."""
     return (
         right.numel() >= SMALLEST_WIDE_WEIGHT
         and min(right.shape) >= FEWEST_WIDE_ROWS
@@ -399,13 +399,13 @@ def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 # Matmuls of a decoding step: on AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
 # for these numbers of rows, at most so many elements, and weights of at least this width and size.
 FEW_ROWS, MAX_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
-# Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer; AMD
-# processors without AVX512 use it for weights of this size alone.
+# Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer. AMD
+# processors without AVX512 gain only for such weights, and from a smaller size.
 MANY_ROWS, LARGE_WEIGHT, LARGE_WITHOUT_AVX512 = 16, 2**22, 2_000_000
 
 
 def output_size() -> int:
-    """Return the size from which a weight is taken for that of an output layer."""
+    """Return the number of elements from which a weight is treated as that of an output layer."""
     return LARGE_WEIGHT if prefers_onednn() else LARGE_WITHOUT_AVX512
 
 
