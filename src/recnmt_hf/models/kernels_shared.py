@@ -384,9 +384,8 @@ class WideLinear(CustomGradient):
 
 def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute `torch.nn.functional.linear`, by oneDNN where that is faster."""
-    if not takes_wide(states, weight):
-        return nn.functional.linear(states, weight, bias)
-    return onednn_layer(states, weight, bias)
+    multiply = onednn_layer if takes_wide(states, weight) else nn.functional.linear
+    return multiply(states, weight, bias)
 
 
 def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -399,14 +398,8 @@ def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 # Matmuls of a decoding step: on AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
 # for these numbers of rows, at most so many elements, and weights of at least this width and size.
 FEW_ROWS, MAX_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
-# Rows from which oneDNN is used for a layer. While decoding, fewer suffice for the large weight of an output layer. AMD
-# processors without AVX512 gain only for such weights, and from a smaller size.
+# Rows from which oneDNN is used for a layer; in decoding, fewer suffice from these sizes, with and without AVX512.
 MANY_ROWS, LARGE_WEIGHT, LARGE_WITHOUT_AVX512 = 16, 2**22, 2_000_000
-
-
-def output_size() -> int:
-    """Return the number of elements from which a weight is treated as that of an output layer."""
-    return LARGE_WEIGHT if prefers_onednn() else LARGE_WITHOUT_AVX512
 
 
 def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -440,9 +433,10 @@ def project(linear: nn.Module, states: torch.Tensor, activation: Any = None) -> 
     # In this order: each check costs as much as a small matmul, and a row alone has no faster one.
     if weight is not None and are_ordinary(states, weight) and states.numel() > weight.shape[1] and allowed():
         bias: Any = linear.bias
-        is_output = not torch.is_grad_enabled() and weight.numel() >= output_size()
-        fewest_rows = FEWEST_WIDE_ROWS if is_output else MANY_ROWS
-        if suits_wide(states, weight, fewest_rows, is_output) and is_plain(linear, nn.Linear):
+        large = LARGE_WEIGHT if prefers_onednn() else LARGE_WITHOUT_AVX512
+        is_output = not torch.is_grad_enabled() and weight.numel() >= large
+        rows = FEWEST_WIDE_ROWS if is_output else MANY_ROWS
+        if suits_wide(states, weight, rows, is_output) and is_plain(linear, nn.Linear):
             return onednn_layer(states, weight, bias)
         if suits_weight_first(states, weight) and is_plain(linear, nn.Linear):
             return weight_first(states, weight, bias)
@@ -499,8 +493,7 @@ def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
         return states
     if not (states.is_cpu and enabled()) or states.numel() < SMALLEST_DROPOUT:
         return nn.functional.dropout(states, p=p, training=True)
-    dropped = round(p * 65536)
-    count = states.numel()
+    dropped, count = round(p * 65536), states.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)
     mask = (draws.view(torch.int16)[:count] >= dropped - 32768).view(states.shape)
     return states * mask.to(states.dtype).mul_(65536.0 / (65536 - dropped))
