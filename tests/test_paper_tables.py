@@ -120,9 +120,10 @@ def test_rows_may_reset_fields_and_name_only_mappings(tmp_path):
 def test_a_sweep_has_the_papers_differences():
     scores = {"MPRHead": 31.5, "Transformer": 30.0, "new": 30.25}
     results = [
-        CellResult(f"{name},{seed}", {"row": name}, seed, 10, 5, {}, {"one": {"bleu": scores[name] + seed}})
+        CellResult(f"{name},{seed}", {"row": name}, seed, 10, 5, {}, {"one": {"bleu": scores[name] + seed}}, base)
         for name in ("Transformer", "MPRHead", "new")
         for seed in (1, 2)
+        for base in [f"Transformer,{seed}"]
     ]
     titles, *rows = table_of(results)
     assert titles[-3:] == ["difference", "table 1: newstest2014", "table 1: difference"]
@@ -131,6 +132,8 @@ def test_a_sweep_has_the_papers_differences():
         *[["+1.50", "28.35", "+1.10"]] * 2,
         *[["+0.25", "", ""]] * 2,
     ]
+    without_one = table_of(results[1:])  # the baseline of seed 1 failed
+    assert [row[-3] for row in without_one[1:]] == ["", "", "+1.50", "", "+0.25"]
     results = [CellResult(name, {"row": name}, None, 10, 5) for name in ("Transformer", "a", "b")]
     assert table_of(results)[0] == ["row", "parameters", "steps"]
 

@@ -22,6 +22,7 @@ from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ScheduledBatchSa
 from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, line_ends, prepare_shards
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.data.text import SentencePair, read_lines
+from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.data.tree_inputs import Relations, TreeEncoder, tree_options
 
@@ -283,6 +284,38 @@ def test_languages(tokenizers, tmp_path):
     corpus = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
     manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings(min_language_score=0.5))
     assert manifest["pairs"] == 1 and manifest["removed"] == {"language": 1}
+
+
+def test_filters_read_the_original_texts(tokenizers, tmp_path):
+    """A modified copy of a pair is a duplicate; the same source is none where tags ask for two languages."""
+    text, *targets = "the dog sleeps\n", "der Hund schläft\n", "le chien dort\n"
+    for name, content in (("a.en", text), ("a.de", targets[0]), ("b.en", text), ("b.fr", targets[1])):
+        (tmp_path / name).write_text(content)
+    upper = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de", modifiers={"upper_case": 1.0})
+    plain = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
+    manifest = prepare_shards([upper, plain], tokenizers, tmp_path / "out", settings(deduplicate="source"))
+    assert manifest["pairs"] == 1 and manifest["removed"] == {"duplicate": 1}
+    tagged = [
+        Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de", source_tag=">>de<<"),
+        Corpus(source=tmp_path / "b.en", target=tmp_path / "b.fr", source_tag=">>fr<<"),
+    ]
+    assert prepare_shards(tagged, tokenizers, tmp_path / "tags", settings(deduplicate="source"))["pairs"] == 2
+
+
+def test_unknown_tokens_are_counted_and_reported(tmp_path, caplog):
+    words = TokenizerPair(train_tokenizer(["the dog sleeps", "der Hund schläft"], "word", 50))
+    (tmp_path / "a.en").write_text("the dog sleeps\n" * 4)
+    (tmp_path / "a.de").write_text("собака спит\n" * 4)
+    corpus = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
+    for deduplicate, pairs in ((None, 4), ("pair", 1)):
+        output = tmp_path / str(deduplicate)
+        manifest = prepare_shards([corpus], words, output, settings(deduplicate=deduplicate, shard_size=2))
+        assert manifest["pairs"] == pairs and manifest["unknown_tokens"] == 2 * pairs
+    assert caplog.text.count("28.6% of the tokens are unknown to the tokenizer.") == 2
+    caplog.clear()
+    (tmp_path / "a.de").write_text("der Hund schläft\n" * 4)
+    prepare_shards([corpus], words, tmp_path / "known", settings())
+    assert "unknown" not in caplog.text
 
 
 def test_modifiers_and_tags(files, tokenizer, tmp_path):

@@ -159,6 +159,19 @@ def test_a_resumed_run_is_the_same(run, corpora, tmp_path):
         assert (tmp_path / "run/model" / name).read_bytes() == (folder / "model" / name).read_bytes()
 
 
+def test_changed_trees_are_rejected(corpora, tmp_path):
+    """The same words with other edges are other data."""
+    pairs = [corpora["train"]["source"], corpora["train"]["target"]]
+    (tmp_path / "a.conllu").write_text(Path(corpora["train"]["source_trees"]).read_text())
+    train_on = {"source": pairs[0], "target": pairs[1], "source_trees": f"{tmp_path}/a.conllu"}
+    training = {**SECTIONS["training"], "max_steps": 1, "save_steps": 1, "eval_steps": 1}
+    plan = recipe_of({**corpora, "train": train_on}, training=training, average={"count": 1}, test={})
+    train(plan, tmp_path / "run")
+    (tmp_path / "a.conllu").write_text((tmp_path / "a.conllu").read_text().replace("r1:s", "r2:s"))
+    with rejects("resume.other_training_data", "data.train", old=60, new=60):
+        train(plan, tmp_path / "run", resume=True)
+
+
 def test_the_baseline_reads_the_same_corpora_without_trees(corpora, tmp_path):
     fields = {"d_model": 16, "gcn_layers": 0}
     training = {**SECTIONS["training"], "max_steps": 1, "save_steps": 1, "eval_steps": 1}

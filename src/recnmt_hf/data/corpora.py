@@ -505,8 +505,13 @@ def prepare_dataset(
             if "abruptly died" not in str(error):
                 raise
             raise UserError("corpus.killed_process", field="num_proc", value=num_proc) from error
-        warn_about_unknown_tokens(data, "source", "input_ids", source_tokenizer)
-        warn_about_unknown_tokens(data, "target", "labels", target_tokenizer)
+        for side, column, tokenizer in (
+            ("source", "input_ids", source_tokenizer),
+            ("target", "labels", target_tokenizer),
+        ):
+            if tokenizer.unk_token_id is not None:
+                ids = pc.list_flatten(data.data.column(column))
+                warn_about_unknown_tokens(count_equal(ids, tokenizer.unk_token_id), len(ids), side)
         source, target = (np.array(data[name][:]) for name in ("source_length", "target_length"))
         fits = (source <= max_source_length) & (target <= max_target_length)
         if max_length_ratio is not None:
@@ -540,20 +545,19 @@ def load_prepared(folder: Path) -> Dataset | None:
         return None
 
 
-def warn_about_unknown_tokens(data: Dataset, side: str, column: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Log a warning if more than a few tokens of a side are unknown."""
-    if tokenizer.unk_token_id is None:
-        return
-    unknown = total = 0
-    for chunk in data.data.column(column).chunks:
-        ids = pc.list_flatten(chunk)
-        total += len(ids)
-        unknown += pc.sum(pc.equal(ids, tokenizer.unk_token_id)).as_py() or 0
+def warn_about_unknown_tokens(unknown: int, total: int, side: str | None = None) -> None:
+    """Log a warning if more than a few tokens (of a side) are unknown."""
     if unknown > UNKNOWN_SHARE * total:
+        of_side = f"{side} " if side else ""
         logger.warning(
-            f"{100 * unknown / total:.1f}% of the {side} tokens are unknown to the {side} tokenizer. Use a larger "
+            f"{100 * unknown / total:.1f}% of the {of_side}tokens are unknown to the {of_side}tokenizer. Use a larger "
             "vocabulary, or BPE with bytes for unknown characters."
         )
+
+
+def count_equal(ids: pa.Array | pa.ChunkedArray, id: int) -> int:
+    """Return how often a token id occurs."""
+    return pc.sum(pc.equal(ids, id)).as_py() or 0
 
 
 def collect(

@@ -24,12 +24,19 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
 from ..errors import UserError
-from .corpora import ON_LONG, Corpus, tagged, tokenize_pairs, tokenizer_fingerprint
+from .corpora import (
+    ON_LONG,
+    Corpus,
+    count_equal,
+    tagged,
+    tokenize_pairs,
+    tokenizer_fingerprint,
+    warn_about_unknown_tokens,
+)
 from .deduplication import KEYS_OF_DUPLICATES, first_occurrences, keys_of
 from .files import explained_writing, open_output
 from .language_filter import are_in_languages
@@ -213,21 +220,19 @@ class ShardMaker:
         if any(each.alignments for each in self.corpora):  # all shards have the same columns
             columns.setdefault("alignment", [None] * len(columns["source"]))
         record = ShardRecord(block.name, block.corpus, len(columns["source"]) + removed["empty"])
-        if corpus.modifiers:
-            pairs = map(SentencePair, columns["source"], columns["target"])
-            changed = list(modified(pairs, corpus.modifiers, f"{corpus.seed}-{block.name}"))
-            columns |= {"source": [pair.source for pair in changed], "target": [pair.target for pair in changed]}
         if settings.min_language_score is not None:
             languages = (settings.source_lang, settings.target_lang)
             fits = are_in_languages(columns, languages, settings.min_language_score)
             columns = keep_rows(columns, fits, "language", removed)
-        for name, tag in (("source", corpus.source_tag), ("target", corpus.target_tag)):
-            if tag is not None:
-                columns[name] = [tagged(tag, text) for text in columns[name]]
-        tokens = self.tokenize(columns)
+        # Modifiers change the language detector's input and hide duplicates.
+        keys = keys_of(with_tags(columns, corpus), settings.deduplicate) if settings.deduplicate else None
+        if corpus.modifiers:
+            pairs = map(SentencePair, columns["source"], columns["target"])
+            changed = list(modified(pairs, corpus.modifiers, f"{corpus.seed}-{block.name}"))
+            columns |= {"source": [pair.source for pair in changed], "target": [pair.target for pair in changed]}
+        tokens = self.tokenize(with_tags(columns, corpus))
         lengths = [np.fromiter(map(len, tokens[name]), np.int64) for name in ("input_ids", "labels")]
         fits = (lengths[0] <= settings.max_source_length) & (lengths[1] <= settings.max_target_length)
-        keys = keys_of(columns, settings.deduplicate) if settings.deduplicate else None
         tokens = keep_rows(tokens, fits, "too long", removed)
         if settings.max_length_ratio is not None:
             kept = [side[fits] for side in lengths]
@@ -283,15 +288,19 @@ class ShardMaker:
             values = tokens[name]
             kind = smallest_type(len(sides[name])) if name in sides else pa.int32()
             columns[name] = pa.array(values, pa.list_(kind))
-        record.pairs = len(columns["input_ids"])
+        table = pa.record_batch(columns)
+        count_tokens(table, record, self.tokenizers)
         if record.pairs:
-            record.source_tokens, record.target_tokens = (len(columns[name].flatten()) for name in sides)
-            for name, tokenizer in sides.items():
-                if tokenizer.unk_token_id is not None:
-                    is_unknown = pc.equal(columns[name].flatten(), tokenizer.unk_token_id)
-                    record.unknown_tokens += pc.sum(is_unknown).as_py() or 0
-            save_table(pa.record_batch(columns), record, self.folder)
+            save_table(table, record, self.folder)
         write(self.folder / f"{record.name}.json", json.dumps(asdict(record)).encode())
+
+
+def with_tags(columns: Mapping[str, list[Any]], corpus: Corpus) -> dict[str, list[Any]]:
+    """Return the columns of pairs with the tags of their corpus before the texts."""
+    tags = {"source": corpus.source_tag, "target": corpus.target_tag}
+    return dict(columns) | {
+        name: [tagged(tag, text) for text in columns[name]] for name, tag in tags.items() if tag is not None
+    }
 
 
 def keep_rows(
@@ -393,10 +402,12 @@ def prepare_shards(
     for record in make_shards(maker, missing(), workers):
         on_shard(record)
     with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
-        return finish(plan, names, output)
+        return finish(plan, names, output, tokenizers)
 
 
-def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path) -> dict[str, Any] | None:
+def finish(
+    plan: Mapping[str, Any], names: Sequence[str], output: Path, tokenizers: TokenizerPair
+) -> dict[str, Any] | None:
     """Remove duplicates, if asked for, and write the manifest. Return it, or `None` if shards are missing."""
     folder = output / SHARDS
     if (finished := read_json(output / MANIFEST)) is not None:
@@ -405,11 +416,12 @@ def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path) -> dict[
         return None
     records = [ShardRecord(**(read_json(folder / f"{name}.json") or {})) for name in names]
     if plan["settings"]["deduplicate"]:
-        remove_duplicates(records, folder)
+        remove_duplicates(records, folder, tokenizers)
     manifest = manifest_of(plan, records)
     if not manifest["pairs"]:
         removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
         raise UserError("prepare.nothing_left", field=str(output), read=manifest["read"], removed=removed)
+    warn_about_unknown_tokens(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
     with open_output(output / MANIFEST) as file:
         json.dump(manifest, file, indent=1, ensure_ascii=False)
     for path in folder.iterdir():
@@ -493,7 +505,17 @@ def make_in_worker(block: Block) -> ShardRecord:
     return worker_maker[0].make(block)
 
 
-def remove_duplicates(records: Sequence[ShardRecord], folder: Path) -> None:
+def count_tokens(table: pa.RecordBatch, record: ShardRecord, tokenizers: TokenizerPair) -> None:
+    """Count the pairs and tokens of a shard in its record."""
+    record.pairs = len(table)
+    sides = [table[name].flatten() for name in ("input_ids", "labels")]
+    record.source_tokens, record.target_tokens = map(len, sides)
+    ids = [tokenizer.unk_token_id for tokenizer in tokenizers]
+    counts = [count_equal(side, id) for side, id in zip(sides, ids, strict=True) if id is not None]
+    record.unknown_tokens = sum(counts)
+
+
+def remove_duplicates(records: Sequence[ShardRecord], folder: Path, tokenizers: TokenizerPair) -> None:
     """Remove from shards, in their order, the pairs that occurred before. An interrupted removal is repeated."""
     own = [record for record in records if record.pairs or (folder / f"{record.name}{RAW}").exists()]
     firsts = first_occurrences([folder / f"{record.name}.keys" for record in own])
@@ -504,8 +526,7 @@ def remove_duplicates(records: Sequence[ShardRecord], folder: Path) -> None:
         table = open_table(raw)
         record.removed["duplicate"] = int(len(is_first) - is_first.sum())
         table = table.filter(pa.array(is_first))
-        record.pairs = len(table)
-        record.source_tokens, record.target_tokens = (len(table[name].flatten()) for name in ("input_ids", "labels"))
+        count_tokens(table, record, tokenizers)
         if record.pairs:
             save_table(table, record, folder)
         else:

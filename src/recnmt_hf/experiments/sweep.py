@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ class CellResult:
     steps: int  # of training
     validation: dict[str, float] = field(default_factory=dict)  # the last evaluation, by metric
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by test set and metric
-    # by test set: paired bootstrap against the first cell of the same seed
-    p_values: dict[str, float] = field(default_factory=dict)
+    baseline: str = ""  # name of the first cell of the same seed
+    p_values: dict[str, float] = field(default_factory=dict)  # by test set: paired bootstrap against the baseline
 
 
 def read_rows(path: str | Path) -> dict[str, list[str]]:
@@ -206,10 +206,9 @@ def sweep(
                     logger.info(f"{cell.name} failed: {error}")
                     failures.append(f"{cell.name} ({error})")
                     continue
-            results.append(result_of(cell, folder))
             first = next(other.name for other in cells if other.seed == cell.seed)
-            baseline = next((result for result in results if result.name == first), None)
-            compare(results[-1], baseline, cell_recipe, output)
+            results.append(replace(result_of(cell, folder), baseline=first))
+            compare(results[-1], baseline_of(results[-1], results), cell_recipe, output)
             write_results(results, table_of(results), output / "sweep.json")
     if failures:
         details = {"failures": "; ".join(failures), "count": len(failures), "runs": len(cells)}
@@ -255,9 +254,14 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
     return CellResult(cell.name, dict(cell.values), cell.seed, parameters, steps, validation, scores)
 
 
+def baseline_of(result: CellResult, results: Sequence[CellResult]) -> CellResult | None:
+    """Return the result that another one is compared with; `None` if it is that one, or that run failed."""
+    return next((other for other in results if other.name == result.baseline and other is not result), None)
+
+
 def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: Path) -> None:
-    """Add the p-values of a result against the first one of the same seed, unless that failed."""
-    if first is None or first is last:
+    """Add the p-values of a result against its baseline."""
+    if first is None:
         return
     data = recipe.data
     for name in last.scores:
@@ -274,7 +278,7 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
 def table_of(results: Sequence[CellResult]) -> list[list[str]]:
     """
     Return a table with a row for each run. If the rows are those of a paper's table, its scores follow, and the
-    differences to the first row: those measured on the first test set, and the paper's.
+    differences to their baselines: those measured on the first test set, and the paper's.
     """
     fields = list(dict.fromkeys(name for result in results for name in result.values))
     has_seeds = any(result.seed is not None for result in results)
@@ -302,12 +306,12 @@ def table_of(results: Sequence[CellResult]) -> list[list[str]]:
 
 
 def difference_text(result: CellResult, results: Sequence[CellResult]) -> str:
-    """Return the main score of a result on the first test set minus that of the first result of the same seed."""
-    first = next(other for other in results if other.seed == result.seed)
+    """Return the main score of a result on the first test set minus that of its baseline."""
+    baseline = baseline_of(result, results)
     name, kinds = next(iter(result.scores.items()), ("", {}))
     kind = next(iter(kinds), "")
-    base = first.scores.get(name, {}).get(kind)
-    return "" if base is None or first is result else f"{kinds[kind] - base:+.2f}"
+    base = baseline.scores.get(name, {}).get(kind) if baseline is not None else None
+    return "" if base is None else f"{kinds[kind] - base:+.2f}"
 
 
 def grouped(results: Sequence[CellResult], score: str) -> dict[tuple[str, ...], list[float]]:

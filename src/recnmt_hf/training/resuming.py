@@ -20,6 +20,7 @@ from .._values import default_of, stated
 from ..data.corpora import parse_corpora
 from ..data.files import open_output
 from ..data.sharded import ShardedDataset
+from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError
 from .arguments import TranslationTrainingArguments
 from .checkpoints import newest_intact_checkpoint, state_of, steps_of
@@ -92,11 +93,11 @@ class RunRecord:
 
 
 def digest_of(data: Dataset | ShardedDataset) -> str:
-    """Return the SHA-256 sum of a prepared dataset's token ids and links; of one in memory, however it is divided."""
+    """Return the SHA-256 sum of a prepared dataset's token ids, links and trees; of one in memory, in any chunks."""
     if isinstance(data, ShardedDataset):
         return data.digest
     digest = hashlib.sha256()
-    names = ["input_ids", "labels", *(["links"] if "links" in data.column_names else [])]
+    names = ["input_ids", "labels", *(name for name in ("links", *TREE_INPUTS) if name in data.column_names)]
     for batch in data.select_columns(names).with_format("arrow").iter(10_000):
         for name in names:
             for chunk in batch.column(name).chunks:
