@@ -14,6 +14,8 @@ from .errors import MissingFileError, UserError
 
 # Errors that these packages raise about the content of a file are faults of the file, whoever calls them.
 READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft"}
+# Characters of a reason that are quoted at most.
+LONGEST = 240
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
 
 
@@ -91,12 +93,12 @@ def explain(error: Exception, path: str, what: str) -> UserError:
     return UserError("model.not_loaded", field=path, what=what, reason=reason)
 
 
-def shorten(text: str, length: int = 240) -> str:
+def shorten(text: str) -> str:
     """Return the first paragraph of a message, on one line and without its full stop."""
     first = " ".join(text.strip().split("\n\n")[0].split())
-    if len(first) > length:
-        sentences = first[:length].rpartition(". ")[0]
-        first = sentences or f"{first[:length].rpartition(' ')[0]} ..."
+    if len(first) > LONGEST:
+        sentences = first[:LONGEST].rpartition(". ")[0]
+        first = sentences or f"{first[:LONGEST].rpartition(' ')[0]} ..."
     return first.removesuffix(".") or "no reason is given"
 
 

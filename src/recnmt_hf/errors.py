@@ -154,8 +154,8 @@ DATA: dict[str, str] = {
     "source_column and target_column to columns of sentences.",
     "tokenizer.no_dropout": "{field}={value} is not supported by this tokenizer. Use one of kind bpe, or set it to 0.",
     # translation with several processes
-    "translate.streams": "{field}={value} requires --input and --output, and no pipes: several processes read "
-    "and write files.",
+    "translate.streams": "{field}={value} requires --input and --output, which must be files: several processes "
+    "read and write them. Pass files, or use one process.",
     "translate.missing_parts": "{field} lacks {value} parts of the translation. Run the same command again: "
     "finished parts are kept.",
     "translate.killed_process": "One of {value} processes was killed. Reduce {field} if memory is short, and run the "
@@ -216,7 +216,8 @@ DATA: dict[str, str] = {
 # -- metrics -----------------------------------------------------------------------------------------------------------
 METRICS: dict[str, str] = {
     "metric.nothing_to_score": "{field} is an empty list. Pass at least one sentence.",
-    "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass as many for each.",
+    "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass the same number for each "
+    "sentence.",
     "metric.unusable_tokenizer": "{field}={value} cannot be used ({reason}). Install the package, or choose another.",
     "metric.language": "{field}={value} is not a language code. Pass a code of two or three letters, such as de.",
     "metric.edges": "{field}={value} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
@@ -266,7 +267,7 @@ INFERENCE: dict[str, str] = {
     "empty, or check that sentences and prefixes have the same order.",
     "prefix.too_long": "{field} has {length} tokens, but the model can generate only {limit}. Shorten it.",
     "prefix.counts_differ": "There are only {value} {field}, but more {other}. Pass one prefix for each sentence.",
-    "pair.counts_differ": "{field} has {value} lines, but {other} has {expected}. Pass lists of the same length.",
+    "pair.counts_differ": "{field} has {value} entries, but {other} has {expected}. Pass lists of the same length.",
     "pair.empty": "{field} is empty, so it cannot be scored or aligned. Remove this pair.",
     "pair.blank": "{field}, line {value} is blank, so it cannot be scored or aligned. Remove the line from both files.",
     "pair.too_long": "{field} has {length} {side} tokens; the model's maximum is {limit}. Shorten it.",
@@ -321,8 +322,8 @@ TRAINING: dict[str, str] = {
     "recipe.no_effect": "{field}={value} has no effect in a recipe. {remedy}.",
     "recipe.rejected": "{field}={value} cannot be used ({reason}). {remedy}.",
     "recipe.option_of_texts": "{field} is not supported for test sets. Remove it, and pass {flag} to recnmt translate.",
-    "recipe.no_second_stage": "{field}={value} must be below {steps}, the steps of both stages. Raise "
-    "training.max_steps.",
+    "recipe.no_second_stage": "{field}={value} must be below {steps}, the number of steps of both stages together. "
+    "Raise training.max_steps.",
     "recipe.no_baseline": "{field}={value} trains the baseline of a variant, but {model} is a plain model. Set it to "
     "null, or model.type to a variant, e.g. biarn_transformer.",
     "recipe.checkpoints_not_evaluated": "{user} needs an evaluation of each checkpoint, but {field}={value} does not "
@@ -378,8 +379,8 @@ TRAINING: dict[str, str] = {
     # resuming
     "resume.fewer_steps": "{field}={value} is less than the {steps} steps of {checkpoint}. Set it to {steps} or more, "
     "or start again with --overwrite or in another folder.",
-    "resume.baseline": "{checkpoint} belongs to a baseline, but {field} is not set. Restore it, or start again with "
-    "--overwrite or in another folder.",
+    "resume.baseline": "{checkpoint} belongs to a baseline, but {field} is not set. Set it as before, or start again "
+    "with --overwrite or in another folder.",
     "resume.other_recipe": "These fields must not change since {checkpoint}: {changes}. Resume with the old values "
     "({recipe}), or start again with --overwrite or in another folder.",
     "resume.other_training_data": "The training data differs from that of {checkpoint} ({old} sentence pairs before, "
@@ -411,9 +412,9 @@ EXPERIMENTS: dict[str, str] = {
     "Correct the cause and start the sweep again; finished runs are skipped.",
     "sweep.no_score": "There is no score {value}. Choose one of {columns}.",
     "sweep.empty_score": "No run has the score {value}. Choose another score.",
-    "results.no_runs": "{field} has no folder ROW-SEED with evidence. Copy evidence.json and translations of a model "
-    "into it.",
-    "results.folder": "{field} does not have the name of a row of {rows} and a seed, such as {example}. Rename it.",
+    "results.no_runs": "{field} has no folder ROW-SEED with evidence. Copy evidence.json and translations/ of each "
+    "model into such a folder.",
+    "results.folder": "{field} must be named after a row of {rows} and a seed, such as {example}. Rename it.",
     "results.missing": "{field} does not exist. Copy it from the model's folder.",
     "results.incomplete": "{field} has no {value}. Copy the evidence of a finished, tested model of recnmt train.",
     "results.differs": "{field}: {name} is {value}, but {expected} in {other}. Compare only runs of one budget, with "
@@ -554,8 +555,8 @@ COMMANDS: dict[str, str] = {
     "records.line": "{field} is not an object with {keys} ({reason}). Pass `recnmt translate --format jsonl` output.",
     "records.split": "{field} has the tokens of several sentences, which have no joint probability. Translate with "
     "--split-sentences never and without --on-long split.",
-    "benchmark.beams": "{field} needs a model of {value} in float32 with two numbers of beams. Add a --system, and "
-    "float32 to --types.",
+    "benchmark.beams": "{field} needs a model of {value} in float32 with two beam sizes. Add a --system, and float32 "
+    "to --types.",
     "benchmark.family": "{field} does not support {value}. Use one of {families}.",
     "benchmark.folder": "{field} has no {file}. Pass src/recnmt_hf/models of another version.",
     "benchmark.no_sentences": "{field} has no sentence to translate. Use another file or another --source-tokens.",

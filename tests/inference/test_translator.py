@@ -316,7 +316,7 @@ def test_a_source_without_tokens(translator, monkeypatch):
     assert not translator.is_empty_source("x") and translator.is_empty_source("\u200b")
     monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
     for nothing in ([2], [9, 2]):
-        monkeypatch.setattr(translator, "encode_source", lambda sentence, nothing=nothing: nothing)
+        monkeypatch.setattr(translator, "encode_source", lambda sentence, direction=None, nothing=nothing: nothing)
         assert translator(["x"])[0].text == "" and translator.is_empty_source("x")
         with rejects("pair.empty", "Pair 1: source"):
             translator.score(["x"], ["a"])
@@ -344,7 +344,7 @@ def test_a_source_without_tokens(translator, monkeypatch):
 def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
     """The translations are those of the two halves of a source."""
     answers = iter(parts)
-    monkeypatch.setattr(translator, "encode_source", lambda text: [5] * (len(text) + 1) + [2])
+    monkeypatch.setattr(translator, "encode_source", lambda text, direction=None: [5] * (len(text) + 1) + [2])
     monkeypatch.setattr(
         translator,
         "search_tokens",

@@ -196,7 +196,7 @@ def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys)
     assert rows[0][work : work + 2] == rows[2][work : work + 2] != rows[1][work : work + 2]
     assert rows[0][predicted].split()[0] == rows[2][predicted].split()[0]
     assert all(row[predicted].endswith("(1.00x)") for row in rows[:2])
-    with pytest.raises(recnmt_hf.UserError, match="a model of 'a' in float32 with two numbers of beams"):
+    with pytest.raises(recnmt_hf.UserError, match="a model of 'a' in float32 with two beam sizes"):
         script("translation").main([*words, *first, *copy])
     with pytest.raises(recnmt_hf.UserError, match="float32 to --types"):
         script("translation").main([*words, *first, *second, "--types", "int8"])

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("inputs", nargs="+", help="checkpoint folders, or one folder of a training run")
     add("--output", "-o", required=True, help="folder of the averaged model")
-    add("--count", type=whole(1), default=5, help="number of checkpoints of a run")
+    add("--count", type=whole(1), default=5, help="number of checkpoints to average, if a run is given")
     add("--which", choices=("last", "best"), default="last", help="checkpoints of a run to average")
     add("--metric", default="eval_bleu", help="metric of --which best")
     better = "lower values of --metric are better (not needed for loss, perplexity and the usual scores)"

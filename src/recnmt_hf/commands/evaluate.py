@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--references", "-r", nargs="+", action="extend", required=True, help="reference files")
     add_rouge_argument(parser)
     add("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
-    add("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="limits of the bins of source lengths")
+    add("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="upper limits of source-length bins")
     add("--tokenize", help="sacrebleu's tokenizer: 13a, zh, ja-mecab, intl, char, none, ... (default: 13a)")
     add("--language", help="language of Moses' tokenizer for tokenized BLEU (default: the texts are tokenized already)")
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")

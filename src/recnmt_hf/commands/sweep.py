@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fields to override in all runs; {seed} in a value is replaced by the seed of the run",
         "folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)",
     )
-    values = "values of a field to train; with several --vary, all combinations"
+    values = "field and values to train with; several --vary train all combinations"
     add("--vary", action="append", default=[], metavar="SECTION.FIELD=VALUE,VALUE,...", help=values)
     rows = "YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows"
     add("--rows", metavar="FILE", help=rows)

@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols")
     add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol")
     add("--lowercase", action="store_true", help="lowercase all texts")
-    fallback = "encode unknown characters as bytes, 256 symbols (default: for bpe with 1000 symbols or more)"
-    add("--tags", nargs="+", default=[], help="symbols that stay whole in a text, such as '>>de<<'")
+    fallback = "encode unknown characters as bytes, which take 256 symbols (default: for bpe with 1000 symbols or more)"
+    add("--tags", nargs="+", default=[], help="symbols that are never split, such as '>>de<<'")
     add("--byte-fallback", action=argparse.BooleanOptionalAction, help=fallback)
 
 

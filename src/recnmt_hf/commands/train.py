@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fields to override, e.g. training.max_steps=2000",
         "output folder (default: outputs/NAME-OF-RECIPE)",
     )
-    add("--resume", action="store_true", help="resume from the newest complete checkpoint")
+    add("--resume", action="store_true", help="resume from the newest intact checkpoint")
     add("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", metavar="FILE", help="file with the beginning of each translation; an empty line sets no prefix")
     arguments.add_options(parser, DecodingOptions, DECODING, num_hypotheses="--n-best")
     arguments.add_generate_argument(parser)
-    workers = "number of processes, for files; after an interruption, the same command continues (default: 1)"
+    workers = "number of processes that translate a file; run an interrupted command again to continue (default: 1)"
     add("--workers", type=arguments.whole(1, 1024), default=1, help=workers)
     arguments.add_device_arguments(parser)
 

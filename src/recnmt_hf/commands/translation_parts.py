@@ -144,7 +144,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
 
 def plan_of(args: argparse.Namespace) -> str:
     """Return a checksum of what decides the translations: models, options and inputs."""
-    from ..data.corpora import digest_of_file
+    from ..data.files import digest_of_file
 
     files = [path for model in args.model if Path(model).is_dir() for path in sorted(Path(model).rglob("*"))]
     weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()]

@@ -6,36 +6,26 @@ from .._lazy import lazy_names, names_for_type_checkers
 
 
 if TYPE_CHECKING:
-    from .batching import TokenBatchSampler
-    from .corpora import Corpus, load_pairs, prepare_dataset
-    from .generated import generate_corpus
-    from .sharded import Mixture, ShardedDataset
-    from .sharding import ShardSettings, prepare_shards
-    from .text import SentencePair
-    from .tokenization import load_tokenizer, train_tokenizer
-    from .tokenizer_pair import TokenizerPair
-    from .tree_inputs import Relations, TreeCollator, TreeEncoder
-    from .trees import ParsedSentence, read_conllu
+    from .batching import TokenBatchSampler as TokenBatchSampler
+    from .corpora import Corpus as Corpus
+    from .corpora import load_pairs as load_pairs
+    from .corpora import prepare_dataset as prepare_dataset
+    from .generated import generate_corpus as generate_corpus
+    from .sharded import Mixture as Mixture
+    from .sharded import ShardedDataset as ShardedDataset
+    from .sharding import ShardSettings as ShardSettings
+    from .sharding import prepare_shards as prepare_shards
+    from .text import SentencePair as SentencePair
+    from .tokenization import load_tokenizer as load_tokenizer
+    from .tokenization import train_tokenizer as train_tokenizer
+    from .tokenizer_pair import TokenizerPair as TokenizerPair
+    from .tree_inputs import Relations as Relations
+    from .tree_inputs import TreeCollator as TreeCollator
+    from .tree_inputs import TreeEncoder as TreeEncoder
+    from .trees import ParsedSentence as ParsedSentence
+    from .trees import read_conllu as read_conllu
 
-__all__ = [
-    "Corpus",
-    "Mixture",
-    "ParsedSentence",
-    "Relations",
-    "SentencePair",
-    "ShardSettings",
-    "ShardedDataset",
-    "TokenBatchSampler",
-    "TokenizerPair",
-    "TreeCollator",
-    "TreeEncoder",
-    "generate_corpus",
-    "load_pairs",
-    "load_tokenizer",
-    "prepare_dataset",
-    "prepare_shards",
-    "read_conllu",
-    "train_tokenizer",
-]
+_NAMES = names_for_type_checkers(__name__)
+__all__ = sorted(_NAMES)
 
-__getattr__, __dir__ = lazy_names(__name__, names_for_type_checkers(__name__))
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -22,7 +22,7 @@ from .._plain_text import encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
-from .files import partial_folder
+from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
 from .modifiers import check_modifiers, modified
 from .named_test_sets import files_of_test_set
@@ -71,7 +71,7 @@ class Corpus:
     `sacrebleu`. For summarization the target is the summary.
     """
 
-    source: str | None = option(None, "source side of line-aligned text files, plain or gzipped")
+    source: str | None = option(None, "source side of line-aligned text files (plain, gzip or Zstandard)")
     target: str | list[str] | None = option(  # noqa: RUF009
         None, "target side of line-aligned text files; in a test set, also a list of files with references"
     )
@@ -111,12 +111,12 @@ class Corpus:
     )
     alignments: str | None = option(
         None,
-        "file of links beside line-aligned text files, as `recnmt align` writes it (0-0 1-2), for guided_alignment; a "
-        "line may be empty",
+        "file of word alignments of line-aligned text files, in the format of `recnmt align` (links such as 0-0 1-2), "
+        "for guided_alignment; a line may be empty",
     )
     alignment_units: str = option(
         "words",
-        "units that the positions of links count; tokens: those of the tokenizer, without control tokens",
+        "units that the positions in alignments count; tokens: tokens of the tokenizer, without control tokens",
         choices=ALIGNMENT_UNITS,
     )
     source_trees: str | None = option(
@@ -124,8 +124,8 @@ class Corpus:
     )
     tree_columns: bool = option(
         False,
-        "take the source of a dataset or JSON lines with its dependency trees from source_tokens, source_heads and "
-        "source_relations",
+        "read the source and its dependency tree from the columns source_tokens, source_heads and source_relations of "
+        "a dataset or JSON lines",
     )
 
     modifiers: dict[str, Any] = field(
@@ -325,12 +325,6 @@ def tagged(tag: str | None, text: str) -> str:
 
 # One corpus or several, as public functions take them.
 Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
-
-
-def digest_of_file(path: str | Path) -> str:
-    """Return the SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import os
 import re
 import shutil
@@ -31,6 +32,12 @@ MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "t
 
 class UnwritableError(UserError):
     """A file or folder that cannot be written; `field` is its path and `details["reason"]` the reason."""
+
+
+def digest_of_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from .._values import Range, check_value
 from ..errors import MissingFileError, UserError
 from .batching import BatchLimits, TokenBatchSampler, combined
+from .files import digest_of_file
 from .sharding import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, read_json
 
 
@@ -93,7 +94,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
     def __init__(self, folder: str | Path, mixture: Mixture | None = None):
         self.folder = Path(folder)
         self.manifest = load_manifest(self.folder)
-        self.shards = [record for record in map(record_of, self.manifest["shards"]) if record.pairs]
+        self.shards = [ShardRecord(**record) for record in self.manifest["shards"] if record["pairs"]]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
         for record in self.shards:
             self.check_size(record)
@@ -154,9 +155,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
             record = self.shards[number]
             self.check_size(record)
             path = self.path(record)
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != record.sha256:
+            if digest_of_file(path) != record.sha256:
                 raise UserError("prepare.damaged_shard", field=str(path), reason="its checksum is not the manifest's")
             self.open_shards[number] = OpenShard.of(open_table(path))
             while len(self.open_shards) > self.most_open:
@@ -170,11 +169,6 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         return np.diff(columns["input_ids"]), np.diff(columns["labels"])
 
 
-def record_of(content: Mapping[str, Any]) -> ShardRecord:
-    """Return the record of a shard from the manifest."""
-    return ShardRecord(**content)
-
-
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
     if not (folder / MANIFEST).exists():
@@ -182,7 +176,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
     try:
         is_valid = manifest is not None and manifest["format"] == FORMAT and bool(manifest["pairs"])
-        is_valid = is_valid and all(record_of(shard).pairs >= 0 for shard in (manifest or {})["shards"])
+        is_valid = is_valid and all(ShardRecord(**shard).pairs >= 0 for shard in (manifest or {})["shards"])
     except (KeyError, TypeError):
         is_valid = False
     if not is_valid or manifest is None:

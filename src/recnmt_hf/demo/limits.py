@@ -27,7 +27,7 @@ class Limits:
         256, "split sentences with more tokens than this"
     )
     batch_tokens: Annotated[int, Range(least=1, most=10_000_000)] = option(
-        2_048, "maximum of source tokens times beams per batch, which bounds the memory"
+        2_048, "maximum size of a batch in tokens (source tokens times beams), which bounds the memory"
     )
     time_limit: Annotated[float, Range(above=0, most=1_000_000)] = option(
         120.0, "seconds after which the translation of a text ends"

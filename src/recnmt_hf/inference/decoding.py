@@ -33,7 +33,21 @@ class VaswaniLengthPenalty(float):
         return ((5.0 + length) / 6.0) ** float(self)
 
 
-class MaxLengthPerSentence(StoppingCriteria):
+class LimitsOfSentences:
+    """Base class of what has a limit for each sentence of a batch."""
+
+    limits: torch.Tensor
+
+    def keep_sentences(self, sentences: torch.Tensor) -> None:
+        """Keep the sentences at these indices of the batch."""
+        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
+
+    def add_sentences(self, other: LimitsOfSentences) -> None:
+        """Add those of another batch."""
+        self.limits = torch.cat([self.limits, other.limits])
+
+
+class MaxLengthPerSentence(LimitsOfSentences, StoppingCriteria):
     """
     Stopping criterion with a limit for each sentence, so that a translation does not depend on its batch.
 
@@ -50,14 +64,6 @@ class MaxLengthPerSentence(StoppingCriteria):
         rows = input_ids.shape[0] // self.limits.shape[0]
         reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
         return cast("torch.BoolTensor", reached.repeat_interleave(rows))
-
-    def keep_sentences(self, sentences: torch.Tensor) -> None:
-        """Keep the sentences at these indices of the batch."""
-        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
-
-    def add_sentences(self, other: MaxLengthPerSentence) -> None:
-        """Add those of another batch."""
-        self.limits = torch.cat([self.limits, other.limits])
 
 
 class PrefixPerSentence(LogitsProcessor):
@@ -104,7 +110,7 @@ class PrefixPerSentence(LogitsProcessor):
         self.given = torch.cat([self.given, other.given])
 
 
-class EndPerSentence(LogitsProcessor):
+class EndPerSentence(LimitsOfSentences, LogitsProcessor):
     """
     Logits processor that forces an end token at the limit of each sentence, as `forced_eos_token_id` does at that of
     the batch. Its score is 0.
@@ -112,16 +118,14 @@ class EndPerSentence(LogitsProcessor):
     Args:
         ends (`int` or list of `int`): The end tokens.
         limits (sequence of `int`): Maximum number of new tokens of each sentence, end token included.
-        prompt_length (`int`, *optional*, defaults to 1): Number of decoder tokens before the first new one.
     """
 
-    def __init__(self, ends: int | Sequence[int], limits: Sequence[int], prompt_length: int = 1):
+    def __init__(self, ends: int | Sequence[int], limits: Sequence[int]):
         self.ends = [ends] if isinstance(ends, int) else list(ends)
         self.limits = torch.tensor(limits)
-        self.prompt_length = prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        is_last = self.limits == input_ids.shape[1] - self.prompt_length + 1
+        is_last = self.limits == input_ids.shape[1]  # of which the first is the start token
         if not is_last.any():
             return scores
         is_last = is_last.to(scores.device)
@@ -129,11 +133,3 @@ class EndPerSentence(LogitsProcessor):
         forced[:, self.ends] = 0.0
         rows = scores.shape[0] // self.limits.shape[0]
         return cast("torch.FloatTensor", torch.where(is_last.repeat_interleave(rows)[:, None], forced, scores))
-
-    def keep_sentences(self, sentences: torch.Tensor) -> None:
-        """Keep the sentences at these indices of the batch."""
-        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
-
-    def add_sentences(self, other: EndPerSentence) -> None:
-        """Add those of another batch."""
-        self.limits = torch.cat([self.limits, other.limits])

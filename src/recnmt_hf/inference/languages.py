@@ -66,11 +66,6 @@ class Direction:
     start: int | None = None
     given: tuple[int, ...] = ()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether source and target are encoded as their tokenizers do without languages."""
-        return not (self.frame or self.tag or self.instruction or self.given) and self.start is None
-
     def opening(self, prefix: Sequence[int] = ()) -> list[int]:
         """Return the tokens that a translation begins with; `prefix` is the user's, as encoded in this direction."""
         if self.start is None and not self.given:

@@ -90,7 +90,7 @@ class DecodingOptions:
         4, "beam size; 1: greedy search, or sampling without beams"
     )
     num_hypotheses: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
-        1, "number of hypotheses per sentence, at most beams unless they are sampled without beams"
+        1, "number of hypotheses per sentence; at most beams, unless they are sampled with beams=1"
     )
     length_penalty_type: Literal["vaswani", "hf"] = option(
         "vaswani", "divisor of a log-probability; vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
@@ -99,28 +99,28 @@ class DecodingOptions:
         0.6, "exponent alpha of the length penalty; 0 disables it"
     )
     max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(
-        1.0, "maximum number of new tokens per source token"
+        1.0, "maximum number of new tokens per source token, to which max_length_extra is added"
     )
     max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
-        50, "constant added to the maximum length"
+        50, "number of tokens added to the maximum length that max_length_factor gives"
     )
     max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        16384, "maximum of source tokens times beams per batch"
+        16384, "maximum size of a batch in tokens (source tokens times beams)"
     )
     split_sentences: Literal["auto", "always", "never"] = option(
         "auto",
-        "translate the sentences of a line one by one; auto: not in a line with a prefix, not with on_long=truncate, "
-        "and not by a model for summaries",
+        "whether to translate the sentences of a line one by one; auto: yes, except in a line with a prefix, with "
+        "on_long=truncate, and for a model for summaries",
     )
     source_lang: str | None = option(
         None,
-        "language code of the source, for split_sentences and for a model of several source languages; defaults to the "
-        "one that the model's files name",
+        "language code of the source, for split_sentences and for models with several source languages; defaults to "
+        "the language named in the model's files",
     )
     target_lang: str | None = option(
         None,
-        "language code of the target, for a model of several target languages; defaults to the one that the model's "
-        "files name",
+        "language code of the target, for models with several target languages; defaults to the language named in the "
+        "model's files",
     )
     source_prefix: str | None = option(
         None, "text in front of each source sentence, for models that read instructions, such as T5"
@@ -136,8 +136,8 @@ class DecodingOptions:
     alignments: bool = option(False, "add source-target links of tokens, read from the cross-attention")
     alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
         None,
-        "decoder layer whose attention gives the links, or mean of all; defaults to the head trained to align words "
-        "(alignment_head of the configuration), else to the layer below the top",
+        "decoder layer whose attention gives the links, or mean: the mean of all layers; defaults to the head trained "
+        "to align words (alignment_head of the configuration), else to the layer below the top",
     )
     buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
         2000, "number of sentences that are read, sorted by length, translated and written together"
@@ -147,14 +147,14 @@ class DecodingOptions:
     )
     shortlist: str | None = option(
         None,
-        "file of Marian's --shortlist (lines `target source probability`, from `recnmt align --shortlist`): only the "
-        "likeliest translations of the tokens of a batch are considered",
+        "lexical shortlist, a file in Marian's format (lines `target source probability`), e.g. written by `recnmt "
+        "align --shortlist`: only the likeliest translations of a batch's source tokens are considered",
     )
     shortlist_first: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
         100, "number of first tokens of the target vocabulary that are always considered with a shortlist"
     )
     shortlist_best: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        100, "number of translations of each source token that a shortlist gives"
+        100, "number of translations per source token that are taken from a shortlist"
     )
     generate: dict[str, Any] = field(
         default_factory=dict,

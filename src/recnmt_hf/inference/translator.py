@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import dropwhile, islice, zip_longest
@@ -260,7 +260,7 @@ class Translator:
         """
         check_text(sentence, place)
         source, direction = self.read_source(sentence, options, place)
-        whole = [] if is_blank(source) else self.encode_for(direction)(source)
+        whole = [] if is_blank(source) else self.encode_source(source, direction)
         prefix_ids = self.prefix_ids(prefix, f"{place}: prefix", direction) if prefix else []
         prepared = PreparedSentence(sentence, [], [], prefix_ids, direction)
         sentence = source
@@ -292,7 +292,8 @@ class Translator:
         self, text: str, whole: list[int], options: DecodingOptions, direction: Direction
     ) -> list[tuple[str, str, list[int]]]:
         """Return the white space before each sentence of a text, the sentence and its token ids."""
-        encode, sentences = self.encode_for(direction), split_sentences(text, direction.source)
+        encode = partial(self.encode_source, direction=direction)
+        sentences = split_sentences(text, direction.source)
         if len(sentences) < 2:
             return [("", text, whole)]
         encoded = [(space, part, encode(part)) for space, part in sentences]
@@ -314,7 +315,7 @@ class Translator:
             return [(separator, self.languages.truncate(ids, limit, direction))]
         if options.on_long != "split":
             raise UserError("sentence.too_long", field=place, value=text, length=len(ids), limit=limit)
-        encode = self.encode_for(direction)
+        encode = partial(self.encode_source, direction=direction)
         texts = split_text(text.strip(), limit, lambda part: len(encode(part)), separator)
         if isinstance(text, ParsedSentence):
             spaces, parts_of_text = zip(*texts, strict=True)
@@ -500,7 +501,7 @@ class Translator:
             place = f"Pair {number}" if places is None else places[number - 1]
             check_text(source, f"{place}: source")
             source, direction = self.read_source(source, options, f"{place}: source")
-            ids = [] if is_blank(source) else self.encode_for(direction)(source)
+            ids = [] if is_blank(source) else self.encode_source(source, direction)
             if self.is_empty(ids, direction):
                 raise UserError("pair.empty", field=f"{place}: source")
             source_ids.append(ids)
@@ -579,10 +580,6 @@ class Translator:
         if direction.target not in (None, target):
             raise UserError("language.two_targets", field=place, value=target, other=direction.target)
         return text, self.direction(replace(options, target_lang=target))
-
-    def encode_for(self, direction: Direction) -> Callable[[str], list[int]]:
-        """Return what encodes sources of a direction."""
-        return self.encode_source if direction.is_plain else partial(self.encode_source, direction=direction)
 
     def encode_source(self, sentence: str, direction: Direction | None = None) -> list[int]:
         """

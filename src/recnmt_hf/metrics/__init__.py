@@ -6,55 +6,32 @@ from .._lazy import lazy_names, names_for_type_checkers
 
 
 if TYPE_CHECKING:
-    from .alignment import (
-        AlignmentErrorRate,
-        AlignmentScore,
-        GoldAlignment,
-        alignment_error_rate,
-        format_links,
-        parse_links,
-    )
-    from .bleu import (
-        Bleu,
-        ChrF,
-        MetricScore,
-        Ter,
-        TokenizedBleu,
-        chrf_score,
-        sacrebleu_score,
-        scores_by_length,
-        ter_score,
-        tokenized_bleu_score,
-    )
-    from .oracle import choose_best, oracle_scores
-    from .rouge import Rouge, rouge_scores
-    from .significance import Comparison, compare_runs, compare_systems, holm
+    from .alignment import AlignmentErrorRate as AlignmentErrorRate
+    from .alignment import AlignmentScore as AlignmentScore
+    from .alignment import GoldAlignment as GoldAlignment
+    from .alignment import alignment_error_rate as alignment_error_rate
+    from .alignment import format_links as format_links
+    from .alignment import parse_links as parse_links
+    from .bleu import Bleu as Bleu
+    from .bleu import ChrF as ChrF
+    from .bleu import MetricScore as MetricScore
+    from .bleu import Ter as Ter
+    from .bleu import TokenizedBleu as TokenizedBleu
+    from .bleu import chrf_score as chrf_score
+    from .bleu import sacrebleu_score as sacrebleu_score
+    from .bleu import scores_by_length as scores_by_length
+    from .bleu import ter_score as ter_score
+    from .bleu import tokenized_bleu_score as tokenized_bleu_score
+    from .oracle import choose_best as choose_best
+    from .oracle import oracle_scores as oracle_scores
+    from .rouge import Rouge as Rouge
+    from .rouge import rouge_scores as rouge_scores
+    from .significance import Comparison as Comparison
+    from .significance import compare_runs as compare_runs
+    from .significance import compare_systems as compare_systems
+    from .significance import holm as holm
 
-__all__ = [
-    "AlignmentErrorRate",
-    "AlignmentScore",
-    "Bleu",
-    "ChrF",
-    "Comparison",
-    "GoldAlignment",
-    "MetricScore",
-    "Rouge",
-    "Ter",
-    "TokenizedBleu",
-    "alignment_error_rate",
-    "choose_best",
-    "chrf_score",
-    "compare_runs",
-    "compare_systems",
-    "format_links",
-    "holm",
-    "oracle_scores",
-    "parse_links",
-    "rouge_scores",
-    "sacrebleu_score",
-    "scores_by_length",
-    "ter_score",
-    "tokenized_bleu_score",
-]
+_NAMES = names_for_type_checkers(__name__)
+__all__ = sorted(_NAMES)
 
-__getattr__, __dir__ = lazy_names(__name__, names_for_type_checkers(__name__))
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -62,10 +62,9 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         encoder_layer_types (`list[str]`, *optional*): The encoder's layers from the bottom to the top, each
             `"attention"`, `"lstm"` or `"onlstm"`; their number is `encoder_layers`. `None`: half of `encoder_layers`
             ON-LSTM, the rest attention above them (3 and 3).
-        encoder_shortcut (`bool`, *optional*, defaults to `False`): Adds the states of the top recurrent layer to those
-            of the top attention layer (Eq. 10); of an encoder with attention layers above recurrent ones, which the
-            presets `tiny`, `small`, `base` and `big` have, or of attention layers alone, where it is the states
-            half-way up that are added.
+        encoder_shortcut (`bool`, *optional*, defaults to `False`): Add the states of the top recurrent layer to those
+            of the top attention layer (Eq. 10). The encoder must have attention layers above recurrent ones, as in the
+            presets `tiny`, `small`, `base` and `big`, or attention layers alone; then the states half-way up are added.
         onlstm_chunk_size (`int`, *optional*, defaults to 1): C, the channels that share a master gate; a divisor of
             `rnn_hidden_size` that leaves two gates or more.
         rnn_hidden_size (`int`, *optional*): Width of a recurrent layer's states in each direction. `None`: `d_model`.

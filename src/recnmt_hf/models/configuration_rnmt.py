@@ -32,7 +32,7 @@ class RNMTConfig(Seq2SeqConfig):
     baselines: `relation_layers=0` is RNNsearch*, and with `decoder_type="rnnsearch"` too it is RNNsearch (Bahdanau et
     al., 2015).
 
-    All fields of [`Seq2SeqConfig`], of which `d_model` is the width of embeddings, of every GRU and of the attention.
+    All fields of [`Seq2SeqConfig`]; `d_model` is the width of the embeddings, of every GRU and of the attention.
     Defaults that differ: `vocab_size=30000`, `dropout=0`, `scale_embedding=False`, separate and untied embeddings.
     Fields of a Transformer in files of earlier releases are ignored.
 
@@ -45,11 +45,11 @@ class RNMTConfig(Seq2SeqConfig):
         decoder_type (`str`, *optional*, defaults to `"conditional_gru"`): `"conditional_gru"`: one GRU reads the
             previous word and drives the attention, a second one reads the context (Eq. 13). `"rnnsearch"`: the previous
             state drives the attention, one GRU reads both.
-        readout (`str`, *optional*, defaults to `"maxout"`): Between state, previous word and context, and the output
-            matrix: the larger of two linear maps, or `"tanh"` of one.
+        readout (`str`, *optional*, defaults to `"maxout"`): Layer that reads state, previous word and context before
+            the output matrix. `"maxout"`: the larger of two linear maps. `"tanh"`: the hyperbolic tangent of one.
         readout_dropout (`float`, *optional*, defaults to 0.5): Dropout of the read-out.
-        relation_layers (`int`, *optional*): Relation-network layers; the first ones of the encoder's GRUs are followed
-            by one each. `None`: 2, as far as `encoder_layers` allows, or 0 with `encoder_rnn_layout="concat"`.
+        relation_layers (`int`, *optional*): Number of relation-network layers, one after each of the encoder's first
+            GRUs. `None`: 2, as far as `encoder_layers` allows, or 0 with `encoder_rnn_layout="concat"`.
         relation_conv_kernels (`list[int]`, *optional*, defaults to `[3]`): Odd widths of the convolutions (Eq. 7).
         relation_conv_channels (`list[int]`, *optional*, defaults to `[96]`): Output channels of each.
         relation_conv_mode (`str`, *optional*, defaults to `"stacked"`): Each convolution reads the one before, or all

@@ -37,8 +37,8 @@ class VRNMTConfig(RNMTConfig):
         kl_weight (`float`, *optional*, defaults to 1.0): Weight of the KL divergence in the loss, after annealing.
         kl_annealing_steps (`int`, *optional*, defaults to 2000): The weight rises linearly from 0 to `kl_weight` during
             these training steps, if the trainer calls `set_training_step`. Otherwise it is constant.
-        latent_free_bits (`float`, *optional*, defaults to 0): KL divergence of a latent variable, in nats, below which
-            it adds only this constant to the loss (Kingma et al., 2016).
+        latent_free_bits (`float`, *optional*, defaults to 0): Nats; a smaller KL divergence of a latent variable counts
+            as this constant in the loss (Kingma et al., 2016).
         latent_word_dropout (`float`, *optional*, defaults to 0): Share of the decoder's input words that are replaced
             by zeros in training.
     """

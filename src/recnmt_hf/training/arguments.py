@@ -52,8 +52,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     max_sentences: Annotated[int | None, Range(least=1)] = option(None, "maximum number of sentences in a batch")
     max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
         None,
-        "maximum of sentences times squared source length in a batch; 0: no limit; null: no limit, but 64 * max_tokens "
-        "for a model that compares all pairs of words (RNMT), so that it gets small batches of long sentences",
+        "maximum of sentences times squared source length in a batch; 0: no limit; null: 64 * max_tokens for a model "
+        "that compares all pairs of words (RNMT), so that batches of long sentences are small, else no limit",
     )
     optimizer: str | None = option(
         None, "adadelta (Zeiler, 2012) instead of the optimizer in optim", choices=(None, "adadelta")
@@ -79,7 +79,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
     ema_decay: Annotated[float | None, Range(above=0, below=1)] = option(
         None,
-        "decay of a moving average of the weights, e.g. 0.999, which is evaluated and saved in their place; null: none",
+        "decay of a moving average of the weights, e.g. 0.999; evaluations and saved models use the average; null: no "
+        "average",
     )
 
     def __post_init__(self) -> None:

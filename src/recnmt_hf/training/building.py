@@ -48,7 +48,8 @@ class ModelSection:
         default_factory=dict, metadata={"help": "configuration fields that replace those of the preset"}
     )
     init_from: str | None = option(
-        None, "trained baseline that gives initial weights (`init_from_baseline`) and tokenizers"
+        None,
+        "trained model (folder or model id) that provides the initial weights (`init_from_baseline`) and tokenizers",
     )
 
     @property

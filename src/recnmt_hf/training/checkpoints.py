@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from .._loading_errors import remove_remedy
 from .._plain_card import CARD, write_plain_card
 from .._values import Range, check_value
+from ..data.files import digest_of_file
 from ..errors import ExistingFileError, MissingFileError, UserError
 from ..families import MODEL_TYPES
 from ..inference.model_task import EVIDENCE
@@ -62,13 +62,8 @@ def mark_complete(folder: str | Path) -> None:
 
 def sums_of(files: dict[str, Path]) -> dict[str, str]:
     """Return the SHA-256 sums of files by name, computed in parallel."""
-
-    def sum_of(path: Path) -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return dict(zip(files, pool.map(sum_of, files.values()), strict=True))
+        return dict(zip(files, pool.map(digest_of_file, files.values()), strict=True))
 
 
 def faults_of(folder: str | Path, contents: bool = True, training_state: bool = True) -> list[str]:

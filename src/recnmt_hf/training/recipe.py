@@ -79,21 +79,21 @@ class DataSection:
     )
     temperature: Annotated[float | None, Range(least=1, most=1000)] = option(
         None,
-        "draw pairs from the corpora of train with probabilities proportional to their sizes to the power of 1 / "
-        "temperature, so that small ones are repeated; null: each pair once",
+        "draw pairs from the corpora of train with probabilities proportional to their size to the power of 1 / "
+        "temperature, so that small corpora are repeated; null: read each pair once",
     )
     weights: list[float] | None = field(
         default=None,
         metadata={
-            "help": "numbers of times that the corpora of train are read in an epoch (prepared data only); a fraction "
-            "reads a fixed part"
+            "help": "how often each corpus of train is read in an epoch (prepared data only); for a fraction, a fixed "
+            "part of it is read"
         },
     )
     schedule: list[dict[str, Any]] = field(
         default_factory=list,
         metadata={
             "help": "stages of training with their own weights (prepared data only), such as `{steps: 5000, weights: "
-            "[1, 2]}`; the last stage has no steps"
+            "[1, 2]}`; the last stage has no `steps` and lasts until the end"
         },
     )
     prepared: str | None = option(
@@ -109,10 +109,12 @@ class DataSection:
     )
     min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
         None,
-        "for `recnmt prepare`: remove pairs with a side whose probability of being in its language is lower (needs "
-        "the extra `filters`)",
+        "for `recnmt prepare`: remove pairs if the probability that a side is in its language is lower (needs the "
+        "extra `filters`)",
     )
-    cache_dir: str | None = option(None, "folder of prepared data; null: a subfolder of the output folder")
+    cache_dir: str | None = option(
+        None, "folder for the tokenized training data; null: a subfolder of the output folder"
+    )
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
 
     def check(self) -> None:
@@ -189,7 +191,7 @@ class TokenizerSection:
     min_frequency: Annotated[int, Range(least=1)] = option(1, "minimum frequency of a symbol")
     lowercase: bool = option(False, "lowercase all text")
     byte_fallback: bool | None = option(
-        None, "write unknown characters as bytes (BPE; 256 symbols of the vocabulary); null: if vocab_size >= 1000"
+        None, "encode unknown characters as bytes (BPE only; takes 256 symbols); null: if vocab_size >= 1000"
     )
     max_sentences: Annotated[int | None, Range(least=1)] = option(
         None, "maximum number of sentence pairs to train the tokenizer on"
@@ -199,8 +201,8 @@ class TokenizerSection:
     )
     dropout: Annotated[float, Range(least=0, below=1)] = option(
         0.0,
-        "BPE dropout: probability of leaving out a merge of a word in training, anew in each epoch; 0.1 is usual, 0 "
-        "disables it",
+        "BPE dropout: probability of skipping a merge in training, drawn anew in each epoch; 0.1 is usual, 0 disables "
+        "it",
     )
     relation_subtypes: bool = option(
         False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
@@ -265,8 +267,8 @@ class RunSection:
     )
     baseline_steps: Annotated[float | None, Range(above=0, share=True)] = option(
         None,
-        "number (or share) of max_steps that first train the plain model from which a variant starts, in the folder "
-        "`baseline` of the output",
+        "number (or share) of max_steps for a first stage, which trains the plain model from which the variant starts; "
+        "its checkpoints are in the subfolder `baseline` of the output",
     )
 
 

@@ -147,19 +147,19 @@ class Stopwatch(TrainerCallback, ExportableState):
 class TranslationTrainer(Seq2SeqTrainer):
     """
     Trainer of translation models: `Seq2SeqTrainer` on datasets of [`~recnmt_hf.data.prepare_dataset`]. For BLEU,
-    `eval_dataset` needs its text.
+    `eval_dataset` needs its text (`keep_text=True`).
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Source tokenizer, and target tokenizer unless that is given.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Target tokenizer.
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
-        last_step (`int`, *optional*): Training ends after this step, with a checkpoint, but has the learning rate of
-            the whole run: the first of two stages.
-        baseline (`str` or `Path`, *optional*): The last checkpoint of that stage, which initializes `model`: the second
-            stage. `train(resume_from_checkpoint=baseline)` continues its steps, learning rate, position in the data and
-            random numbers, but not weights and optimizer. Since the optimizer is new, the learning rate rises to its
-            schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and Yarats, 2021,
-            "On the adequacy of untuned warmup for adaptive optimization").
+        last_step (`int`, *optional*): For the first of two stages: training ends after this step, with a checkpoint;
+            the learning rate follows the schedule of the whole run.
+        baseline (`str` or `Path`, *optional*): For the second stage: the last checkpoint of the first, which
+            initializes `model`. `train(resume_from_checkpoint=baseline)` continues its steps, learning rate, position
+            in the data and random numbers, but not weights and optimizer. Since the optimizer is new, the learning rate
+            rises to its schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and
+            Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, except the beams. By default, at most 20 tokens more than the source; long sources are
             split.

@@ -114,10 +114,11 @@ class TorchBackend:
                 raise UserError("shortlist.search", field="shortlist")
             return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
         if len(requests) == 1:
-            return [SearchResult(generate(requests[0], self.own_search(requests[0]))[:, 1:].tolist())]
+            own = partial(search, rows_class=self.rows_class(requests[0]))
+            return [SearchResult(generate(requests[0], own)[:, 1:].tolist())]
         waiting = Waiting(options.max_tokens)
         for request in requests:
-            generate(request, partial(self.own_search(request), waiting=waiting))
+            generate(request, partial(search, rows_class=self.rows_class(request), waiting=waiting))
         with eval_mode(self.model), explained_generation(self.model, options):
             found = iter(waiting.finish())
         return [
@@ -151,10 +152,6 @@ class TorchBackend:
                 stopping_criteria=StoppingCriteriaList([MaxLengthPerSentence(max_lengths)]),
                 **settings,
             )
-
-    def own_search(self, request: SearchRequest) -> Any:
-        """Return the search that replaces that of `generate`."""
-        return partial(search, rows_class=self.rows_class(request))
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
         """Return what makes the rows of a search: with the tokens of a shortlist, or with all."""
