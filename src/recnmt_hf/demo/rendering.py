@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from ..families import FAMILIES
-from ..hub.card import METRIC_NAMES, describe_decoding, duration
+from ..hub.card import describe_decoding, duration, score_rows
 from ..inference.word_alignment import WordAlignment
 from ..training.evidence import Evidence
 from .live import Progress, Segment
@@ -194,19 +194,7 @@ def tests(evidence: Evidence) -> str:
         return "<h3>Scores</h3>" + note(
             "No scores were recorded for this model; `recnmt test` measures and records them."
         )
-    kinds = list(dict.fromkeys(kind for test in evidence.tests for kind in test.scores))
-    compared = any(test.baseline for test in evidence.tests)
-    heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]
-    rows = []
-    for test in evidence.tests:
-        row = [test.name, f"{test.sentences:,}"]
-        row += [f"{test.scores[kind]:.2f}" if kind in test.scores else "" for kind in kinds]
-        if compared:
-            base = " / ".join(f"{test.baseline_scores.get(kind, float('nan')):.2f}" for kind in kinds)
-            row += [f"{base} ({test.baseline})" if test.baseline else ""]
-            row += ["" if test.p_value is None else f"{test.p_value:.3f}"]
-        rows.append(row)
-    heads += ["baseline", "p"] if compared else []
+    heads, *rows = score_rows(evidence.tests)
     notes = dict.fromkeys([*(test.signature for test in evidence.tests), *map(describe_decoding, evidence.tests)])
     return f"<h3>Scores</h3>{table(heads, rows, 'Scores on test sets')}{''.join(map(note, notes))}"
 

@@ -190,7 +190,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
         "languages": [LANGUAGES.get(main_code(code).lower(), "").title() or code for code in evidence.languages],
         "task": task,
         "item": "text" if task == "summarization" else "sentence",
-        "score_table": score_table(tests) if tests else "",
+        "score_table": markdown_table(score_rows(tests)) if tests else "",
         "signatures": list(dict.fromkeys(test.signature for test in tests)),
         "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),
         "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
@@ -208,8 +208,8 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def score_table(tests: Sequence[TestScore]) -> str:
-    """Return the table of scores, with baselines and p-values if available."""
+def score_rows(tests: Sequence[TestScore]) -> list[list[str]]:
+    """Return titles and rows of the table of scores, with baselines and p-values if available."""
     kinds = list(dict.fromkeys(kind for test in tests for kind in test.scores))
     compared = any(test.baseline for test in tests)
     heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]
@@ -224,7 +224,7 @@ def score_table(tests: Sequence[TestScore]) -> str:
     if average := average_of(tests):
         row = [AVERAGE, "", *(number(average.get(kind)) for kind in kinds)]
         rows.append(row + [""] * (len(rows[0]) - len(row)))
-    return markdown_table(rows)
+    return rows
 
 
 def paper_table(tables: Sequence[PaperTable], evidence: Evidence) -> str:
