@@ -29,7 +29,7 @@ MOST_TOKENS = 2**31 - 1
 MOST_SEED = 2**32 - 1
 # Beyond these translating takes all memory, or no float holds the divisor of a score.
 MOST_BEAMS = 1000
-MOST_LENGTH_PENALTY = 100
+LEAST_LENGTH_PENALTY, MOST_LENGTH_PENALTY = -5, 100
 # A language code.
 LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
 

@@ -176,6 +176,23 @@ def test_after_an_error_the_other_processes_do_not_go_on(tiny_folder, tmp_path):
     other.kill()
 
 
+def test_an_error_of_a_process_is_one_message(tiny_folder, tmp_path):
+    (tmp_path / "bad").write_bytes(b"The dog sleeps.\n\xff\n")
+    code = "import sys; from recnmt_hf.commands.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "translate", str(tiny_folder), "-i", "bad", "-o", "out", *OPTIONS]
+    found = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert found.returncode == 2 and "[file.not_utf8]" in found.stderr and "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_shortlist_is_not_overwritten(tiny_folder, texts, capsys, workers):
+    path = texts.parent / "list.txt"
+    path.write_text("a a 0.5\n")
+    command = ["translate", str(tiny_folder), "-i", str(texts), "--shortlist", str(path), "-o", str(path), *OPTIONS]
+    assert main([*command, "--workers", workers]) == 2
+    assert "[output.is_input]" in capsys.readouterr().err and path.read_text() == "a a 0.5\n"
+
+
 def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
     monkeypatch.setattr(translation_parts, "start_processes", in_this_process)

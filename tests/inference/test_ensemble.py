@@ -108,6 +108,18 @@ def test_beams_of_samples_are_refused(members, tokenizer):
         assert ensemble("The dog sleeps.", beams=1, max_new_tokens=2)
 
 
+def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatch):
+    sentences = [pair.en for pair in corpus["test"][:3]]
+    ensemble, settings = recnmt_hf.EnsembleTranslator([members[0]] * 2), members[0].model.generation_config
+    monkeypatch.setattr(settings, "min_length", 9)
+    expected, found = (each(sentences, beams=2, max_new_tokens=9) for each in (members[0], ensemble))
+    assert [one.hypotheses[0].tokens for one in found] == [one.hypotheses[0].tokens for one in expected]
+    assert all(len(one.hypotheses[0].tokens) >= 9 for one in found)
+    monkeypatch.setattr(settings, "encoder_no_repeat_ngram_size", 2)
+    with rejects("engine.unsupported", "encoder_no_repeat_ngram_size in generation_config.json"):
+        ensemble(sentences)
+
+
 def test_one_model_twice_is_that_model(members, corpus):
     sentences = [pair.en for pair in corpus["test"][:6]]
     options = {"beams": 3, "num_hypotheses": 3, "max_length_extra": 3, "no_repeat_ngram_size": 2}

@@ -59,6 +59,67 @@ def test_allowed_tokens_of_python(translator, sentences):
     assert {token for each in found for token in each.hypotheses[0].tokens} <= set(allowed)
 
 
+def test_functions_get_the_number_of_the_sentence(translator, sentences):
+    """Batches are sorted by length, and a text of two sentences is translated in parts."""
+    some, every = translator.encode_target("Der Hund"), list(range(len(translator.target_tokenizer)))
+    texts = ["A dog .", f"{sentences[0]} {sentences[1]}", "A dog that sees the cat sleeps ."]
+
+    def allowed(number, ids):
+        return some if number == 1 else every
+
+    for settings in ({"beams": 2}, {"beams": 2, "buffer": 1}):
+        options = {**settings, "max_length_extra": 4, "split_sentences": "always"}
+        found = translator(texts, **options, generate={"prefix_allowed_tokens_fn": allowed})
+        plain = translator(texts, **options)
+        assert set(found[1].hypotheses[0].tokens) <= set(some) and plain[1].text != found[1].text
+        assert [found[0].text, found[2].text] == [plain[0].text, plain[2].text]
+
+
+def test_scores_do_not_change_which_translation_is_best(translator, sentences):
+    """A search counts penalties such as `repetition_penalty`, which the reported log-probabilities leave out."""
+    source, tokens = translator.encode_source(sentences[0]), [[5, 6, 2], [7, 2], [8, 9, 10, 2]]
+    scores = translator.score_tokens([source] * 3, tokens, 1000)
+    for log_probs in ([-1.0, -9.0, -2.0], [-9.0, -1.0, -99.0]):
+        (found,) = translator.make_hypotheses([source], tokens, DecodingOptions(length_penalty=0), True, log_probs)
+        order = sorted(range(3), key=lambda i: -log_probs[i])
+        assert [one.tokens for one in found] == [tokens[i] for i in order]
+        assert [one.log_prob for one in found] == pytest.approx([sum(scores[i]) for i in order])
+    by_score = sorted(tokens, key=lambda row: -sum(scores[tokens.index(row)]))
+    for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
+        options = DecodingOptions(beams=1, length_penalty=0, generate=generate)
+        (found,) = translator.make_hypotheses([source], tokens, options, True)
+        assert [one.tokens for one in found] == expected
+    assert by_score != tokens
+
+
+@pytest.mark.parametrize("where", ["options", "generation_config"])
+def test_a_forced_first_word_is_part_of_the_text(translator, sentences, where, monkeypatch):
+    word = translator.encode_target("Hund")[0]
+    settings = {"generate": {"forced_bos_token_id": word}} if where == "options" else {}
+    if where == "generation_config":
+        monkeypatch.setattr(translator.model.generation_config, "forced_bos_token_id", word)
+    (found,) = translator(sentences[:1], beams=2, max_length_extra=4, **settings)
+    assert found.hypotheses[0].tokens[0] == word
+    assert found.text == translator.target_tokenizer.decode(found.hypotheses[0].tokens, skip_special_tokens=True)
+    (found,) = translator(sentences[:1], ["Der Hund"], beams=2, max_length_extra=4, **settings)
+    assert found.text.startswith("Der Hund"), "the prefix of a sentence comes first"
+
+
+def test_long_translations_with_negative_penalties(translator, sentences):
+    """Their scores are lower than what transformers gives to missing hypotheses."""
+    options = {"beams": 2, "length_penalty_type": "hf", "max_length_factor": 0, "max_length_extra": 120}
+    (found,) = translator(sentences[:1], **options, length_penalty=-5, min_new_tokens=110)
+    assert len(found.hypotheses[0].tokens) >= 110 and found.score < -1e9
+    with rejects("option.value", "length_penalty"):
+        translator(sentences[:1], length_penalty=-6)
+
+
+def test_guidance_is_rejected_by_its_name(translator, sentences):
+    with rejects("generate.rejected", "generate") as error:
+        translator(sentences[:1], generate={"guidance_scale": 1.5})
+    assert "guidance_scale" in str(error.value)
+
+
 def test_stop_strings_and_shortest_translations(translator, sentences):
     assert all(
         len(each.hypotheses[0].tokens) > 9

@@ -35,6 +35,13 @@ def test_equals_the_translator(pipe, translator, sentences, batch_size):
     assert [each[0]["score"] for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
 
 
+def test_samples_of_several_batches_differ(pipe, translator, sentences):
+    sampling = {"do_sample": True, "beams": 1, "max_length_extra": 5, "seed": 1}
+    found = texts(pipe([sentences[0]] * 4, batch_size=1, **sampling))
+    assert found == [each.text for each in translator([sentences[0]] * 4, buffer=1, **sampling)]
+    assert len(set(found)) > 1
+
+
 def test_model_and_tokenizer_by_position(translator, sentences):
     pipe = TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
     expected = [each.text for each in translator(sentences[:2], beams=1)]

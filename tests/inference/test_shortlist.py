@@ -1,6 +1,7 @@
 """Lexical shortlists: which tokens a batch may use, the search with them, files of Marian, mistakes."""
 
 import gzip
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +73,15 @@ def test_translations_have_only_the_tokens_of_the_list(translator, every_token, 
         assert one.score == pytest.approx(translator.score([one.source], [one.hypotheses[0].tokens])[0].score, abs=1e-4)
     prefix = next(pair for pair in ("Der Hund", "Die", "Wir") if not set(translator.encode_target(pair)) <= own)
     assert all(one.text.startswith(prefix) for one in translator(sentences, [prefix] * 8, **options))
+
+
+def test_a_changed_file_is_read_again(translator, every_token, sentences, tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text(Path(every_token).read_text())
+    translator(sentences[:1], **SETTINGS, shortlist=str(path))
+    path.write_text("garbage\n")
+    with rejects("shortlist.line"):
+        translator(sentences[:1], **SETTINGS, shortlist=str(path))
 
 
 def test_the_likeliest_translations_of_a_batch(translator):

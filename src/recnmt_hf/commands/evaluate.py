@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
     from ..metrics.oracle import oracle_scores
-    from ..metrics.significance import METHODS, RESAMPLING, SIGN, compare_systems
+    from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
 
     metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
                 ]
         if len(systems) > 1:
             options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
-            for method in {"both": RESAMPLING, "all": METHODS}.get(args.test, [args.test]):
+            for method in {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}.get(args.test, [args.test]):
                 results = compare_systems(systems, references, method, args.samples, **options)
                 samples = "" if method == SIGN else f", {args.samples} samples"
                 print(f"paired {method} test{samples}, against {args.hypotheses[0]}")

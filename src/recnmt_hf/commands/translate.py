@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> None:
             raise UserError("translate.streams", field="--workers", value=args.workers)
         translate_in_parts(args)
         return
-    prefix, trees = args.prefix, args.source_trees
-    inputs = [source, *([] if prefix is None else [arguments.stream(prefix)]), *([] if trees is None else [trees])]
+    others = (args.prefix, args.source_trees, args.options.shortlist)
+    inputs = [source, *(arguments.stream(path) for path in others if path is not None)]
     with open_output(target, inputs) as out:
         lines, prefixes = inputs_of(args)
         write_translations(args, arguments.load_translator(args), lines, prefixes, out)

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,7 +118,8 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     settings = {name: value for name, value in vars(args).items() if not callable(value)}
     with ExitStack() as stack:
         if rank == 0:
-            refuse_inputs(args.output, [path for path in (args.input, args.prefix, args.source_trees) if path])
+            inputs = (args.input, args.prefix, args.source_trees, args.options.shortlist)
+            refuse_inputs(args.output, [path for path in inputs if path])
             with explained_preparation(args.output):
                 check_replaceable(args.output)
                 if folder.exists() and not folder.is_dir():
@@ -193,7 +195,7 @@ def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
 
 def end_with_parent(parent: int) -> None:
     """End this process in order after SIGTERM, and soon after the one that started it, which may be killed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -70,7 +70,9 @@ class Direction:
         """Return the tokens that a translation begins with; `prefix` is the user's, as encoded in this direction."""
         if self.start is None and not self.given:
             return list(prefix)
-        return TargetTokens(prefix or self.given, self.start, len(self.given))
+        opening = list(prefix or self.given)
+        is_given = opening[: len(self.given)] == list(self.given)
+        return TargetTokens(opening, self.start, len(self.given) if is_given else 0)
 
 
 class Languages:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from .._loading_errors import shorten
 from .._values import (
     LANGUAGE,
+    LEAST_LENGTH_PENALTY,
     MOST_BEAMS,
     MOST_LENGTH_PENALTY,
     MOST_SEED,
@@ -83,7 +84,8 @@ class DecodingOptions:
 
     `generate` passes other settings on to transformers' `generate`, by the names of `GenerationConfig`: sampling
     (`do_sample=True`, with `temperature`, `top_k`, `top_p`), `no_repeat_ngram_size`, `repetition_penalty`,
-    `bad_words_ids`, `min_new_tokens` and so on; in Python also `logits_processor` and `prefix_allowed_tokens_fn`.
+    `bad_words_ids`, `min_new_tokens` and so on; in Python also `logits_processor` and `prefix_allowed_tokens_fn`,
+    whose first argument is the number of the sentence in the call, from 0.
     """
 
     beams: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
@@ -95,7 +97,7 @@ class DecodingOptions:
     length_penalty_type: Literal["vaswani", "hf"] = option(
         "vaswani", "divisor of a log-probability; vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
     )
-    length_penalty: Annotated[float, Range(least=-MOST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)] = option(
+    length_penalty: Annotated[float, Range(least=LEAST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)] = option(
         0.6, "exponent alpha of the length penalty; 0 disables it"
     )
     max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(
@@ -194,7 +196,7 @@ def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:
 
     Args:
         kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
-        alpha (`float`): Exponent, from -100 to 100; 0 disables the penalty.
+        alpha (`float`): Exponent, from -5 to 100; 0 disables the penalty.
 
     Raises:
         ValueError: The kind does not exist, or alpha is out of range.

@@ -134,7 +134,7 @@ class TranslationPipeline(Pipeline):
         warnings = TranslationWarnings(self.tokenizer)
         sentences = inputs if isinstance(inputs, list) else [inputs]
         options = decoding_options(None, kwargs)
-        translations = self.translator.search(sentences, options, warnings)
+        translations = self.translator.search(sentences, options, warnings, self.translated)
         if not self.translator.is_summarizing(options):
             warnings.check_lengths(translations, self.translated + 1)
         warnings.log()

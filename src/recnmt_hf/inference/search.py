@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
 SHARE_FINISHED = 0.1
-# Score of a missing hypothesis, as in transformers.
-MISSING_SCORE = -1.0e9
+# Score of a missing hypothesis. That of transformers, -1e9, is not less than all scores with a negative penalty.
+MISSING_SCORE = -1.0e30
 # Columns of the vocabulary of which the best one decides whether `best_continuations` looks at the others.
 COLUMNS = 64
 # Scores that are compared at a time, so that they stay in a processor's cache.

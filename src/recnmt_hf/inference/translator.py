@@ -355,7 +355,8 @@ class Translator:
 
         seed = None if options.seed is None else options.seed + offset
         with self.backend.seeded(seed):  # once for all batches, or all of them would draw the same numbers
-            remaining = iter(self.search_tokens(sources, prefixes, options, scores))
+            numbers = [offset + i for i, sentence in enumerate(prepared) for _ in sentence.pieces]
+            remaining = iter(self.search_tokens(sources, prefixes, options, scores, numbers))
         translations = []
         for sentence in prepared:
             parts = list(islice(remaining, len(sentence.pieces)))
@@ -368,9 +369,18 @@ class Translator:
         return translations
 
     def search_tokens(
-        self, sources: Tokens, prefixes: Tokens, options: DecodingOptions, scores: bool = True
+        self,
+        sources: Tokens,
+        prefixes: Tokens,
+        options: DecodingOptions,
+        scores: bool = True,
+        numbers: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """Translate token ids in batches. Return the hypotheses of each source, best first."""
+        """
+        Translate token ids in batches. Return the hypotheses of each source, best first. `numbers` are those of the
+        sentences that the sources belong to, for `prefix_allowed_tokens_fn`.
+        """
+        numbers = range(len(sources)) if numbers is None else numbers
         if options.shortlist is not None and isinstance(self.backend, TranslatesOnly):
             raise UserError("shortlist.backend", field="shortlist", kind=self.backend.kind)
         most = options.max_tokens // max(options.beams, options.num_hypotheses)
@@ -379,7 +389,8 @@ class Translator:
         for batch in batches:
             own_sources, own_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
             max_lengths = self.max_lengths(own_sources, own_prefixes, options)
-            requests.append(SearchRequest(own_sources, own_prefixes, max_lengths, options))
+            own_numbers = [numbers[i] for i in batch]
+            requests.append(SearchRequest(own_sources, own_prefixes, max_lengths, options, own_numbers))
         results = self.backend.search(requests) if requests else []
         hypotheses: dict[int, list[Hypothesis]] = {}
         for batch, request, result in zip(batches, requests, results, strict=True):
@@ -428,12 +439,13 @@ class Translator:
         log_probs: Sequence[float] | None = None,
     ) -> list[list[Hypothesis]]:
         """
-        Create the hypotheses of each source, the same number in consecutive rows of `tokens`, best first if their
-        log-probabilities are known: from another pass of the model (`scores`), or those of the search.
+        Create the hypotheses of each source, the same number in consecutive rows of `tokens`, best first: by the
+        log-probabilities of the search if it reports them, else by those of another pass of the model, which `scores`
+        asks for, or in the order of the search.
         """
         per_source, penalty = len(tokens) // len(sources), options.penalty()
         repeated = [source for source in sources for _ in range(per_source)]
-        is_scored = scores or log_probs is not None
+        found = log_probs  # of the search
         # generate reports its scores only along with those of the whole vocabulary at every step; another pass over the
         # finished hypotheses costs less than storing those, and computes the same as `score`.
         if scores:
@@ -443,17 +455,24 @@ class Translator:
         alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
-        # A tag at the beginning, such as >>de<<, says what the text is.
-        shown = [[*dropwhile(self.tag_ids.__contains__, row[given_count(row) :])] for row in tokens]
+        # A language's token or a tag at the beginning, such as >>de<<, says what the text is.
+        names = self.tag_ids | self.languages.control_ids
+        shown = [[*dropwhile(names.__contains__, row)] for row in tokens]
         texts = self.target_tokenizer.batch_decode(shown, skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = []
         for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True):
             score, finished = log_prob / max(len(row), 1) ** penalty, bool(row) and row[-1] in ends
             hypotheses.append(Hypothesis(text.strip(), score, log_prob, row, finished, alignment))
-        by_source = [hypotheses[i : i + per_source] for i in range(0, len(hypotheses), per_source)]
-        # The search adds in float32; among near-ties the order by the scores reported here may differ.
-        return [sorted(row, key=lambda one: -one.score) for row in by_source] if is_scored else by_source
+        places = [range(i, i + per_source) for i in range(0, len(tokens), per_source)]
+        if found is not None:
+            ranks = [total / max(len(row), 1) ** penalty for total, row in zip(found, tokens, strict=True)]
+            return [[hypotheses[i] for i in sorted(own, key=lambda i: -ranks[i])] for own in places]
+        by_source = [[hypotheses[i] for i in own] for own in places]
+        # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
+        if not scores or (options.generate and not options.generate.get("do_sample")):
+            return by_source
+        return [sorted(each, key=lambda one: -one.score) for each in by_source]
 
     # -- scoring and aligning ------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 from unittest.mock import patch
 
@@ -19,10 +20,9 @@ from .bleu import bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
 
 
-# Methods with resampling, by sacrebleu's name, and the sign test, which has none.
-RESAMPLING = {"bootstrap": "bs", "randomization": "ar"}
-SIGN = "sign"
-METHODS = (*RESAMPLING, SIGN)
+METHODS = BOOTSTRAP, RANDOMIZATION, SIGN = "bootstrap", "randomization", "sign"
+# Differences of scores that rounding alone makes.
+ROUNDING = 1e-9
 
 
 @dataclass
@@ -65,16 +65,16 @@ def compare_systems(
     units: str = "words",
 ) -> list[Comparison]:
     """
-    Run paired tests of BLEU or ROUGE (sacrebleu's implementations).
+    Run paired tests of BLEU or ROUGE.
 
     Args:
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
         references (sequence of `str`, or of such sequences): One reference set or several.
         method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
-            2004). `"randomization"`: approximate randomization (Riezler and Maxwell, 2005). `"sign"`: sign test on
-            sentences (Collins et al., 2005); see [`sign_test`].
+            2004) by sacrebleu. `"randomization"`: approximate randomization (Riezler and Maxwell, 2005). `"sign"`: sign
+            test on sentences (Collins et al., 2005); see [`sign_test`].
         samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps; the sign test has none.
-        seed (`int`, *optional*, defaults to 12345): Seed of the resampling.
+        seed (`int`, *optional*, defaults to 12345): Seed of the resampling, at least 1 (sacrebleu ignores 0).
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
         metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, `"rouge1"`, `"rouge2"` or `"rougeL"`.
@@ -85,7 +85,7 @@ def compare_systems(
             allowed, or lengths differ.
     """
     samples = check_value("samples", samples, int, Range(least=1))
-    seed = check_value("seed", seed, int, Range(least=0, most=MOST_SEED))
+    seed = check_value("seed", seed, int, Range(least=1, most=MOST_SEED))
     check_value("method", method, Literal[(*METHODS,)])
     check_value("metric", metric, Literal["bleu", *ROUGE_TYPES])
     named = list(systems.items() if isinstance(systems, Mapping) else systems)
@@ -101,12 +101,14 @@ def compare_systems(
     measure = bleu_metric(lowercase, tokenize, streams) if is_bleu else RougeF1(metric, units, streams)
     if method == SIGN:
         return sign_test(systems, measure)
+    if method == RANDOMIZATION:
+        return randomization_test(systems, measure, samples, seed)
     with patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
         test = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
             {metric: measure},
             references=None,
-            test_type=RESAMPLING[method],
+            test_type="bs",
             n_samples=samples,
         )
         signatures, scores = test()
@@ -118,13 +120,65 @@ def compare_systems(
             system=str(system),
             score=result.score,
             difference=result.score - base,
-            # Any difference is at least as large as 0; sacrebleu's bootstrap counts only larger ones.
+            # Any difference is at least as large as 0; sacrebleu counts only larger ones.
             p_value=1.0 if result.p_value is not None and result.score == base else result.p_value,
             interval=None if result.mean is None or result.ci is None else (result.mean, result.ci),
             signature=str(signatures[name]),
         )
         for system, result in zip(scores["System"], results, strict=True)
     ]
+
+
+def randomization_test(
+    systems: Mapping[str, Sequence[str]], measure: Metric, samples: int, seed: int
+) -> list[Comparison]:
+    """
+    Run approximate randomization (Riezler and Maxwell, 2005) against the first system. Unlike sacrebleu's, the test
+    counts random differences that equal the observed one, which matters for systems that differ in few sentences. Its
+    random exchanges are sacrebleu's.
+    """
+    statistics = [statistics_of(measure, hypotheses) for hypotheses in systems.values()]
+    baseline = statistics[0]
+    # Exchanges of each sentence, shape (samples, sentences).
+    exchanges = np.random.default_rng(seed).integers(2, size=(samples, len(baseline)), dtype=bool)
+    base, signature = score_of(measure, baseline.sum(axis=0)), measure.get_signature()
+    signature.update("seed", str(seed))
+    signature.update("ar", samples)
+    comparisons: list[Comparison] = []
+    for name, rows in zip(systems, statistics, strict=True):
+        own = score_of(measure, rows.sum(axis=0))
+        p_value = chance(rows[None], baseline[None], measure, exchanges) if comparisons else None
+        comparisons.append(Comparison(str(name), own, own - base, p_value, None, str(signature)))
+    return comparisons
+
+
+def statistics_of(measure: Metric, hypotheses: Sequence[str]) -> np.ndarray:
+    """Return the counts from which a corpus score is computed, of shape `(sentences, counts)`."""
+    return np.array(measure._extract_corpus_statistics(list(hypotheses), None))
+
+
+def score_of(measure: Metric, sums: np.ndarray) -> float:
+    """Return a corpus score from its summed counts."""
+    return float(measure._compute_score_from_stats(sums.tolist()).score)
+
+
+def chance(own: np.ndarray, other: np.ndarray, measure: Metric, exchanges: Iterable[np.ndarray]) -> float:
+    """
+    Return how often random exchanges of sentences make the difference between two systems' mean scores at least as
+    large as it is: the p-value. `own` and `other` are counts of shape `(runs, sentences, counts)`.
+    """
+
+    def mean_score(runs: np.ndarray) -> float:
+        return float(np.mean([score_of(measure, sums) for sums in runs]))
+
+    sums, base, gap = own.sum(axis=1), other.sum(axis=1), own - other
+    least = abs(mean_score(sums) - mean_score(base)) - ROUNDING
+    count = extreme = 0
+    for exchanged in exchanges:
+        moved = gap[:, exchanged].sum(axis=1)
+        extreme += abs(mean_score(sums - moved) - mean_score(base + moved)) >= least
+        count += 1
+    return (extreme + 1) / (count + 1)
 
 
 def sign_test(systems: Mapping[str, Sequence[str]], measure: Metric) -> list[Comparison]:
@@ -138,16 +192,10 @@ def sign_test(systems: Mapping[str, Sequence[str]], measure: Metric) -> list[Com
         systems (mapping of name to translations): The first is the baseline.
         measure (`sacrebleu.metrics.base.Metric`): Has the references in its cache.
     """
-    statistics = {
-        name: np.array(measure._extract_corpus_statistics(list(hypotheses), None))
-        for name, hypotheses in systems.items()
-    }
+    statistics = {name: statistics_of(measure, hypotheses) for name, hypotheses in systems.items()}
     baseline = next(iter(statistics.values()))
     total = baseline.sum(axis=0)
-
-    def score(sums: np.ndarray) -> float:
-        return float(measure._compute_score_from_stats(sums.tolist()).score)
-
+    score = partial(score_of, measure)
     base = score(total)
     signature = f"{measure.get_signature()}|test:{SIGN}"
     comparisons: list[Comparison] = []
@@ -197,22 +245,10 @@ def compare_runs(
     for hypotheses in (*baseline, *system):
         streams = reference_sets(hypotheses, references)
     measure = bleu_metric(references=streams)
-    # Statistics of shape (runs, sentences, counts).
-    own, other = (
-        np.array([measure._extract_corpus_statistics(list(texts), None) for texts in runs])
-        for runs in (system, baseline)
-    )
-
-    def mean_score(sums: np.ndarray) -> float:
-        return float(np.mean([measure._compute_score_from_stats(row.tolist()).score for row in sums]))
-
-    sums, base = own.sum(axis=1), other.sum(axis=1)
-    observed = abs(mean_score(sums) - mean_score(base))
-    generator, difference, extreme = np.random.default_rng(seed), own - other, 0
-    for _ in range(samples):
-        moved = difference[:, generator.integers(2, size=difference.shape[1]).astype(bool)].sum(axis=1)
-        extreme += abs(mean_score(sums - moved) - mean_score(base + moved)) >= observed
-    return (extreme + 1) / (samples + 1)
+    own, other = (np.array([statistics_of(measure, texts) for texts in runs]) for runs in (system, baseline))
+    generator = np.random.default_rng(seed)
+    exchanges = (generator.integers(2, size=own.shape[1]).astype(bool) for _ in range(samples))
+    return chance(own, other, measure, exchanges)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -12,6 +12,7 @@ from transformers import (
     ForcedBOSTokenLogitsProcessor,
     GenerationConfig,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
@@ -30,7 +31,7 @@ from ..model_settings import LengthLimits, end_ids, own_start_id, setting, targe
 from ..options import DecodingOptions
 from ..search import EnsembleRows, start_search
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import TorchBackend, explained_generation, start_column
+from .torch_model import TorchBackend, explained_generation, start_column, unusual_settings
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -38,9 +39,20 @@ PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "repetition_penalty": lambda value, ends: RepetitionPenaltyLogitsProcessor(value),
     "no_repeat_ngram_size": lambda value, ends: NoRepeatNGramLogitsProcessor(value),
     "bad_words_ids": NoBadWordsLogitsProcessor,
+    "min_length": lambda value, ends: MinLengthLogitsProcessor(value, ends, str(ends.device)),
     "min_new_tokens": lambda value, ends: MinNewTokensLengthLogitsProcessor(1, value, ends, str(ends.device)),
     "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
     "forced_bos_token_id": lambda value, ends: ForcedBOSTokenLogitsProcessor(value),
+}
+# Settings in generation_config.json that change the translations of a single model and that an ensemble does not have.
+UNSUPPORTED = {
+    *(
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "sequence_bias",
+        "exponential_decay_length_penalty",
+    ),
+    *("begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
 }
 
 
@@ -122,6 +134,10 @@ class EnsembleBackend(TranslatesOnly):
         settings = {name: value for name, value in settings.items() if value or name == "forced_bos_token_id"}
         if unsupported := sorted(set(settings) - set(PROCESSORS)):
             raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="an ensemble")
+        if unsupported := sorted(UNSUPPORTED & set(unusual_settings(self.model.generation_config))):
+            raise UserError(
+                "engine.unsupported", field=f"{unsupported[0]} in generation_config.json", engine="an ensemble"
+            )
         ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
         return LogitsProcessorList(
             [make(settings[name], ends) for name, make in PROCESSORS.items() if name in settings]

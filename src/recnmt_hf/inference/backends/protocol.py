@@ -24,6 +24,7 @@ class SearchRequest:
     prefixes: Tokens  # tokens that each translation begins with; may be empty
     max_lengths: Sequence[int]  # new tokens for each source, prefix and end token included
     options: DecodingOptions
+    numbers: Sequence[int] = ()  # of the sentence of each source in the call, from 0
 
 
 @dataclass

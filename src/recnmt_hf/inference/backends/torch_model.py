@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -142,6 +144,9 @@ class TorchBackend:
             settings["decoder_start_token_id"] = [start_id(self.model) if one is None else one for one in starts]
         if custom_generate is not None:
             settings["custom_generate"] = custom_generate
+        if (allowed := settings.get("prefix_allowed_tokens_fn")) is not None:
+            numbers = request.numbers
+            settings["prefix_allowed_tokens_fn"] = lambda row, ids: allowed(numbers[row], ids)
         with eval_mode(self.model), explained_generation(self.model, request.options):
             return self.model.generate(
                 **inputs,
@@ -159,10 +164,10 @@ class TorchBackend:
         if options.shortlist is None:
             return ModelRows
         check_output_layer(self.model)
-        key = options.shortlist, options.shortlist_first, options.shortlist_best
+        key = options.shortlist, options.shortlist_first, options.shortlist_best, version_of(options.shortlist)
         last = self.shortlist  # once, since threads may share a model
         if last is None or last[0] != key:
-            path, first, best = key
+            path, first, best, _ = key
             last = self.shortlist = key, Shortlist.read(path, self.tokenizers, first, best)
         return partial(ShortlistRows, tokens=last[1].tokens(request.sources, request.prefixes))
 
@@ -198,6 +203,7 @@ class TorchBackend:
         """Return the cross-attentions that a model returns for encoded sources; those of fast kernels are `None`."""
         with eval_mode(model):
             return model.base_model(  # without logits of the whole vocabulary
+                **({"input_ids": encoded.input_ids} if requires_sources(model.base_model) else {}),
                 encoder_outputs=encoded.output,
                 attention_mask=encoded.attention_mask,
                 decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
@@ -268,6 +274,21 @@ def start_column(model: Any, targets: Tokens) -> list[list[int]]:
     return [[start_id(model) if start is None else start] for start in starts]
 
 
+def requires_sources(model: Any) -> bool:
+    """Return whether a model needs the ids of the sources beside the encoder's output, as FSMT does."""
+    parameter = inspect.signature(model.forward).parameters.get("input_ids")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def version_of(path: str) -> tuple[int, int] | None:
+    """Return time and size of a file, which change with its content; `None` if there is no file."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size
+
+
 def has_attention(attentions: Any) -> bool:
     """Return whether a model returned its attentions."""
     return bool(attentions) and attentions[0] is not None
@@ -299,7 +320,11 @@ def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]
     """
     try:
         yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except UserError as error:
+        if options.generate and error.code.startswith("model."):  # called as no option of the translator does
+            raise rejected_settings(options.generate, "the model", error) from error
         raise
     except Exception as error:
         folders = [Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(error.__traceback__)]
