@@ -178,7 +178,7 @@ DATA: dict[str, str] = {
     "modifier.unknown": "There is no modifier {field}. Use {known}.",
     "batches.lengths": "There are {sources} source and {targets} target lengths. Pass one of each per sentence pair.",
     "batches.too_few_pairs": "{pairs} sentence pairs are too few for {value} processes. Use fewer processes or more "
-    "data; check whether length limits skip pairs.",
+    "data; check whether length limits or weights of corpora leave out pairs.",
     "logic.missing_file": "{field} does not exist, only {names}. Correct the folder, or run `recnmt logic-corpus`.",
     "logic.line": "{field}, line {line}: expected a relation ({relations}) and two formulas, separated by tabs.",
     # tokenizers

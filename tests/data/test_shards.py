@@ -243,7 +243,31 @@ def test_mixtures(large):
     assert Mixture(temperature=5).repeats([1600, 100]) == pytest.approx([1.0, 16**0.8])
     assert Mixture().repeats([5, 7]) == [1.0, 1.0]
     with rejects("batches.too_few_pairs"):
-        PooledBatchSampler(data, LIMITS, weights=[0.01, 0.01])
+        PooledBatchSampler(data, LIMITS, weights=[0.0001, 0.0001])
+
+
+def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
+    """A fraction counts pairs, not shards, and is the same part in each epoch and for any number of processes."""
+    corpora = [Corpus(generated="train", size=300), Corpus(generated="validation", size=100)]
+    prepare_shards(corpora, tokenizers, tmp_path, settings())
+    prepare_shards(corpora, tokenizers, tmp_path / "whole", settings(shard_size=1000))
+    for folder in (tmp_path, tmp_path / "whole"):
+        data = ShardedDataset(folder)
+        for weights, counts in (([1, 0.4], [300, 40]), ([1, 1.5], [300, 150]), ([0.4, 2.25], [120, 225])):
+            sampler = PooledBatchSampler(data, LIMITS, weights=weights)
+            assert sampler.drawn_pairs() == counts
+            rows = sorted(row for batch in sampler for row in batch)
+            assert [sum(row < 300 for row in rows), sum(row >= 300 for row in rows)] == counts
+            assert set(Counter(rows[counts[0] :]).values()) <= {int(weights[1]), int(weights[1]) + 1}
+            lengths = [len(data[row][name]) for row in rows for name in ("input_ids", "labels")]
+            assert sampler.tokens == pytest.approx(sum(lengths), rel=0.05)
+            for processes in (1, 3):
+                sampler = PooledBatchSampler(data, LIMITS, num_processes=processes, weights=weights)
+                sampler.set_epoch(1)
+                batches = list(sampler)
+                assert sorted(row for batch in batches for row in batch) == rows and len(batches) == len(sampler)
+        data.mixture = Mixture(temperature=1.5)
+        assert PooledBatchSampler(data, LIMITS).drawn_pairs() == [300, 144]
 
 
 def test_schedules(large):

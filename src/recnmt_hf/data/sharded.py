@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,13 +50,20 @@ class OpenShard:
         }
 
 
+class Part(NamedTuple):
+    """A shard in a pool: all of its pairs, or a fixed random choice of them."""
+
+    shard: int
+    pairs: int
+
+
 @dataclass(frozen=True)
 class Mixture:
     """
     Weights of the corpora in an epoch.
 
     Args:
-        weights (sequence of `float`, *optional*): Numbers of times; a fraction reads a fixed part of the shards.
+        weights (sequence of `float`, *optional*): Numbers of times; a fraction reads a fixed part of the pairs.
         temperature (`float`, *optional*): In place of weights: read corpora with probabilities proportional to
             `size ** (1 / temperature)` (Arivazhagan et al., 2019, section 4.2), the largest one once.
         schedule (sequence of `(steps, weights)`, *optional*): In place of both: numbers of steps with the weights of
@@ -187,8 +194,9 @@ def load_manifest(folder: Path) -> dict[str, Any]:
 class PooledBatchSampler(Sampler[list[int]]):
     """
     Batches of a [`ShardedDataset`]: the shards are divided into pools, from each of which [`TokenBatchSampler`] makes
-    batches. So only the lengths of one pool are in memory. The seed decides which shards are in a pool; the order of
-    the pools is drawn anew in each epoch. Data of one pool gives the batches of [`TokenBatchSampler`].
+    batches. So only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are in a
+    pool; the order of the pools is drawn anew in each epoch. Data of one pool gives the batches of
+    [`TokenBatchSampler`].
 
     Args:
         data ([`ShardedDataset`]): The data.
@@ -224,7 +232,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
             raise UserError("batches.too_few_pairs", value=num_processes, pairs=drawn)
         data.most_open = max(data.most_open, *map(len, self.pools))
-        self.counts = [self.count(shards) for shards in self.pools]
+        self.counts = [self.count(pool) for pool in self.pools]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
@@ -232,15 +240,15 @@ class PooledBatchSampler(Sampler[list[int]]):
 
     @property
     def tokens(self) -> int:
-        """Number of source and target tokens of an epoch."""
-        shards = (self.data.shards[number] for pool in self.pools for number in pool)
-        return sum(record.source_tokens + record.target_tokens for record in shards)
+        """Number of source and target tokens of an epoch; about, if only a part of a shard is read."""
+        parts = ((self.data.shards[part.shard], part.pairs) for pool in self.pools for part in pool)
+        return round(sum((shard.source_tokens + shard.target_tokens) * pairs / shard.pairs for shard, pairs in parts))
 
     def drawn_pairs(self) -> list[int]:
         """Return the number of pairs that an epoch reads from each corpus."""
         pairs = [0] * len(self.data.manifest["corpora"])
-        for number in (number for pool in self.pools for number in pool):
-            pairs[self.data.shards[number].corpus] += self.data.shards[number].pairs
+        for part in (part for pool in self.pools for part in pool):
+            pairs[self.data.shards[part.shard].corpus] += part.pairs
         return pairs
 
     def __len__(self) -> int:
@@ -260,10 +268,7 @@ class PooledBatchSampler(Sampler[list[int]]):
 
     def batches(self, pool: int) -> Iterator[list[int]]:
         """Yield the batches of a pool."""
-        shards = self.pools[pool]
-        sources, targets = map(np.concatenate, zip(*map(self.data.lengths, shards), strict=True))
-        firsts = self.data.firsts
-        rows = np.concatenate([np.arange(firsts[number], firsts[number + 1]) for number in shards])
+        rows, sources, targets = self.read(self.pools[pool])
         sampler = TokenBatchSampler(
             sources,
             targets,
@@ -277,9 +282,20 @@ class PooledBatchSampler(Sampler[list[int]]):
         for batch in sampler.batches():
             yield rows[batch].tolist()
 
-    def count(self, shards: Sequence[int]) -> int:
+    def read(self, pool: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the rows of a pool in the data, and the lengths of their sources and targets."""
+        columns = []
+        for shard, pairs in pool:
+            rows = np.arange(self.data.shards[shard].pairs)
+            if pairs < len(rows):
+                rows = np.sort(np.random.default_rng([self.seed, shard]).permutation(rows)[:pairs])
+            columns.append((rows + self.data.firsts[shard], *(lengths[rows] for lengths in self.data.lengths(shard))))
+        rows, sources, targets = map(np.concatenate, zip(*columns, strict=True))
+        return rows, sources, targets
+
+    def count(self, pool: Sequence[Part]) -> int:
         """Return the number of batches of a pool, which depends on the lengths alone."""
-        sources, targets = map(np.concatenate, zip(*map(self.data.lengths, shards), strict=True))
+        _, sources, targets = self.read(pool)
         ends = self.limits.cut(*np.unique(combined(sources, targets), return_counts=True))
         return -(-len(ends) // self.num_processes) * self.num_processes
 
@@ -352,29 +368,32 @@ class ScheduledBatchSampler(Sampler[list[int]]):
                 epoch += 1
 
 
-def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, pool: int) -> list[list[int]]:
+def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, pool: int) -> list[list[Part]]:
     """
-    Divide shards, each as often as its corpus is repeated, into pools of at least `pool` pairs, if there are as many.
-    The numbers in a pool are ascending.
+    Divide shards, each as often as its corpus is repeated, into pools of at least `pool` pairs, if there are as many. A
+    fraction of a corpus is made of random shards and a part of one more. The numbers in a pool are ascending.
     """
     rng = np.random.default_rng([seed, len(shards)])
-    drawn: list[int] = []
+    drawn: list[Part] = []
     for corpus in sorted({record.corpus for record in shards}):
-        own = [number for number, record in enumerate(shards) if record.corpus == corpus]
-        times = repeats[corpus]
-        drawn += own * int(times)
-        part = round((times - int(times)) * len(own))
-        drawn += rng.permutation(own)[:part].tolist()
-    order = rng.permutation(drawn).tolist()
-    pools: list[list[int]] = [[]]
+        own = [Part(number, record.pairs) for number, record in enumerate(shards) if record.corpus == corpus]
+        times = int(repeats[corpus])
+        drawn += own * times
+        rest = round((repeats[corpus] - times) * sum(part.pairs for part in own))
+        for number in rng.permutation(len(own)).tolist():
+            shard, pairs = own[number]
+            if rest > 0:
+                drawn.append(Part(shard, min(pairs, rest)))
+                rest -= pairs
+    pools: list[list[Part]] = [[]]
     size = 0
-    for number in order:
+    for number in rng.permutation(len(drawn)).tolist():
         if size >= pool:
             pools.append([])
             size = 0
-        pools[-1].append(number)
-        size += shards[number].pairs
+        pools[-1].append(drawn[number])
+        size += drawn[number].pairs
     if size < pool / 2 and len(pools) > 1:
         last = pools.pop()
         pools[-1] += last
-    return [sorted(numbers) for numbers in pools]
+    return [sorted(parts) for parts in pools]
