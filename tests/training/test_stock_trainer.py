@@ -1,5 +1,6 @@
 """transformers' own Seq2SeqTrainer trains, smooths and generates with the zoo's models as with its own."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
 )
+from transformers.utils import logging as transformers_logging
 
 import recnmt_hf
 from recnmt_hf.data.corpora import prepare_dataset
@@ -86,6 +88,23 @@ def test_accumulation_and_smoothing(tmp_path, tokenizer, smoothing):
         weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], atol=1e-6, rtol=1e-4)
+
+
+def test_label_smoothing_that_hides_labels_from_vrnmt_is_reported(tmp_path, tokenizer, caplog):
+    """Its posterior needs them. Without smoothing, and in evaluation and generation, nothing is reported."""
+    transformers_logging.get_logger().warning_once.cache_clear()
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
+    try:
+        for smoothing in (0.0, 0.1):
+            trainer = trainer_for(tmp_path, tokenizer, "VRNMT", label_smoothing_factor=smoothing)
+            trainer.evaluate()
+            trainer.model.train().generate(torch.tensor([[5, 6, 2]]), max_new_tokens=3)
+            assert "label_smoothing_factor" not in caplog.text
+            trainer.train()
+    finally:
+        library.removeHandler(caplog.handler)
+    assert caplog.text.count("set label_smoothing_factor=0") == 1
 
 
 def test_evaluation_by_generation(tmp_path, tokenizer):

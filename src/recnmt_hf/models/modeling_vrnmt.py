@@ -25,7 +25,7 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from .configuration_vrnmt import VRNMTConfig
 from .kernels_rnmt import gru_step
@@ -46,6 +46,7 @@ from .user_errors import UserError
 COLLAPSED = 0.01
 
 Moments = tuple[torch.Tensor, torch.Tensor]  # mean and log-variance
+logger = logging.get_logger(__name__)
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -91,9 +92,8 @@ class LatentNetwork(nn.Module):
 
     def is_plain(self) -> bool:
         """Return whether parameters may be read instead of calling the modules."""
-        return is_plain(self, LatentNetwork) and all(
-            is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers
-        )
+        layers = map(self.get_submodule, self.read_layers)
+        return is_plain(self, LatentNetwork) and all(is_plain(layer, nn.Linear) for layer in layers)
 
 
 def sample(moments: Moments, noise: torch.Tensor | None) -> torch.Tensor:
@@ -231,15 +231,12 @@ class VRNMTRecurrence(DecoderRecurrence):
         are latent variables known before the steps, `(batch_size, target_length or 1, latent_size)`. Return also the KL
         divergence of each step, `(batch_size, target_length)`, where there are target words.
         """
+        rest = visible, state, token_mask, targets, noise, given
         if values is None:
-            states, weights, contexts, latents, kl = run_steps_reference(
-                self, words, keys, visible, state, token_mask, targets, noise, given
-            )
+            states, weights, contexts, latents, kl = run_steps_reference(self, words, keys, *rest)
             features = self.readout.context_proj(contexts)
         else:
-            states, weights, features, latents, kl = self.run_fast(
-                words, keys, values, visible, state, token_mask, targets, noise, given
-            )
+            states, weights, features, latents, kl = self.run_fast(words, keys, values, *rest)
         if self.latent_readout is not None:
             features = features + project(self.latent_readout, latents)
         return states, weights, self.readout(states, words, features), kl
@@ -383,15 +380,18 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
             targets = self.embeddings(target_ids.masked_fill(~real, self.config.pad_token_id or 0), None)
             targets = self.embed_input(targets)
             words = self.drop_words(words)
+        elif self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "Training without labels, so without posterior and KL divergence. With Seq2SeqTrainer, set "
+                "label_smoothing_factor=0; TranslationTrainer supports label smoothing."
+            )
         noise = self.draw_noise(words, targets is not None)
         given = self.given_latents(words, memory, targets, real, noise, past_key_values, kl_terms)
         keys, values, visible = memory.states, None, memory.kernel_mask
         if self.recurrence.is_fast():
-            project_memory = functools.partial(self.recurrence.project_latent_memory, targets is not None)
+            compute = functools.partial(self.recurrence.project_latent_memory, targets is not None)
             cache = past_key_values if targets is None else None
-            keys, values, visible = read_source_memory(
-                "encoder", 0, project_memory, memory.states, visible, cache, rows
-            )
+            keys, values, visible = read_source_memory("encoder", 0, compute, memory.states, visible, cache, rows)
         if token_mask is not None:
             token_mask = token_mask[:, -words.shape[1] :]
         states, _, features, terms = self.recurrence(
