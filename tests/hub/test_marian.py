@@ -41,6 +41,7 @@ CONFIGS = {
     "unscaled": {"scale_embedding": False},
     "deep-encoder": {"encoder_layers": 3, "decoder_layers": 1, "activation_function": "swish"},
     "relu": {"activation_function": "relu", "decoder_ffn_dim": 64, "decoder_attention_heads": 2},
+    "untied": {"tie_word_embeddings": False},
     "separate": SEPARATE,
     "separate-untied": {**SEPARATE, "tie_word_embeddings": False},
 }
@@ -167,7 +168,7 @@ def pieces(path, texts, size):
     return [model.id_to_piece(i) for i in range(len(model))]
 
 
-def opus_folder(folder, corpus, separate=False):
+def opus_folder(folder, corpus, separate=False, **fields):
     """A folder as OPUS-MT publishes it: SentencePiece files, and a vocabulary that ends in the padding token."""
     folder.mkdir()
     source = pieces(folder / "source.spm", [pair.en for pair in corpus["train"]], 120)
@@ -196,7 +197,7 @@ def opus_folder(folder, corpus, separate=False):
     if separate:
         settings |= {"decoder_vocab_size": len(symbols[1]), "share_encoder_decoder_embeddings": False}
     torch.manual_seed(5)
-    model = MarianMTModel(MarianConfig(**settings))
+    model = MarianMTModel(MarianConfig(**settings, **fields))
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.25)
@@ -243,6 +244,23 @@ def test_imported_folder_translates_as_the_original(imported, corpus):
     logits = marian(**inputs, decoder_input_ids=torch.cat([start, target["input_ids"][:, :-1]], 1)).logits
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(-1)
     torch.testing.assert_close(torch.tensor(scores), -losses, atol=1e-4, rtol=1e-5)
+
+
+def test_an_untied_model_has_two_tables_of_one_vocabulary(corpus, tmp_path):
+    marian = opus_folder(tmp_path / "opus", corpus, tie_word_embeddings=False)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "opus")
+    recnmt_hf.import_marian(tmp_path / "opus", tmp_path / "own")
+    texts = [pair.en for pair in corpus["test"][:3]]
+    inputs = tokenizer(texts, text_target=[pair.de for pair in corpus["test"][:3]], return_tensors="pt", padding=True)
+    translator = recnmt_hf.Translator.from_pretrained(tmp_path / "own")
+    losses = [model(**inputs).loss for model in (marian, translator.model)]
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=0)
+    decoded = tokenizer.batch_decode(marian.generate(**inputs, max_new_tokens=9), skip_special_tokens=True)
+    options = {"num_beams": 3, "length_penalty_type": "hf", "bad_words_ids": [[marian.config.pad_token_id]]}
+    found = translator(texts, max_new_tokens=9, length_penalty=1.0, **options)
+    assert [each.text for each in found] == [text.strip() for text in decoded]
+    assert translator.encode_target("ein Hund") == tokenizer(text_target="ein Hund")["input_ids"]
+    assert (tmp_path / "own" / "target_tokenizer").is_dir()  # which the card loads
 
 
 def test_an_imported_model_is_published(imported, corpus, tmp_path):

@@ -61,15 +61,21 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
             loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
             marian, info = loaded
         check_loading(marian, info)
+    source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
+    fields = {name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")}
+    tables = marian.model.encoder.embed_tokens.weight, marian.model.decoder.embed_tokens.weight
+    if fields["share_encoder_decoder_embeddings"] and not torch.equal(*tables):
+        # With an untied output layer, MarianMT does not share the tables of one vocabulary, and `shared` is not used.
+        fields["share_encoder_decoder_embeddings"] = False
+        del source["model.shared.weight"]
     config = NMTTransformerConfig(
-        **{name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")},
+        **fields,
         normalize_before=False,
         position_embedding_type="marian",
         final_logits_bias=True,
     )
     model = NMTTransformerForConditionalGeneration(config)
     model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
-    source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
     missing, unknown = model.load_state_dict(source, strict=False)
     if unknown or missing:
         names = {"unknown": ", ".join(sorted(unknown)) or "none", "missing": ", ".join(sorted(missing)) or "none"}
@@ -105,7 +111,7 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
     model = from_marian(source, **kwargs)
     tokenizer = marian_tokenizer(source, **kwargs)
     with open_output_folder(output, must_be_new=True) as working:
-        tokenizers = save_tokenizers(tokenizer, working)
+        tokenizers = save_tokenizers(tokenizer, working, model.config.share_encoder_decoder_embeddings)
         stamp_tokenizers(model.config, *tokenizers)
         tokenizers.check(model)
         model.save_pretrained(working)
@@ -126,21 +132,22 @@ def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBa
     return load_unchecked(source, "tokenizer of", **kwargs)
 
 
-def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenizerPair:
-    """Save a MarianMT tokenizer, as two tokenizers if the sides have separate vocabularies."""
+def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path, is_joint: bool) -> TokenizerPair:
+    """Save a MarianMT tokenizer, as two tokenizers if the sides have separate vocabularies or embeddings."""
     tokenizer.save_pretrained(str(folder))
-    if not getattr(tokenizer, "separate_vocabs", False):
+    has_two = getattr(tokenizer, "separate_vocabs", False)
+    if is_joint and not has_two:
         return TokenizerPair(tokenizer)
     kind: Any = type(tokenizer)
     controls = {name: str(getattr(tokenizer, name)) for name in ("unk_token", "eos_token", "pad_token")}
     settings = {"model_max_length": tokenizer.model_max_length, **controls}
     source, target = (
         kind(*[str(folder / pieces)] * 2, str(folder / symbols), **settings)
-        for pieces, symbols in (("source.spm", "vocab.json"), ("target.spm", "target_vocab.json"))
+        for pieces, symbols in (("source.spm", "vocab.json"), ("target.spm", f"{'target_' * has_two}vocab.json"))
     )
     target.save_pretrained(str(folder / TARGET_TOKENIZER))
     source.save_pretrained(str(folder))
-    (folder / "target_vocab.json").unlink()
+    (folder / "target_vocab.json").unlink(missing_ok=True)
     return TokenizerPair.load(folder)
 
 

@@ -91,7 +91,7 @@ def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, fol
         pad_token=PADDING,
         model_max_length=config.max_position_embeddings,
     )
-    tokenizers = save_tokenizers(tokenizer, folder)
+    tokenizers = save_tokenizers(tokenizer, folder, config.share_encoder_decoder_embeddings)
     for name in ("source", "target"):
         (folder / f"{name}_vocab.json").unlink(missing_ok=True)  # the saved one is vocab.json
     return tokenizers
