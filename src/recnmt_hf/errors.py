@@ -117,8 +117,8 @@ DATA: dict[str, str] = {
     "target.",
     "tag.not_a_word": "{field}={value} is not a tag. Write text without spaces, such as >>de<<.",
     "tag.taken": "{field}={value} is given twice, or is a control token. Remove it.",
-    "tag.unknown": "{field}={value} is split into {symbols} symbols. Add it to tokenizer.tags, or use a tokenizer "
-    "that contains it.",
+    "tag.unknown": "{field}={value} is split into {symbols} symbols. Add it to tokenizer.tags if the run trains "
+    "its tokenizer; otherwise use a tokenizer that contains it.",
     "tag.excluded": "{field}={value} cannot be combined with {other}, whose positions count words. Remove one of them.",
     "conllu.columns": "{field}: got {count} columns. Write the ten columns of CoNLL-U, separated by tabs.",
     "conllu.word_number": "{field}: the word has the ID {value}, expected {expected}. Number the words of a sentence "

@@ -162,8 +162,12 @@ def test_wrong_tags_and_names(files, named, tmp_path):
         code = "option.value" if tags == [1] else "tag.taken" if "</s>" in tags or len(tags) == 2 else "tag.not_a_word"
         with rejects(code):
             tiny(tokenizer={"kind": "word", "tags": tags})
-    with rejects("recipe.conflict", "tokenizer.tags"):
-        tiny(tokenizer={"source": "x", "tags": ["<x>"]})
+    for other, sections in (
+        ("tokenizer.source", {"tokenizer": {"source": "x", "tags": ["<x>"]}}),
+        ("model.init_from", {"tokenizer": {"tags": ["<x>"]}, "model": {"init_from": "x"}}),
+    ):
+        with rejects("recipe.conflict", "tokenizer.tags", other=other):
+            recnmt_hf.Recipe(**sections)
     with rejects("tag.unknown", "data.train[1].source_tag"):
         train(both_ways(files, tmp_path, tokenizer={"tags": [">>de<<"]}), tmp_path / "run")
     with rejects("tag.excluded", "source_tag"):

@@ -214,9 +214,6 @@ class TokenizerSection:
         """Raise `UserError` for a value that is not allowed or contradicts another."""
         check_fields(self, "tokenizer")
         check_tags(self.tags, "tokenizer.tags", SPECIAL_TOKENS)
-        if self.tags and self.source:
-            remedy = "remove it; a given tokenizer keeps its own tags"
-            raise conflict("tokenizer.tags", self.tags, "tokenizer.source", remedy)
         if self.joint and (self.target_kind or self.target_vocab_size or self.target):
             remedy = "set it to false, or remove target* fields"
             raise conflict("tokenizer.joint", True, "a separate target tokenizer", remedy)
@@ -464,7 +461,11 @@ class Recipe:
         check_fields(self.guided_alignment, "guided_alignment")
         check_alignments(self)
         section = self.tokenizer
-        is_given = section.source is not None or self.model.init_from is not None or self.data.prepared is not None
+        origins = {"tokenizer.source": section.source, "model.init_from": self.model.init_from}
+        given = next((name for name, value in origins.items() if value is not None), None)
+        if section.tags and given is not None:
+            raise conflict("tokenizer.tags", section.tags, given, "remove it; a given tokenizer keeps its own tags")
+        is_given = given is not None or self.data.prepared is not None
         if section.dropout > 0 and not is_given and {section.kind, section.target_kind or section.kind} != {"bpe"}:
             raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=section.dropout)
         if section.dropout > 0 and (self.guides_alignment or any(corpus.has_trees for corpus in self.data.train)):
