@@ -171,8 +171,8 @@ DATA: dict[str, str] = {
     "prepare.no_shard": "The shard {field} is missing. Copy it again, or run recnmt prepare into an empty folder.",
     "prepare.damaged_shard": "The shard {field} was altered or truncated ({reason}). Copy it again, or run recnmt "
     "prepare into an empty folder.",
-    "prepare.other_recipe": "{field} was prepared with {name}={prepared}, but the recipe has {value}. Prepare the data "
-    "again, or change the recipe.",
+    "prepare.other_recipe": "{field} was prepared with another recipe; these differ (prepared -> recipe): {changes}. "
+    "Prepare the data again, or change the recipe.",
     "prepare.schedule_of_epochs": "{field} needs training.max_steps, not num_train_epochs={value}. Set max_steps.",
     "prepare.part": "{field}={value} is not a part. Write the number of the part and the number of parts, e.g. 3/64.",
     "modifier.unknown": "There is no modifier {field}. Use {known}.",

@@ -236,6 +236,17 @@ def test_recipes_that_do_not_fit(prepared, tmp_path, changes, code, field):
         train(Recipe(**recipe), tmp_path / "run")
 
 
+def test_only_the_fields_that_differ_are_named(prepared, tmp_path):
+    changed = {"max_source_length": 20, "train": [{"generated": "train", "size": 300, "seed": 5}]}
+    corpora = "number of corpora in data.train: 2 -> 1; data.train[0].size: 400 -> 300; data.train[0].seed: 1 -> 5"
+    length = "data.max_source_length: 256 -> 20"
+    for changes, expected in (({"max_source_length": 20}, length), (changed, f"{length}; {corpora}")):
+        recipe = plan(prepared)
+        recipe["data"] |= changes
+        with rejects("prepare.other_recipe", "data.prepared", changes=expected):
+            train(Recipe(**recipe), tmp_path / "run")
+
+
 def test_a_schedule_needs_steps(prepared, tmp_path):
     recipe = plan(prepared, num_train_epochs=1)
     del recipe["training"]["max_steps"]

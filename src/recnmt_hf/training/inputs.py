@@ -94,8 +94,8 @@ def load_with_shards(recipe: Recipe) -> TokenizerPair:
     if recipe.model.init_from is not None:
         baseline = load_tokenizers(recipe.model.init_from)
         if list(map(tokenizer_fingerprint, tokenizers)) != list(map(tokenizer_fingerprint, baseline)):
-            names = {"name": "other tokenizers than those of model.init_from", "prepared": folder}
-            raise UserError("prepare.other_recipe", field="data.prepared", value=recipe.model.init_from, **names)
+            changes = f"tokenizers (model.init_from={recipe.model.init_from} has others)"
+            raise UserError("prepare.other_recipe", field="data.prepared", changes=changes)
     return tokenizers
 
 
@@ -104,15 +104,17 @@ def load_shards(recipe: Recipe, tokenizers: TokenizerPair) -> ShardedDataset:
     data = ShardedDataset(str(recipe.data.prepared), recipe.data.mixture)
     prepared = data.manifest
     settings = asdict(recipe.data.shard_settings)
+    before = [corpus for corpus, _ in prepared["corpora"]]
+    now = [corpus.identity() for corpus in training_corpora(recipe)]
     pairs = [(f"data.{name}", prepared["settings"].get(name), value) for name, value in settings.items()]
-    corpora = [corpus.identity() for corpus in training_corpora(recipe)]
-    pairs.append(("data.train", [corpus for corpus, _ in prepared["corpora"]], corpora))
-    pairs.append(("tokenizer", prepared["tokenizers"], list(map(tokenizer_fingerprint, tokenizers))))
-    for name, old, new in pairs:
-        if old != new:
-            raise UserError(
-                "prepare.other_recipe", field="data.prepared", name=name, prepared=short_repr(old), value=new
-            )
+    pairs.append(("number of corpora in data.train", len(before), len(now)))
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        pairs += [(f"data.train[{number}].{name}", old.get(name), new.get(name)) for name in old | new]
+    changes = [f"{name}: {short_repr(old)} -> {short_repr(new)}" for name, old, new in pairs if old != new]
+    if prepared["tokenizers"] != list(map(tokenizer_fingerprint, tokenizers)):
+        changes.append("tokenizers")
+    if changes:
+        raise UserError("prepare.other_recipe", field="data.prepared", changes="; ".join(changes))
     return data
 
 
