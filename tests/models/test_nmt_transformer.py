@@ -341,13 +341,19 @@ def test_memory_is_traded_for_time_on_request_only():
 
 
 def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):
-    """From a folder, and from a model id of the Hub."""
+    """From a folder, and from model ids of the Hub, with one file or with shards."""
     baseline = TestNMTTransformer().model({"encoder_layers": 1, "decoder_layers": 1}, torch.float32)
-    baseline.save_pretrained(tmp_path)
-    files = {("somebody/something", "model.safetensors"): tmp_path / "model.safetensors"}
-    monkeypatch.setattr("transformers.utils.cached_file", lambda *names: files[names])
+    hub = tmp_path / "hub"
+    baseline.save_pretrained(hub / "somebody/whole")
+    baseline.save_pretrained(hub / "somebody/shards", max_shard_size="10KB")
+    assert len(list((hub / "somebody/shards").glob("*.safetensors"))) > 1
+    monkeypatch.setattr("transformers.utils.has_file", lambda place, name: (hub / place / name).is_file())
+    monkeypatch.setattr(
+        "transformers.utils.hub.cached_files",
+        lambda path_or_repo_id, filenames, **options: [str(hub / path_or_repo_id / name) for name in filenames],
+    )
     fields = {"encoder_layers": 1, "decoder_layers": 1, "position_embedding_type": "learned"}
-    for source in (tmp_path, "somebody/something"):
+    for source in (hub / "somebody/whole", "somebody/whole", "somebody/shards"):
         model = TestNMTTransformer().model(fields, torch.float32)
         report = model.init_from_baseline(source)
         assert torch.equal(model.model.shared.weight, baseline.model.shared.weight)

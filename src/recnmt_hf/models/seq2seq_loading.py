@@ -1,5 +1,6 @@
 """Initialization, tied weights, saving and warm start of all models."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,8 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # Each class declares the ties of its config, so source and target can share a matrix while the output has its
         # own; transformers' reading of `tie_word_embeddings=False` would untie both.
-        if all_submodels:
-            return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys or {})
+        own = dict(self._tied_weights_keys or {})
+        return super().get_expanded_tied_weights_keys(all_submodels=True) if all_submodels else own
 
     def tied_names(self) -> list[str]:
         """Return the names of parameters still tied; a `UserError` if an adapter changed one of shared embeddings."""
@@ -191,8 +191,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     def name_code(self, coded: type[Any] | None) -> None:
         """Replace the base classes in the configuration's `auto_map` by `coded` and the class in the same file."""
-        bases = (*type(self).__mro__, *type(self.config).__mro__)
-        modules = {base.__module__.rpartition(".")[2] for base in bases}
+        modules = {base.__module__.rpartition(".")[2] for base in (*type(self).__mro__, *type(self.config).__mro__)}
         previous = getattr(self.config, "auto_map", None) or {}
         names = {
             auto_class: name
@@ -208,12 +207,9 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     @classmethod
     def auto_map(cls) -> dict[str, str]:
         """Return the Auto classes of this family, e.g. `{"AutoModel": "modeling_x.XModel"}`."""
-        module = cls.__module__.rsplit(".", 1)[-1]
-        prefix = cls.__name__.removesuffix("ForConditionalGeneration").removesuffix("Model")
-        return {
-            "AutoModel": f"{module}.{prefix}Model",
-            "AutoModelForSeq2SeqLM": f"{module}.{prefix}ForConditionalGeneration",
-        }
+        name = cls.__name__.removesuffix("ForConditionalGeneration").removesuffix("Model")
+        prefix = f"{cls.__module__.rsplit('.', 1)[-1]}.{name}"
+        return {"AutoModel": f"{prefix}Model", "AutoModelForSeq2SeqLM": f"{prefix}ForConditionalGeneration"}
 
     @staticmethod
     def write_card(config: Any, folder: str | Path, name: str = "") -> None:
@@ -258,7 +254,11 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
     if Path(folder).is_dir():
         files = sorted(Path(folder).glob("*.safetensors"))
     else:
-        files = [Path(str(utils.cached_file(str(folder), "model.safetensors")))]
+        place, names = str(folder), [utils.SAFE_WEIGHTS_NAME]
+        if not utils.has_file(place, names[0]) and utils.has_file(place, utils.SAFE_WEIGHTS_INDEX_NAME):
+            index = Path(str(utils.cached_file(place, utils.SAFE_WEIGHTS_INDEX_NAME)))
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        files = [Path(str(utils.cached_file(place, name))) for name in names]
     if not files:
         raise UserError("checkpoint.no_safetensors", field=str(folder))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
