@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_training import SMALL
+from test_training import RNMT, SMALL
 from user_errors import rejects
 
 import recnmt_hf
@@ -17,6 +17,7 @@ from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.guided_alignment import AlignmentGuide, GuidedAlignment
+from recnmt_hf.training.moving_average import TRAINED
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.resuming import digest_of
 from recnmt_hf.training.run import train
@@ -336,6 +337,17 @@ def test_a_guided_run_and_its_resumption(linked_text, tmp_path):
     changed = recipe(linked_text, model=model, guided_alignment={"layer": 0, "head": 1, "weight": 1.0})
     with rejects("resume.other_recipe", "guided_alignment.weight"):
         train(changed, part, resume=True)
+
+
+@pytest.mark.parametrize("model", [SMALL["model"], RNMT], ids=["nmt_transformer", "rnmt"])
+def test_a_guided_run_with_a_moving_average(linked_text, tmp_path, model):
+    training = {"max_steps": 2, "save_steps": 1, "eval_strategy": "no", "ema_decay": 0.75}
+    plan = recipe(linked_text, model=model, training=training, average={"count": 1})
+    final = weights_of(train(plan, tmp_path / "run"))
+    first, second = (torch.load(tmp_path / f"run/checkpoint-{step}" / TRAINED) for step in (1, 2))
+    assert any(not torch.equal(value, second[name]) for name, value in first.items())
+    for name, value in first.items():
+        torch.testing.assert_close(final[name], 0.75 * value + 0.25 * second[name], atol=1e-6, rtol=1e-6)
 
 
 def test_weight_zero_reads_no_links(linked_text, tmp_path):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 
@@ -26,18 +26,24 @@ class MovingAverage(TrainerCallback):
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):
-        self.model, self.decay = model, decay
-        self.average: AveragedModel | None = None
+        self.model = model
+        self.update = get_ema_multi_avg_fn(decay)
+        # Not torch's AveragedModel, which copies the model with its hooks, and what these refer to.
+        self.average: list[torch.Tensor] | None = None
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the model's present weights, without copying them."""
+        return [parameter.detach() for parameter in self.model.parameters()]
 
     def start(self) -> None:
         """Start an average of the model's present weights."""
-        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
+        self.average = [weight.clone() for weight in self.weights()]
 
     def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.average is None:
             self.start()
-        assert self.average is not None
-        self.average.update_parameters(self.model)
+        else:
+            self.update(self.average, self.weights(), None)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -45,13 +51,12 @@ class MovingAverage(TrainerCallback):
         if self.average is None:  # before the first update
             yield
             return
-        own, average = list(self.model.parameters()), list(self.average.module.parameters())
-        before = [parameter.detach().clone() for parameter in own]
+        before = [weight.clone() for weight in self.weights()]
         try:
-            copy_values(own, average)
+            copy_values(self.weights(), self.average)
             yield
         finally:
-            copy_values(own, before)
+            copy_values(self.weights(), before)
 
     def save_trained(self, folder: Path) -> None:
         """Write the weights that are trained into a checkpoint."""
@@ -60,8 +65,6 @@ class MovingAverage(TrainerCallback):
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint whose average the model has already."""
         self.start()
-        assert self.average is not None
-        self.average.n_averaged.fill_(1)  # not the first update, which the average would copy
         trained = torch.load(folder / TRAINED, map_location="cpu", weights_only=True)
         own = dict(self.model.named_parameters())
         copy_values(list(own.values()), [trained[name] for name in own])
