@@ -326,8 +326,8 @@ TRAINING: dict[str, str] = {
     "Raise training.max_steps.",
     "recipe.no_baseline": "{field}={value} trains the baseline of a variant, but {model} is a plain model. Set it to "
     "null, or model.type to a variant, e.g. biarn_transformer.",
-    "recipe.checkpoints_not_evaluated": "{user} needs an evaluation of each checkpoint, but {field}={value} does not "
-    "match {other}. Set both to the same value.",
+    "recipe.checkpoints_not_evaluated": "average.which=best needs an evaluation of each checkpoint, but {field}="
+    "{value} does not match {other}. Set both to the same value.",
     "recipe.unnamed_test": "{field} has no name. Write a mapping, such as test: {{name: {{source: .., target: ..}}}}, "
     "or a list of test sets of sacrebleu.",
     "recipe.test_tags": "{field}: the corpora have different target tags. Make a test set for each.",

@@ -406,6 +406,7 @@ def test_missing_packages_are_reported_before_training(tmp_path):
 
 def test_fields_without_effect_may_be_switched_off():
     training = {"predict_with_generate": False, "push_to_hub": False, "do_train": False, "generation_config": None}
+    training |= {"load_best_model_at_end": False}
     assert training.items() <= Recipe(training=training).training.to_dict().items()
 
 

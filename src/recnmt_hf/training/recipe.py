@@ -241,6 +241,7 @@ NO_EFFECT = {
     "per_device_train_batch_size": "set training.max_tokens: batches are filled by tokens",
     "per_device_eval_batch_size": "set training.max_tokens: batches are filled by tokens",
     "save_total_limit": "set training.keep_last and training.keep_best",
+    "load_best_model_at_end": "set average.which: best, and average.count: 1 for the best checkpoint alone",
     "resume_from_checkpoint": "resume with --resume",
     "local_rank": "start several processes with torchrun or accelerate launch, which number them",
     "do_train": "remove it: a run always trains",
@@ -310,7 +311,6 @@ class TrainingSection(TrainingDefaults, RunSection):
     ddp_timeout: int = 1800
     ddp_backend: str | None = None
     num_train_epochs: float | None = None
-    load_best_model_at_end: bool = False
     greater_is_better: bool | None = None
     text_metric: str = "bleu"
     rouge_units: str = "words"
@@ -545,8 +545,7 @@ class Recipe:
         if self.training.baseline_steps is None:
             return [arguments]
         # No checkpoints of the baseline are averaged.
-        settings = {**self.training.trainer_settings(use_cpu), "load_best_model_at_end": False}
-        return [make_arguments(settings, baseline), arguments]
+        return [make_arguments(self.training.trainer_settings(use_cpu), baseline), arguments]
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -624,7 +623,6 @@ def check_plan(training: TrainingSection, average: AverageSection) -> None:
     uses_best = average.which == "best"
     evaluating = {
         "training.early_stopping_patience": training.early_stopping_patience,
-        "training.load_best_model_at_end": training.load_best_model_at_end,
         "training.save_strategy": "best" if training.save_strategy == "best" else None,
         "average.which": "best" if uses_best else None,
     }
@@ -632,8 +630,8 @@ def check_plan(training: TrainingSection, average: AverageSection) -> None:
         if value and training.eval_strategy == "no":
             remedy = "set training.eval_strategy to steps, or remove the field"
             raise requirement(name, value, "evaluation during training", remedy)
-    if uses_best or training.load_best_model_at_end:
-        check_evaluated_checkpoints(training, uses_best)
+    if uses_best:
+        check_evaluated_checkpoints(training)
     baseline_steps, max_steps = training.baseline_steps, training.max_steps
     if baseline_steps is not None and max_steps > 0:
         check_planned_steps(max(baseline_steps, 1), max_steps)
@@ -656,17 +654,16 @@ def check_planned_steps(baseline_steps: float, steps: int) -> None:
         raise UserError("recipe.no_second_stage", field="training.baseline_steps", value=baseline_steps, steps=steps)
 
 
-def check_evaluated_checkpoints(training: TrainingSection, uses_best: bool) -> None:
-    """Check that checkpoints are evaluated, so that the average (with `uses_best`) or the Trainer can use the best."""
+def check_evaluated_checkpoints(training: TrainingSection) -> None:
+    """Check that checkpoints are evaluated, so that the best can be averaged."""
     evaluates, saves = training.eval_strategy, training.save_strategy
     save_steps, eval_steps = training.save_steps, training.eval_steps or training.logging_steps
-    meet = is_multiple(save_steps, eval_steps) or (uses_best and is_multiple(eval_steps, save_steps))
+    meet = is_multiple(save_steps, eval_steps) or is_multiple(eval_steps, save_steps)
     if saves == "best" or (saves == evaluates and (saves != "steps" or meet)):
         return
     name, value, other = ("strategy", saves, evaluates) if saves != evaluates else ("steps", save_steps, eval_steps)
-    details = {"user": "average.which=best" if uses_best else "training.load_best_model_at_end"}
-    details["other"] = f"training.eval_{name}={other}"
-    raise UserError("recipe.checkpoints_not_evaluated", field=f"training.save_{name}", value=value, **details)
+    other = f"training.eval_{name}={other}"
+    raise UserError("recipe.checkpoints_not_evaluated", field=f"training.save_{name}", value=value, other=other)
 
 
 def is_multiple(steps: float, of: float) -> bool:

@@ -41,8 +41,8 @@ FREE |= training_fields("""
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
     ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout disable_tqdm eval_delay eval_on_start
     eval_steps eval_strategy include_num_input_tokens_seen include_tokens_per_second keep_best keep_last
-    load_best_model_at_end project report_to restore_callback_states_from_checkpoint run_name save_on_each_node
-    save_steps save_strategy skip_memory_metrics torch_empty_cache_steps
+    project report_to restore_callback_states_from_checkpoint run_name save_on_each_node save_steps save_strategy
+    skip_memory_metrics torch_empty_cache_steps
 """)
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # Fields that may change from the checkpoint on.
