@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_kills import tiny
+from test_training import trainer_for
 from user_errors import rejects
 
 from recnmt_hf.training.moving_average import TRAINED
@@ -72,6 +73,20 @@ def test_a_resumed_run_is_the_same(run, tmp_path):
         assert all(torch.equal(one[key], other[key]) for key in one)
     with rejects("resume.other_recipe", "training.ema_decay"):
         train(plan(tmp_path, ema_decay=0.5, **settings), tmp_path / "run", resume=True)
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path, tokenizer):
+    """Evaluating and saving after the training use the best average instead of the last."""
+    # The learning rate rises from 0 to one that destroys the model.
+    settings = {"learning_rate": 1e3, "warmup_steps": 1, "max_steps": 2, "bleu_samples": 0, "ema_decay": DECAY}
+    settings |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "metric_for_best_model": "loss"}
+    trainer = trainer_for(tmp_path, tokenizer, load_best_model_at_end=True, **settings)
+    trainer.train()
+    first, last = (entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert trainer.evaluate()["eval_loss"] == first < last
+    trainer.save_model(tmp_path / "saved")
+    best, saved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("out/checkpoint-1", "saved"))
+    assert all(torch.equal(value, saved[name]) for name, value in best.items())
 
 
 def test_wrong_decays(tmp_path):

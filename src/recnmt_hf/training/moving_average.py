@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 # File of a checkpoint with the weights that training continues from; its model.safetensors has the average.
@@ -44,6 +44,12 @@ class MovingAverage(TrainerCallback):
             self.start()
         else:
             self.update(self.average, self.weights(), None)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self.average = None  # the Trainer gave the model an earlier average
 
     @contextmanager
     def applied(self) -> Iterator[None]:
