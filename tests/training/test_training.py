@@ -148,6 +148,27 @@ def test_evaluation_loss_is_per_token(tmp_path, tokenizer):
     assert found == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.parametrize("keeps_text", [True, False])
+@pytest.mark.parametrize("generates", [True, False])
+def test_predictions_are_in_the_order_of_the_data(tmp_path, tokenizer, keeps_text, generates):
+    """Each sentence gets the prediction that it gets alone, by the moving average if there is one."""
+    settings = {"predict_with_generate": generates, "generation_max_length": 6, "max_tokens": 100, "ema_decay": 0.5}
+    trainer = trainer_for(tmp_path, tokenizer, bleu_samples=0, learning_rate=1.0, **settings)
+    trainer.train()
+    data = trainer.eval_dataset if keeps_text else trainer.eval_dataset.remove_columns(["source", "target"])
+    output = trainer.predict(data)
+    with trainer.averaged_weights():
+        for row, predicted, labels in zip(data, output.predictions, output.label_ids, strict=True):
+            assert labels[: len(row["labels"])].tolist() == row["labels"]
+            ids = torch.tensor([row["input_ids"]])
+            if generates:
+                alone = trainer.model.generate(input_ids=ids, max_length=6)[0]
+                assert predicted[: len(alone)].tolist() == alone.tolist()
+            else:
+                alone = trainer.model(input_ids=ids, labels=torch.tensor([row["labels"]])).logits[0].detach()
+                torch.testing.assert_close(torch.from_numpy(predicted)[: len(alone)], alone, atol=1e-4, rtol=1e-4)
+
+
 def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, max_steps=6, save_steps=2, max_tokens=200, bleu_samples=0)
     compute = trainer.compute_loss

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, recursively_apply
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -416,13 +418,18 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Return a context in which the model has its moving average, if it has one."""
         return nullcontext() if self.moving_average is None else self.moving_average.applied()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        with self.averaged_weights():
-            return super().evaluate(*args, **kwargs)
-
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        if description != "Evaluation" or self.args.predict_with_generate or self.compute_metrics is not None:
-            return super().evaluation_loop(dataloader, description, *args, **kwargs)
+        with self.averaged_weights():
+            if description == "Evaluation" and not self.args.predict_with_generate and self.compute_metrics is None:
+                return self.token_evaluation(**kwargs)
+            self.gather_function = lambda values: values  # every process reads all batches
+            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+        if description == "Prediction" and self.args.eval_do_concat_batches:
+            return in_order_of_data(output, dataloader.batch_sampler)
+        return output
+
+    def token_evaluation(self, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate loss, perplexity and text generated for the dataset of the last evaluation loader."""
         model = self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
         dataset = self.evaluated_dataset
@@ -430,8 +437,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
         if self.args.bleu_samples > 0 and "target" in dataset.column_names:
             metrics |= {name: score.score for name, score in self.sample_scores(dataset).items()}
-        prefix = kwargs.get("metric_key_prefix", "eval")
-        metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         predictions: Any = None  # as in transformers' own loop, against its type
         return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
 
@@ -440,6 +446,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         self.evaluated_dataset = dataset
         return self.loader(dataset, self.token_sampler(dataset, shuffle=False))
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader[Any]:
+        return self.get_eval_dataloader(test_dataset)
 
     @torch.no_grad()
     def token_loss(self, model: torch.nn.Module, dataset: Dataset) -> float:
@@ -563,6 +572,17 @@ def check_prepared(dataset: Any, name: str = "dataset") -> None:
     if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
         columns = ", ".join(sorted(needed))
         raise UserError("dataset.not_prepared", field=name, kind=type(dataset).__name__, columns=columns)
+
+
+def in_order_of_data(output: EvalLoopOutput, batches: Iterable[list[int]]) -> EvalLoopOutput:
+    """Sort predictions and labels, made in batches of similar lengths, by the rows of their dataset."""
+    order = np.argsort(list(chain.from_iterable(batches)))
+    predictions, labels = recursively_apply(
+        lambda values: values[order] if len(values) == len(order) else values,  # else one value for each batch
+        (output.predictions, output.label_ids),
+        test_type=lambda value: isinstance(value, np.ndarray),
+    )
+    return output._replace(predictions=predictions, label_ids=labels)
 
 
 def smooths_itself(model: torch.nn.Module | None) -> bool:
