@@ -354,15 +354,20 @@ def test_free_space_is_checked_before_training(finished, tmp_path):
 
 
 def test_estimate_of_room(finished, run):
-    """The weights, and Adam's two averages of each."""
+    """The weights, Adam's two averages of each, and with a moving average the weights that are trained."""
     weights = sum(tensor.nbytes for tensor in load_file(run / "checkpoint-4/model.safetensors").values())
     optimizer = torch.load(run / "checkpoint-4/optimizer.pt", weights_only=True)["state"]
     averages = sum(value.nbytes for state in optimizer.values() for name, value in state.items() if name != "step")
     assert averages == 2 * weights
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(weights // 4))])
     settings = {"optimizer": None, "optim": "adamw_torch", "save_only_model": False, "save_strategy": "no"}
-    stages = [(model, SimpleNamespace(**settings))]
-    for free, fits in ((4 * weights, True), (4 * weights - 1, False)):  # one checkpoint, and the final model
+    for ema_decay, free, fits in (  # for one checkpoint, and the final model
+        (None, 4 * weights, True),
+        (None, 4 * weights - 1, False),
+        (0.9, 5 * weights, True),
+        (0.9, 5 * weights - 1, False),
+    ):
+        stages = [(model, SimpleNamespace(ema_decay=ema_decay, **settings))]
         with (
             mock.patch("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free)),
             contextlib.nullcontext() if fits else rejects("output.no_space"),

@@ -198,7 +198,8 @@ def check_free_space(output_dir: Path, stages: Sequence[tuple[torch.nn.Module, T
         # The optimizer's averages are counted for Adam and Adadelta alone, which have two of each parameter.
         name = arguments.optimizer or str(getattr(arguments.optim, "value", arguments.optim))
         has_averages = name.startswith(("adam", "adadelta")) and "bit" not in name and not arguments.save_only_model
-        size = sum(p.nbytes * (1 + 2 * (has_averages and p.requires_grad)) for p in model.parameters())
+        weights = 1 if arguments.ema_decay is None else 2  # the moving average, and the weights that are trained
+        size = sum(p.nbytes * (weights + 2 * (has_averages and p.requires_grad)) for p in model.parameters())
         count = most_checkpoints(arguments)
         needed += count * size
         checkpoints.append(f"{count} x {convert_bytes(size)}")
