@@ -632,6 +632,10 @@ def check_plan(training: TrainingSection, average: AverageSection) -> None:
             raise requirement(name, value, "evaluation during training", remedy)
     if uses_best:
         check_evaluated_checkpoints(training)
+        delay = training.others.get("eval_delay") or 0
+        if training.eval_strategy == "steps" and 0 < training.max_steps < delay:
+            other = f"average.which=best and training.max_steps={training.max_steps}"
+            raise conflict("training.eval_delay", delay, other, "lower it, so that a checkpoint is evaluated")
     baseline_steps, max_steps = training.baseline_steps, training.max_steps
     if baseline_steps is not None and max_steps > 0:
         check_planned_steps(max(baseline_steps, 1), max_steps)
