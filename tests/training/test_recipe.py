@@ -114,6 +114,22 @@ def test_every_accelerate_file_is_valid(repository):
         assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
 
 
+@pytest.mark.parametrize(
+    ("average", "training", "kept"),
+    [
+        ({}, {}, (5, 1)),
+        ({"count": 1}, {}, (2, 1)),
+        ({"count": 8}, {}, (8, 1)),
+        ({"count": 1}, {"keep_last": 1}, (1, 1)),
+        ({"count": 3, "which": "best"}, {}, (5, 3)),
+        ({"count": 1, "which": "best"}, {"keep_best": 4}, (5, 4)),
+    ],
+)
+def test_number_of_checkpoints_that_are_kept(tmp_path, average, training, kept):
+    arguments = Recipe(average=average, training={**training, "use_cpu": True}).trainer_arguments(tmp_path)
+    assert (arguments.keep_last, arguments.keep_best) == kept
+
+
 def test_epochs_decide_where_no_steps_are_given():
     recipe = Recipe(training={"num_train_epochs": 3})
     assert recipe.training.max_steps == -1

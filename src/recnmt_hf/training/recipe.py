@@ -537,7 +537,8 @@ class Recipe:
     def trainer_arguments(self, output_dir: Path, use_cpu: bool | None = None) -> TranslationTrainingArguments:
         """Make the arguments of the Trainer."""
         settings, keep = self.training.trainer_settings(use_cpu), self.average.keep_option
-        return make_arguments({**settings, keep: max(settings.get(keep, 1), self.average.count)}, output_dir)
+        least = 2 if keep == "keep_last" else 1  # if the newest is damaged, the run resumes from the one before
+        return make_arguments({keep: max(least, self.average.count), **settings}, output_dir)
 
     def stage_arguments(self, output_dir: Path, baseline: Path, use_cpu: bool) -> list[TranslationTrainingArguments]:
         """Make the arguments of the Trainer for each stage of the run; a baseline's stage writes into `baseline`."""
