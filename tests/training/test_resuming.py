@@ -304,6 +304,13 @@ def test_foreign_files_with_the_names_of_a_run_stay(finished, tmp_path, demand, 
     assert contents(folder) == before
 
 
+def test_a_file_in_place_of_the_prepared_data(run):
+    (run / "data").write_text("thesis")
+    with rejects("output.is_file", str(run / "data"), ExistingFileError):
+        train(tiny(), run, resume=True)
+    assert (run / "data").read_text() == "thesis"
+
+
 @pytest.mark.parametrize("remaining", ["recipe.yaml", "run.json", "checkpoint-4"])
 def test_signs_of_a_run(run, remaining):
     for path in run.iterdir():

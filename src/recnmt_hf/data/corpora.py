@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from .._plain_text import encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
-from ..errors import MissingFileError, UserError
+from ..errors import ExistingFileError, MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
@@ -454,6 +454,7 @@ def prepare_dataset(
 
     Raises:
         ValueError: All pairs are skipped, a setting is not allowed, or a corpus cannot be read.
+        FileExistsError: `cache_dir` is a file.
     """
     corpora = parse_corpora(corpora)
     check_value("max_source_length", max_source_length, int, Range(least=1))
@@ -474,6 +475,8 @@ def prepare_dataset(
     folder = Path(cache_dir) / key
     if (prepared := load_prepared(folder)) is not None:
         return prepared
+    if Path(cache_dir).is_file():
+        raise ExistingFileError("output.is_file", field=str(cache_dir))
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     with partial_folder(Path(cache_dir)) as working:
         data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None)
