@@ -149,7 +149,7 @@ class DecodingOptions:
     )
     shortlist: str | None = option(
         None,
-        "lexical shortlist, a file in Marian's format (lines `target source probability`), e.g. written by `recnmt "
+        "lexical shortlist, a file in Marian's format (lines `target source probability`), e.g. made by `recnmt "
         "align --shortlist`: only the likeliest translations of a batch's source tokens are considered",
     )
     shortlist_first: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
