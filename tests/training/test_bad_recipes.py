@@ -303,7 +303,7 @@ BEFORE = {
         "training.dataloader_persistent_workers",
     ),
     "one process": ({"training": {"fsdp": "full_shard"}}, "recipe.requires", "training.fsdp"),
-    "guidance": ({"decoding": {"generate": {"guidance_scale": 1.5}}}, "recipe.rejected", "decoding.generate"),
+    "guidance": ({"decoding": {"generate": {"guidance_scale": 1.5}}}, "generate.rejected", "decoding.generate"),
     "compiler": ({"training": {"torch_compile_backend": "gcc"}}, "option.value", "training.torch_compile_backend"),
     "compiler's mode": (
         {"training": {"torch_compile": True, "torch_compile_mode": "zeal"}},
