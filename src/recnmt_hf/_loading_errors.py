@@ -14,9 +14,9 @@ from .errors import MissingFileError, UserError
 
 # Errors that these packages raise about the content of a file are faults of the file, whoever calls them.
 READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft"}
-# Characters of a reason that are quoted at most.
-LONGEST = 240
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
+# Maximum number of characters of a quoted reason.
+LONGEST = 240
 
 
 def looks_local(path: str) -> bool:

@@ -34,7 +34,7 @@ class VaswaniLengthPenalty(float):
 
 
 class LimitsOfSentences:
-    """Base class of what has a limit for each sentence of a batch."""
+    """Base class of processors and criteria with a limit for each sentence of a batch."""
 
     limits: torch.Tensor
 
@@ -125,7 +125,7 @@ class EndPerSentence(LimitsOfSentences, LogitsProcessor):
         self.limits = torch.tensor(limits)
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        is_last = self.limits == input_ids.shape[1]  # of which the first is the start token
+        is_last = self.limits == input_ids.shape[1]  # the start token takes the place of the token to come
         if not is_last.any():
             return scores
         is_last = is_last.to(scores.device)

@@ -439,9 +439,9 @@ class Translator:
         log_probs: Sequence[float] | None = None,
     ) -> list[list[Hypothesis]]:
         """
-        Create the hypotheses of each source, the same number in consecutive rows of `tokens`, best first: by the
-        log-probabilities of the search if it reports them, else by those of another pass of the model, which `scores`
-        asks for, or in the order of the search.
+        Create the hypotheses of each source, the same number in consecutive rows of `tokens`, best first.
+        With `scores`, their log-probabilities come from another pass of the model; `log_probs` are those of the search,
+        if it reports them, and then decide the order.
         """
         per_source, penalty = len(tokens) // len(sources), options.penalty()
         repeated = [source for source in sources for _ in range(per_source)]
@@ -455,7 +455,7 @@ class Translator:
         alignments: list[Any] = [None] * len(tokens)
         if options.alignments:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
-        # A language's token or a tag at the beginning, such as >>de<<, says what the text is.
+        # The token of a language, or a tag such as >>de<<, is not part of the text that follows.
         names = self.tag_ids | self.languages.control_ids
         shown = [[*dropwhile(names.__contains__, row)] for row in tokens]
         texts = self.target_tokenizer.batch_decode(shown, skip_special_tokens=True)

@@ -44,15 +44,10 @@ PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
     "forced_bos_token_id": lambda value, ends: ForcedBOSTokenLogitsProcessor(value),
 }
-# Settings in generation_config.json that change the translations of a single model and that an ensemble does not have.
+# Settings of generation_config.json that a single model applies, but an ensemble does not support.
 UNSUPPORTED = {
-    *(
-        "encoder_no_repeat_ngram_size",
-        "encoder_repetition_penalty",
-        "sequence_bias",
-        "exponential_decay_length_penalty",
-    ),
-    *("begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
+    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
+    *("sequence_bias", "begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
 }
 
 
@@ -132,12 +127,11 @@ class EnsembleBackend(TranslatesOnly):
         settings = {name: value for name, value in (settings | options.generate).items() if value is not None}
         settings.pop("early_stopping", None)
         settings = {name: value for name, value in settings.items() if value or name == "forced_bos_token_id"}
-        if unsupported := sorted(set(settings) - set(PROCESSORS)):
-            raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="an ensemble")
-        if unsupported := sorted(UNSUPPORTED & set(unusual_settings(self.model.generation_config))):
-            raise UserError(
-                "engine.unsupported", field=f"{unsupported[0]} in generation_config.json", engine="an ensemble"
-            )
+        unsupported = [f"generate.{name}" for name in sorted(set(settings) - set(PROCESSORS))]
+        in_file = sorted(UNSUPPORTED & set(unusual_settings(self.model.generation_config)))
+        unsupported += [f"{name} in generation_config.json" for name in in_file]
+        if unsupported:
+            raise UserError("engine.unsupported", field=unsupported[0], engine="an ensemble")
         ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
         return LogitsProcessorList(
             [make(settings[name], ends) for name, make in PROCESSORS.items() if name in settings]

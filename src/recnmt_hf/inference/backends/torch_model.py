@@ -281,7 +281,7 @@ def requires_sources(model: Any) -> bool:
 
 
 def version_of(path: str) -> tuple[int, int] | None:
-    """Return time and size of a file, which change with its content; `None` if there is no file."""
+    """Return modification time and size of a file; `None` if it does not exist."""
     try:
         state = os.stat(path)
     except OSError:
@@ -323,7 +323,8 @@ def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except UserError as error:
-        if options.generate and error.code.startswith("model."):  # called as no option of the translator does
+        # Raised for settings such as guidance_scale, with which transformers calls the model without a decoder input.
+        if options.generate and error.code == "model.missing_decoder_input":
             raise rejected_settings(options.generate, "the model", error) from error
         raise
     except Exception as error:
