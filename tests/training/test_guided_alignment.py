@@ -417,3 +417,18 @@ def test_accumulation_equals_one_big_batch(linked_text, tmp_path):
     _, others = step(60, count, tmp_path / "several")
     assert one == 1 and count > 3
     torch.testing.assert_close(weights, others, atol=1e-6, rtol=1e-5)
+
+
+def test_predictions_for_data_with_links(linked_text, tmp_path):
+    """Generation does not know the links, which only training reads."""
+    tokenizer = train_tokenizer([" ".join(f"{side}{n}" for n in range(12) for side in "st")], "space", 40)
+    data = prepare(linked_text, tokenizer, tmp_path).select(range(6))
+    args = TranslationTrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, predict_with_generate=True
+    )
+    model = build("NMTTransformer", vocab_size=len(tokenizer))
+    trainer = TranslationTrainer(
+        model, args, tokenizer=tokenizer, guided_alignment=GuidedAlignment(), eval_dataset=data
+    )
+    assert trainer.evaluate(max_length=8)["eval_loss"] > 0
+    assert len(trainer.predict(data, max_length=8).predictions) == 6

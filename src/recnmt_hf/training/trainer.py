@@ -280,17 +280,17 @@ class TranslationTrainer(Seq2SeqTrainer):
             **limits.as_arguments(),
         )
 
-    def loader(self, dataset: Dataset | ShardedDataset, sampler: Any, resegments: bool = False) -> DataLoader[Any]:
-        """Return the loader of a prepared dataset, with BPE dropout if it `resegments`."""
+    def loader(self, dataset: Dataset | ShardedDataset, sampler: Any, training: bool = False) -> DataLoader[Any]:
+        """Return the loader of a prepared dataset; only that for `training` has links and BPE dropout."""
         names = ["input_ids", "labels"]
-        if self.alignment_guide is not None and "links" in dataset.column_names:
+        if training and self.alignment_guide is not None and "links" in dataset.column_names:
             names.append("links")
         if self.reads_trees:
             names += [name for name in TREE_INPUTS if name in dataset.column_names]
         columns: Any = dataset.select_columns(names)
         if isinstance(columns, Dataset):
             columns = columns.with_format(None)  # lists are collated fastest
-        if resegments:
+        if training and self.bpe_dropout > 0:
             source, target = self.tokenizers
             columns = self.resegmented = ResegmentedDataset(
                 columns,
@@ -313,7 +313,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         # The sampler gives all processes equally many batches. accelerate before 1.14 could not fill up a last round,
         # because these batches have no fixed size.
         self.accelerator.even_batches = False
-        loader = self.loader(self.train_dataset, self.train_sampler, resegments=self.bpe_dropout > 0)
+        loader = self.loader(self.train_dataset, self.train_sampler, training=True)
         try:
             return self.accelerator.prepare(loader)
         finally:
