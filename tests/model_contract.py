@@ -28,6 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 VOCABULARY = 37
@@ -125,16 +126,16 @@ class ModelContract:
         source = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
             outputs = model.eval()(**source, decoder_input_ids=batch["input_ids"][:, :2], use_cache=True)
-            given = {"past_key_values": outputs.past_key_values, "encoder_outputs": model.get_encoder()(**source)}
+            given = {"cache": outputs[CACHE], "encoder_outputs": model.get_encoder()(**source)}
             static = EncoderDecoderCache(
                 *(StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=7) for _ in range(2))
             )
-            for cache in (given["past_key_values"], static):
+            for cache in (given["cache"], static):
                 for _ in range(2):  # a static cache is filled by the first step
-                    settings = {**given, "past_key_values": cache, "attention_mask": source["attention_mask"]}
+                    settings = {**given, "cache": cache, "attention_mask": source["attention_mask"]}
                     step = model(**settings, decoder_input_ids=batch["input_ids"][:, :1])
                     assert step.logits.is_meta and step.logits.shape[1] == 1
-            given["past_key_values"].reorder_cache(torch.arange(3, device="meta"))
+            given["cache"].reorder_cache(torch.arange(3, device="meta"))
 
     # -- padding ---------------------------------------------------------------------------------------------------
 
@@ -215,9 +216,9 @@ class ModelContract:
         caches = {
             "growing": dict,
             "static": lambda: {"cache_implementation": "static"},
-            "without a configuration": lambda: {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())},
+            "without a configuration": lambda: {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache())},
             "static, larger than needed": lambda: {
-                "past_key_values": EncoderDecoderCache(
+                CACHE: EncoderDecoderCache(
                     StaticCache(config=decoder, max_cache_len=20), StaticCache(config=decoder, max_cache_len=20)
                 )
             },
@@ -242,7 +243,7 @@ class ModelContract:
         static = EncoderDecoderCache(
             StaticCache(config=decoder, max_cache_len=12), StaticCache(config=decoder, max_cache_len=12)
         )
-        for cache in ({}, {"cache_implementation": "static"}, {"past_key_values": static}):
+        for cache in ({}, {"cache_implementation": "static"}, {CACHE: static}):
             found = model.generate(**batch, **settings, **cache, disable_compile=True)
             assert torch.equal(found.sequences, expected.sequences)
             torch.testing.assert_close(found.logits, expected.logits, atol=1e-9, rtol=0)
@@ -286,9 +287,24 @@ class ModelContract:
                 source = torch.randint(4, VOCABULARY, (2, length))
                 cache.reset()
                 settings = {"max_new_tokens": 4, "output_logits": True, "return_dict_in_generate": True}
-                found = model.generate(source, past_key_values=cache, disable_compile=True, **settings)
+                found = model.generate(source, **{CACHE: cache}, disable_compile=True, **settings)
                 expected = model.generate(source, use_cache=False, **settings)
                 torch.testing.assert_close(found.logits, expected.logits, atol=1e-9, rtol=0)
+
+    def test_names_of_the_cache(self, variant):
+        """Before 5.24 transformers named it `past_key_values`. Another name is refused, since it would be ignored."""
+        model = self.model(variant)
+        source, words = torch.randint(4, VOCABULARY, (2, 5)), torch.randint(4, VOCABULARY, (2, 4))
+        encoded = model.get_encoder()(source)
+        for part in (model, model.model):
+            expected = part(source, decoder_input_ids=words)[0][:, 3:]
+            for name in ("cache", "past_key_values"):
+                cache = part(source, decoder_input_ids=words[:, :3], use_cache=True)[CACHE]
+                found = part(encoder_outputs=encoded, decoder_input_ids=words[:, 3:], **{name: cache})
+                assert found[CACHE] is cache
+                torch.testing.assert_close(found[0], expected, atol=1e-10, rtol=0)
+            with rejects("cache.unknown_name", "state"):
+                part(source, decoder_input_ids=words, state=cache)
 
     def test_steps_equal_teacher_forcing(self, variant):
         model = self.model(variant)
@@ -303,10 +319,10 @@ class ModelContract:
                 encoder_outputs=encoder_outputs,
                 attention_mask=batch["attention_mask"],
                 decoder_input_ids=target[:, t : t + 1],
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             )
-            cache = outputs.past_key_values
+            cache = outputs[CACHE]
             assert cache.get_seq_length() == t + 1
             steps.append(outputs.logits)
         torch.testing.assert_close(torch.cat(steps, 1), forced, atol=1e-10, rtol=0)
@@ -356,7 +372,7 @@ class ModelContract:
                 attention_mask=inputs["attention_mask"],
                 decoder_input_ids=prefix,
                 use_cache=True,
-            ).past_key_values
+            )[CACHE]
 
         def step(cache, rows):
             memory = copy.copy(encoded)
@@ -367,7 +383,7 @@ class ModelContract:
                 encoder_outputs=memory,
                 attention_mask=inputs["attention_mask"][rows],
                 decoder_input_ids=following[rows],
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             ).logits
 
@@ -676,7 +692,7 @@ class ModelContract:
         tuned = peft.get_peft_model(model, settings)
         batch = ragged_batch()
         if model.config.cache_layer_types() is not None:
-            with rejects("cache.no_recurrent_state", "past_key_values"):
+            with rejects("cache.no_recurrent_state", "cache"):
                 tuned(**batch)
             return
         loss = tuned(**batch).loss

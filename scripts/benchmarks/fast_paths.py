@@ -221,8 +221,8 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
     yield Case(
         "attention absorbed by its memory",
         f"step of {batch_size} x {beams} beams",
-        lambda: attention(state, memory, past_key_values=caches[0])[0],
-        lambda: MultiHeadAttention.forward(attention, state, memory, past_key_values=caches[1])[0],
+        lambda: attention(state, memory, cache=caches[0])[0],
+        lambda: MultiHeadAttention.forward(attention, state, memory, cache=caches[1])[0],
         attention.absorbs(state, memory, caches[0]),
         False,
     )

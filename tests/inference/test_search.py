@@ -14,6 +14,7 @@ from recnmt_hf.inference import waiting
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_moving_beams_copies_no_keys_of_the_sources():
         part.update(states, states, 0)
     own, memory = cache.self_attention_cache.layers[0], cache.cross_attention_cache.layers[0]
     before = memory.keys
-    ModelRows(None, {"past_key_values": cache}, 4, 2).reorder(torch.tensor([1, 1, 3, 2]))
+    ModelRows(None, {CACHE: cache}, 4, 2).reorder(torch.tensor([1, 1, 3, 2]))
     assert own.keys.flatten().tolist() == [1, 1, 3, 2]
     assert memory.keys is before
 

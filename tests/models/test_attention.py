@@ -152,7 +152,7 @@ def test_self_attention_in_one_call_and_word_by_word(implementation):
     expected = [by_hand(layer, row, row, torch.ones(5, 5).tril().bool())[0] for row in states]
     torch.testing.assert_close(layer(states)[0], torch.stack(expected))
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    found = [layer(piece, past_key_values=cache)[0] for piece in states.split(1, dim=1)]
+    found = [layer(piece, cache=cache)[0] for piece in states.split(1, dim=1)]
     torch.testing.assert_close(torch.cat(found, 1), torch.stack(expected))
     assert cache.get_seq_length() == 5
     bidirectional = attention(implementation=implementation)

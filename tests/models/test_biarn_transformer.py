@@ -21,6 +21,7 @@ from recnmt_hf import (
 from recnmt_hf.models import kernels_biarn_transformer
 from recnmt_hf.models import modeling_biarn_transformer as modeling
 from recnmt_hf.models.attention import MultiHeadAttention
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 class TestBiARNTransformer(ModelContract):
@@ -384,7 +385,7 @@ def test_memories_that_are_kept_serve_any_number_of_queries(monkeypatch):
     model = TestBiARNTransformer().model()
     words, states = torch.randn(6, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
     for cache in (None, model.model.decoder.prepare_cache(None, True)):
-        model.model.decoder.layers[-1].recurrence_attn(words, states, past_key_values=cache)
+        model.model.decoder.layers[-1].recurrence_attn(words, states, cache=cache)
     assert asked == [(8, 4, 32, 9), (8, 4, 32, None)]
 
 
@@ -802,10 +803,10 @@ def test_compiled_and_plain_steps_share_a_cache():
                 encoder_outputs=encoded,
                 attention_mask=source["attention_mask"],
                 decoder_input_ids=target[:, t : t + 1],
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             )
-            cache = outputs.past_key_values
+            cache = outputs[CACHE]
             steps.append(outputs.logits)
         expected = model(**source, decoder_input_ids=target).logits
     torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-9, rtol=0)

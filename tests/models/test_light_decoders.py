@@ -20,6 +20,7 @@ from recnmt_hf.models.light_decoders import (
     sequential_scan,
 )
 from recnmt_hf.models.seq2seq_loading import Initialization
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 SSRU = {"decoder_autoregression": "ssru"}
@@ -168,11 +169,11 @@ def test_chunks_and_a_rolled_back_step(fields):
         layer.activate_past_recording()
     logits = []
     for start, end in ((0, 1), (1, 5), (5, 7), (7, 9)):
-        step = {"decoder_input_ids": target[:, start:end], "past_key_values": cache, "use_cache": True}
+        step = {"decoder_input_ids": target[:, start:end], "cache": cache, "use_cache": True}
         logits.append(model(source, **step).logits)
     torch.testing.assert_close(torch.cat(logits, 1), whole, atol=1e-10, rtol=0)
     cache.crop(-4)
-    again = model(source, decoder_input_ids=target[:, 5:], past_key_values=cache, use_cache=True).logits
+    again = model(source, decoder_input_ids=target[:, 5:], cache=cache, use_cache=True).logits
     torch.testing.assert_close(again, whole[:, 5:], atol=1e-10, rtol=0)
 
 
@@ -184,7 +185,7 @@ def test_the_cache_does_not_grow(fields):
         found = model.generate(
             torch.randint(4, 37, (2, 5)), max_new_tokens=steps, min_new_tokens=steps, return_dict_in_generate=True
         )
-        layers = found.past_key_values.self_attention_cache.layers
+        layers = found[CACHE].self_attention_cache.layers
         sizes.append([{name: state.shape for name, state in layer.states.items()} for layer in layers])
         assert all(layer.keys is None or layer.keys.numel() == 0 for layer in layers)
     assert sizes[0] == sizes[1] and len(sizes[0]) == 2
@@ -202,7 +203,7 @@ def test_states_of_many_half_precision_steps_are_exact(kind, dtype):
     words = (2 + 2 * torch.rand(1, 1000, 32) - 1).to(dtype)
     cache = DynamicCache(config=config.get_text_config(decoder=True))
     with torch.no_grad():
-        steps = torch.cat([module(words[:, t : t + 1], past_key_values=cache)[0] for t in range(1000)], 1)
+        steps = torch.cat([module(words[:, t : t + 1], cache=cache)[0] for t in range(1000)], 1)
         exact = module.double()(words.double())[0]
     assert all(state.dtype == torch.float32 for state in cache.layers[0].states.values())
     coarse = torch.finfo(dtype).eps * exact.abs().max() * 4
@@ -310,8 +311,8 @@ def test_a_recurrent_input_and_a_recurrent_decoder_count_the_same_words():
     settings = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": 2, "return_dict_in_generate": True}
     cached, whole = (model.generate(source, **settings, output_logits=True, use_cache=use) for use in (True, False))
     torch.testing.assert_close(cached.logits, whole.logits, atol=1e-10, rtol=0)
-    assert cached.past_key_values.get_seq_length() == 6
-    assert set(cached.past_key_values.self_attention_cache.layers[0].states) == {"state", "memory", "ssru_memory"}
+    assert cached[CACHE].get_seq_length() == 6
+    assert set(cached[CACHE].self_attention_cache.layers[0].states) == {"state", "memory", "ssru_memory"}
     assistant = model.generate(source[:1], max_new_tokens=6, assistant_model=model)
     assert torch.equal(assistant, model.generate(source[:1], max_new_tokens=6))
 

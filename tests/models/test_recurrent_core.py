@@ -326,7 +326,7 @@ def test_states_of_a_static_layer_stay_where_they_are():
 def test_a_cache_without_recurrent_layers_is_refused():
     cache = DynamicCache()
     for layer_idx in (0, 1):
-        with rejects("cache.no_recurrent_state", "past_key_values"):
+        with rejects("cache.no_recurrent_state", "cache"):
             recurrent_layer(cache, layer_idx)
     fill_cache(cache, ["recnmt_recurrent"])
     first = cache.layers[0]

@@ -20,6 +20,7 @@ from recnmt_hf.models import kernels_rnmt, modeling_rnmt
 from recnmt_hf.models.additive_attention import AdditiveAttention
 from recnmt_hf.models.kernels_rnmt import FEW_VALUES, all_pairs, pair_tiles, tanh_
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 RNNSEARCH = {"decoder_type": "rnnsearch", "relation_layers": 0, "encoder_layers": 1}
@@ -417,7 +418,7 @@ def test_padding_of_a_target_leaves_the_state(name, fast, monkeypatch):
         decoder_input_ids=padded[:, 3:],
         decoder_attention_mask=mask,
         encoder_outputs=(first.encoder_last_hidden_state,),
-        past_key_values=first.past_key_values,
+        cache=first[CACHE],
     )
     torch.testing.assert_close(rest.logits[:, 1:], expected[:, 2:], atol=1e-12, rtol=0)
 
@@ -735,7 +736,7 @@ def test_hidden_states_are_what_they_are_called():
     words, states, readout = outputs.decoder_hidden_states
     assert torch.equal(words, model.model.decoder.embed_tokens(target))
     assert torch.equal(readout, outputs.last_hidden_state)
-    assert torch.equal(outputs.past_key_values.self_attention_cache.layers[0].get_state(), states[:, -1])
+    assert torch.equal(outputs[CACHE].self_attention_cache.layers[0].get_state(), states[:, -1])
     encoded = outputs.encoder_hidden_states
     assert len(encoded) == 5 and torch.equal(encoded[-1], outputs.encoder_last_hidden_state)
     real = batch["attention_mask"] == 1
@@ -767,8 +768,8 @@ def test_caches_without_a_place_for_the_state_are_refused(inside):
     model = scattered({})
     cache = DynamicCache([(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))])
     cache = EncoderDecoderCache(cache, DynamicCache()) if inside else cache
-    with rejects("cache.no_recurrent_state", "past_key_values"):
-        model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]), past_key_values=cache)
+    with rejects("cache.no_recurrent_state", "cache"):
+        model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]), cache=cache)
 
 
 def test_relation_scores_are_lengths_of_relations():
@@ -829,10 +830,10 @@ def test_a_decoding_step_costs_a_fixed_number_of_operations():
                 outputs = model(
                     encoder_outputs=encoded,
                     decoder_input_ids=torch.ones(8, 1, dtype=torch.long),
-                    past_key_values=cache,
+                    cache=cache,
                     use_cache=True,
                 )
-            cache = outputs.past_key_values
+            cache = outputs[CACHE]
     assert len(set(counts[1:])) == 1 and counts[1] <= 40, counts
 
 

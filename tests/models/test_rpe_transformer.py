@@ -17,6 +17,7 @@ from recnmt_hf import (
 )
 from recnmt_hf.models.modeling_rpe_transformer import SlicedProjection
 from recnmt_hf.models.recurrent_layers import CachedRecurrence
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 TYPED = {"rpe_type": "rpehead", "rpe_head_partition": "typed"}
@@ -58,11 +59,11 @@ class TestRPETransformer(ModelContract):
         model = self.model(variant)
         source, words = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 7))
         inputs = {"encoder_outputs": model.get_encoder()(source), "use_cache": True}
-        cache = model(decoder_input_ids=words[:, :3], **inputs).past_key_values
+        cache = model(decoder_input_ids=words[:, :3], **inputs)[CACHE]
         cache.self_attention_cache.layers[0].activate_past_recording()
-        model(decoder_input_ids=torch.randint(4, 30, (2, 2)), past_key_values=cache, **inputs)
+        model(decoder_input_ids=torch.randint(4, 30, (2, 2)), cache=cache, **inputs)
         cache.crop(-2)
-        found = model(decoder_input_ids=words[:, 3:], past_key_values=cache, **inputs).logits
+        found = model(decoder_input_ids=words[:, 3:], cache=cache, **inputs).logits
         torch.testing.assert_close(found, model(source, decoder_input_ids=words).logits[:, 3:], atol=1e-10, rtol=0)
 
     def test_static_caches_hold_the_state_in_place(self, variant):
@@ -70,7 +71,7 @@ class TestRPETransformer(ModelContract):
         decoder = model.config.get_text_config(decoder=True)
         cache = EncoderDecoderCache(*(StaticCache(config=decoder, max_cache_len=9) for _ in range(2)))
         source, words = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 6))
-        inputs = {"encoder_outputs": model.get_encoder()(source), "past_key_values": cache, "use_cache": True}
+        inputs = {"encoder_outputs": model.get_encoder()(source), "cache": cache, "use_cache": True}
         steps, places = [], set()
         for first, last in ((0, 2), (2, 3), (3, 6)):
             steps.append(model(decoder_input_ids=words[:, first:last], **inputs).logits)

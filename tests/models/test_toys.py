@@ -8,6 +8,8 @@ import torch
 from model_contract import ModelContract, ragged_batch
 from toy_zoo import zoo
 
+from recnmt_hf.models.seq2seq_outputs import CACHE
+
 
 class TestGRUToy(ModelContract):
     config_class, model_class = zoo("gru_toy", "GRUToy")
@@ -19,10 +21,10 @@ class TestGRUToy(ModelContract):
         model = self.model()
         first, second = torch.randint(4, 30, (2, 6)), torch.randint(4, 30, (2, 4))
         start = torch.ones(2, 1, dtype=torch.long)
-        cache = model(first, decoder_input_ids=start, use_cache=True).past_key_values
+        cache = model(first, decoder_input_ids=start, use_cache=True)[CACHE]
         cache.reset()
         assert cache.get_seq_length() == 0
-        found = model(second, decoder_input_ids=start, past_key_values=cache, use_cache=True).logits
+        found = model(second, decoder_input_ids=start, cache=cache, use_cache=True).logits
         torch.testing.assert_close(found, model(second, decoder_input_ids=start).logits, atol=1e-10, rtol=0)
 
     def test_memories_stay_one_row_per_source(self):

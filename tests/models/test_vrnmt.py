@@ -15,6 +15,7 @@ from recnmt_hf.commands.main import main
 from recnmt_hf.models import kernels_vrnmt, modeling_vrnmt
 from recnmt_hf.models.kernels_rnmt import SavedSteps
 from recnmt_hf.models.modeling_vrnmt import gaussian_kl
+from recnmt_hf.models.seq2seq_outputs import CACHE
 from recnmt_hf.training.checks import check_model
 from recnmt_hf.training.recipe import Recipe
 
@@ -550,7 +551,7 @@ def test_the_cache_stores_the_state_alone(level):
     model = scattered({"latent_level": level})
     batch = ragged_batch()
     outputs = model(batch["input_ids"], decoder_input_ids=batch["input_ids"][:, :3], use_cache=True)
-    (layer,) = outputs.past_key_values.self_attention_cache.layers
+    (layer,) = outputs[CACHE].self_attention_cache.layers
     assert {name: tuple(state.shape) for name, state in layer.states.items()} == {"state": (3, 32)}
 
 
@@ -570,9 +571,7 @@ def test_a_decoding_step_costs_a_fixed_number_of_operations():
             counts.append(0)
             words = torch.ones(8, 1, dtype=torch.long)
             with Count():
-                cache = model(
-                    encoder_outputs=encoded, decoder_input_ids=words, past_key_values=cache, use_cache=True
-                ).past_key_values
+                cache = model(encoder_outputs=encoded, decoder_input_ids=words, cache=cache, use_cache=True)[CACHE]
     assert len(set(counts[1:])) == 1 and counts[1] <= 60, counts
 
 

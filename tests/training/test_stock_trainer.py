@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 import recnmt_hf
 from recnmt_hf.data.corpora import prepare_dataset
 from recnmt_hf.families import FAMILIES
+from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 @cache
@@ -231,8 +232,8 @@ def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
         assert (outputs[0] - before).abs().max() > 1e-4
         one, cache = [], None  # step by step, with the state in the cache
         for word in target.split(1, 1):
-            found = adapted(**batch, decoder_input_ids=word, past_key_values=cache, use_cache=True)
-            cache = found.past_key_values
+            found = adapted(**batch, decoder_input_ids=word, cache=cache, use_cache=True)
+            cache = found[CACHE]
             one.append(found.logits)
         outputs.append(torch.cat(one, 1))
         merged = adapted.merge_and_unload().eval()

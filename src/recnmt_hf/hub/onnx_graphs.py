@@ -32,6 +32,7 @@ from ..inference.backends.onnx_model import (
     OnnxModel,
     load_onnx_runtime,
 )
+from ..models.seq2seq_outputs import CACHE
 from ..models.source_memory import self_attention_cache
 from .checked_copy import load_checked
 from .engines import write_settings
@@ -161,11 +162,11 @@ class DecoderGraph(nn.Module):
         if self.cache_names:
             cache = self.model.model.decoder.prepare_cache(None, True)
             fill_cache(cache, dict(zip(self.cache_names, tensors[count:], strict=True)), rows)
-            inputs["past_key_values"] = cache
+            inputs["cache"] = cache
         else:
             (inputs["attention_mask"],) = tensors[count:]
         outputs = self.model(**inputs, use_cache=True, return_dict=True)
-        cached = flatten_cache(outputs.past_key_values, "target" in self.model.config.sides_with_positions)
+        cached = flatten_cache(getattr(outputs, CACHE), "target" in self.model.config.sides_with_positions)
         if self.cache_names:
             cached = {name: tensor for name, tensor in cached.items() if name.startswith(OF_WORDS)}
         self.names = ["logits", *(f"present.{name}" for name in cached)]
@@ -384,7 +385,7 @@ def check_logits(model: Any, graphs: OnnxModel, tolerance: float = TOLERANCE) ->
         target = (torch.arange(batch * (words + 3)) * 7).view(batch, -1) % rows
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **columns_of(model, input_ids)}
         first = graphs(**inputs, decoder_input_ids=target[:, :words], use_cache=True)
-        rest = graphs(decoder_input_ids=target[:, words:], past_key_values=first.past_key_values)
+        rest = graphs(decoder_input_ids=target[:, words:], cache=getattr(first, CACHE))
         logits = torch.cat([first.logits, rest.logits], 1)
         inputs["decoder_input_ids"] = target
         expected = model(**inputs, use_cache=False).logits

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils import ModelOutput
 
+from ..models.seq2seq_outputs import CACHE
 from .decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 
 
@@ -44,15 +45,15 @@ class ModelRows:
     def __init__(self, model: Any, inputs: dict[str, Any], rows: int, sentences: int):
         self.model = model
         self.inputs = {name: value for name, value in inputs.items() if name in MODEL_INPUTS}
-        self.cache: Any = inputs.get("past_key_values")  # the first step may create it
+        self.cache: Any = inputs.get(CACHE)  # the first step may create it
         self.rows, self.sentences = rows, sentences
 
     def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Read `(rows, length)` tokens that the cache does not contain yet; return `(rows, vocab_size)` in float32."""
         outputs = self.model(
-            decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True, return_dict=True, **self.inputs
+            decoder_input_ids=tokens, use_cache=True, return_dict=True, **{CACHE: self.cache}, **self.inputs
         )
-        self.cache = outputs.past_key_values
+        self.cache = getattr(outputs, CACHE)
         return outputs.logits[:, -1].float()
 
     def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:

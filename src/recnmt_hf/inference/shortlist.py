@@ -21,6 +21,7 @@ from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..models.kernels_shared import project
+from ..models.seq2seq_outputs import CACHE
 from .batching import Tokens
 from .options import DecodingOptions
 from .packing import PackedWeight, suits_packing
@@ -121,9 +122,9 @@ class ShortlistRows(ModelRows):
 
     def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
         outputs = self.model.model(
-            decoder_input_ids=tokens, past_key_values=self.cache, use_cache=True, return_dict=True, **self.inputs
+            decoder_input_ids=tokens, use_cache=True, return_dict=True, **{CACHE: self.cache}, **self.inputs
         )
-        self.cache = outputs.past_key_values
+        self.cache = getattr(outputs, CACHE)
         logits = project(self.layer, outputs.last_hidden_state[:, -1])
         return sum(self.biases, start=logits).float()
 

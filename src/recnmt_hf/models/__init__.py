@@ -27,7 +27,7 @@ There are two masks. The *token mask* has the shape `(batch_size, length)`, 1 ke
 users pass. The *kernel mask* is the same in the form that the attention kernels expect. Where both occur they are
 named `token_mask` and `kernel_mask`.
 
-**Generation.** `past_key_values` is transformers' `EncoderDecoderCache`. Its self-attention part holds keys, values
+**Generation.** `cache` is transformers' `EncoderDecoderCache`. Its self-attention part holds keys, values
 and recurrent states (`cache_layer_types` of the configuration), its cross-attention part the projected memories.
 
 **Fast paths** are chosen by fixed rules of device, data type, shape and processor vendor, in functions such as

@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         hidden_states: torch.Tensor,
         key_value_states: Any = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
@@ -134,19 +134,12 @@ class MultiHeadAttention(nn.Module):
         if self.memory is None:
             projections = (self.q_proj, self.k_proj, self.v_proj)
             query, key, value = (self.split_heads(project(linear, hidden_states)) for linear in projections)
-            if past_key_values is not None:
-                cache = self_attention_cache(past_key_values)
-                key, value = cache.update(key, value, self.layer_idx)  # type: ignore[arg-type]  # not None with a cache
+            if cache is not None:
+                own = self_attention_cache(cache)
+                key, value = own.update(key, value, self.layer_idx)  # type: ignore[arg-type]  # not None with a cache
         else:
-            key, value, attention_mask = read_source_memory(
-                self.memory,
-                self.layer_idx,
-                self.project_memory,
-                key_value_states,
-                attention_mask,
-                past_key_values,
-                batch_size,
-            )
+            source = key_value_states, attention_mask, cache, batch_size
+            key, value, attention_mask = read_source_memory(self.memory, self.layer_idx, self.project_memory, *source)
             # Beams of one source become more queries to the same memory.
             queries = batch_size // key.shape[0] * query_length
             query = self.split_heads(project(self.q_proj, hidden_states).reshape(key.shape[0], queries, self.embed_dim))
@@ -228,10 +221,10 @@ def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: to
 
 
 def causal_mask(
-    config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+    config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
 ) -> Any:
     """Return the kernel mask of a decoder's self-attention; one new token of an unpadded, growing cache needs none."""
-    cache = None if past_key_values is None else self_attention_cache(past_key_values)
-    if attention_mask is None and states.shape[1] == 1 and not (cache is not None and cache.is_compileable):
+    own = None if cache is None else self_attention_cache(cache)
+    if attention_mask is None and states.shape[1] == 1 and not (own is not None and own.is_compileable):
         return None
-    return create_causal_mask(config=config, inputs_embeds=states, attention_mask=attention_mask, past_key_values=cache)
+    return create_causal_mask(config, states, attention_mask, own)

@@ -106,7 +106,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         use_cache (`bool`, *optional*, defaults to `True`): Store keys, values and recurrent states in generation.
     """
 
-    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values", "encoder_last_hidden_state"]
     attribute_map = {"hidden_size": "d_model", "num_hidden_layers": "encoder_layers"}
     # Fields of named sizes.
     presets: ClassVar[dict[str, dict[str, Any]]] = {"base": {}}

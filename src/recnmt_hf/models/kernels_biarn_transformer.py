@@ -372,10 +372,10 @@ def few_positions(length: int, num_heads: int, width: int, queries: int | None) 
     return 8 * num_heads * length <= width and (queries is None or queries >= 5 * length)
 
 
-def stores_source_memories(past_key_values: Cache, layer_idx: int | None) -> bool:
+def stores_source_memories(cache: Cache, layer_idx: int | None) -> bool:
     """Return whether a cache keeps memories of a layer with one row for each source."""
-    cache = getattr(past_key_values, "cross_attention_cache", None)
-    return cache is not None and layer_idx is not None and isinstance(cache.layers[layer_idx], SourceMemoryLayer)
+    cross = getattr(cache, "cross_attention_cache", None)
+    return cross is not None and layer_idx is not None and isinstance(cross.layers[layer_idx], SourceMemoryLayer)
 
 
 class AbsorbingAttention(MultiHeadAttention):
@@ -395,15 +395,15 @@ class AbsorbingAttention(MultiHeadAttention):
         hidden_states: torch.Tensor,
         key_value_states: Any = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not self.absorbs(hidden_states, key_value_states, past_key_values):
-            return super().forward(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
+        if not self.absorbs(hidden_states, key_value_states, cache):
+            return super().forward(hidden_states, key_value_states, attention_mask, cache, **kwargs)
         batch_size, query_length, width = hidden_states.shape
         name, project = f"{self.memory}/absorbed", self.absorb_memory
         key, value, attention_mask = read_source_memory(
-            name, self.layer_idx, project, key_value_states, attention_mask, past_key_values, batch_size
+            name, self.layer_idx, project, key_value_states, attention_mask, cache, batch_size
         )
         query = hidden_states.reshape(key.shape[0], -1, width)
         scores = torch.baddbmm(key[:, -1:], query, key[:, :-1]).unflatten(2, (self.num_heads, -1))
@@ -414,19 +414,17 @@ class AbsorbingAttention(MultiHeadAttention):
         weights = weights.unflatten(1, (-1, query_length)).flatten(0, 1).transpose(1, 2)
         return output.view(batch_size, query_length, self.embed_dim), weights
 
-    def absorbs(
-        self, hidden_states: torch.Tensor, key_value_states: torch.Tensor, past_key_values: Cache | None
-    ) -> bool:
+    def absorbs(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor, cache: Cache | None) -> bool:
         """Return whether the memory is short enough, and used often enough, to be projected instead of the queries."""
         if hidden_states.device.type != "cpu" or not enabled():
             return False
         sources, length = key_value_states.shape[:2]
-        queries = None if past_key_values is not None else hidden_states.shape[0] // sources * hidden_states.shape[1]
+        queries = None if cache is not None else hidden_states.shape[0] // sources * hidden_states.shape[1]
         return (
             few_positions(length, self.num_heads, self.embed_dim, queries)
             and self.config._attn_implementation in ("sdpa", "eager")
             and all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
-            and (past_key_values is None or stores_source_memories(past_key_values, self.layer_idx))
+            and (cache is None or stores_source_memories(cache, self.layer_idx))
         )
 
     def absorb_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -140,7 +140,7 @@ class SimplerSimpleRecurrentUnit(nn.Module):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, keeps the state."""
@@ -155,7 +155,7 @@ class SimplerSimpleRecurrentUnit(nn.Module):
         if attention_mask is not None:
             padding = attention_mask[:, :, None] == 0
             forget, value = forget.masked_fill(padding, 1.0), value.masked_fill(padding, 0.0)
-        layer = recurrent_layer(past_key_values, self.layer_idx)
+        layer = recurrent_layer(cache, self.layer_idx)
         memory = None if layer is None else layer.get_state("ssru_memory")
         memories = linear_scan(forget, value, torch.zeros_like(value[:, 0]) if memory is None else memory)[0]
         if layer is not None:
@@ -198,16 +198,16 @@ class AverageAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, is not averaged."""
-        averages = self.average(hidden_states, attention_mask, past_key_values).to(hidden_states.dtype)
+        averages = self.average(hidden_states, attention_mask, cache).to(hidden_states.dtype)
         outputs = self.gated(hidden_states, self.feed_forward(averages))
         return outputs, None
 
     def average(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
     ) -> torch.Tensor:
         """Return a in at least float32, which the sums of many words need."""
         wide = hidden_states.to(wide_type(hidden_states.dtype))
@@ -216,7 +216,7 @@ class AverageAttention(nn.Module):
             padding = attention_mask[:, :, None] == 0
             wide, counted = wide.masked_fill(padding, 0.0), counted.masked_fill(padding, 0.0)
         sums, counts = wide.cumsum(dim=1), counted.cumsum(dim=1)
-        layer = recurrent_layer(past_key_values, self.layer_idx)
+        layer = recurrent_layer(cache, self.layer_idx)
         if layer is not None:
             earlier_sum, earlier_count = layer.get_state("aan_sum"), layer.get_state("aan_count")
             if earlier_sum is not None and earlier_count is not None:

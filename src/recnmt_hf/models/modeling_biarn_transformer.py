@@ -425,7 +425,7 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         own: torch.Tensor,
         attended: torch.Tensor,
         memories: Memories,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         keeps_recurrence: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
@@ -439,7 +439,7 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
             self.prepare_input(below, norm),
             key_value_states=recurrence.states,
             attention_mask=recurrence.kernel_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             **kwargs,
         )
         if self.fusion_gate is None:
@@ -473,8 +473,8 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
             return RecurrenceFusionDecoderLayer(config, self_attn, encoder_attn, index)
         return TransformerDecoderLayer(config, self_attn, encoder_attn)
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
-        return build_decoder_mask(self.config, states, token_mask, past_key_values)
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
+        return build_decoder_mask(self.config, states, token_mask, cache)
 
     def run(
         self,
@@ -482,14 +482,14 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
         kernel_mask: Any,
         token_mask: torch.Tensor | None,
         memories: Memories,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         rate = self.config.recurrence_memory_dropout
         if self.training and rate > 0 and "recurrence" in memories:
             draws = torch.rand(hidden_states.shape[0], 1, 1, device=hidden_states.device)
             kwargs["keeps_recurrence"] = (draws >= rate).to(hidden_states.dtype)
-        return super().run(hidden_states, kernel_mask, token_mask, memories, past_key_values, **kwargs)
+        return super().run(hidden_states, kernel_mask, token_mask, memories, cache, **kwargs)
 
 
 class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):

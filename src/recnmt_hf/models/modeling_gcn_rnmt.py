@@ -24,7 +24,7 @@ from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderO
 from .recurrent_layers import take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization
-from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput
+from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput, takes_cache
 from .seq2seq_stacks import TokenAndPositionInput
 from .user_errors import UserError
 
@@ -404,6 +404,7 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
 
     model_class = GCNRNMTModel
 
+    @takes_cache
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -411,7 +412,7 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
@@ -437,7 +438,7 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             labels=labels,

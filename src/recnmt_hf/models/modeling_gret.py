@@ -291,20 +291,20 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         self.global_gate = GlobalGate(config) if config.use_global_state and config.global_gate else None
         self.post_init()
 
-    def finish(self, states: list[torch.Tensor], memories: Memories, past_key_values: Cache | None) -> torch.Tensor:
+    def finish(self, states: list[torch.Tensor], memories: Memories, cache: Cache | None) -> torch.Tensor:
         """Return `r_j + g_j * s^M` (Eqs. 12-13), after the last layer and its norm."""
-        last = super().finish(states, memories, past_key_values)
+        last = super().finish(states, memories, cache)
         if not self.config.use_global_state:
             return last
         vector = memories["global"].states
         gate = self.global_gate
         if gate is None:
-            return last + cached_vector(past_key_values, "global", lambda: vector, last.shape[0])[:, None]
+            return last + cached_vector(cache, "global", lambda: vector, last.shape[0])[:, None]
 
         def vector_and_projection() -> torch.Tensor:
             return torch.cat([vector, gate.project_source(vector)], dim=-1)
 
-        cached = cached_vector(past_key_values, "global", vector_and_projection, last.shape[0])[:, None]
+        cached = cached_vector(cache, "global", vector_and_projection, last.shape[0])[:, None]
         width = vector.shape[-1]
         return torch.addcmul(last, gate(last, cached[..., width:]), cached[..., :width])
 

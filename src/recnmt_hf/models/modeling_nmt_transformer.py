@@ -95,11 +95,11 @@ def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[n
 
 
 def build_decoder_mask(
-    config: NMTTransformerConfig, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None
+    config: NMTTransformerConfig, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None
 ) -> Any:
     """Return the mask of the decoder's self-attention, or for what replaces it the token mask of the new words."""
     if config.decoder_autoregression == "self_attention":
-        return causal_mask(config, states, token_mask, past_key_values)
+        return causal_mask(config, states, token_mask, cache)
     return None if token_mask is None or token_mask.dim() != 2 else token_mask[:, -states.shape[1] :]
 
 
@@ -162,8 +162,8 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
-        return build_decoder_mask(self.config, states, token_mask, past_key_values)
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
+        return build_decoder_mask(self.config, states, token_mask, cache)
 
 
 class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):

@@ -538,17 +538,17 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         kernel_mask: Any,
         token_mask: torch.Tensor | None,
         memories: Memories,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         words, (annotations, _, visible) = hidden_states, memories["encoder"]
-        layer = recurrent_layer(past_key_values)
+        layer = recurrent_layer(cache)
         state = self.previous_state(memories["encoder"], layer, words.shape[0])
         keys, values = annotations, None
         if self.recurrence.is_fast():
             project_memory = self.recurrence.project_memory
             keys, values, visible = read_source_memory(
-                "encoder", 0, project_memory, annotations, visible, past_key_values, words.shape[0]
+                "encoder", 0, project_memory, annotations, visible, cache, words.shape[0]
             )
         if token_mask is not None:
             token_mask = token_mask[:, -words.shape[1] :]

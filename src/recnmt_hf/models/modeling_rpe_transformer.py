@@ -150,7 +150,7 @@ class SourceRecurrentPositions(RecurrentPositions):
         return MaskedRNN(cell, width, width if self.projected else width // 2, bidirectional=not self.projected)
 
     def forward(
-        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
     ) -> torch.Tensor:
         """Map embeddings to R, both `(batch_size, source_length, rpe_dim)`."""
         return self.read_out(self.recurrence(embeddings, attention_mask)[0])
@@ -163,10 +163,10 @@ class TargetRecurrentPositions(RecurrentPositions):
         return CachedRecurrence(cell, width, width)
 
     def forward(
-        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, past_key_values: Cache | None
+        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
     ) -> torch.Tensor:
         """Map new words' embeddings to R `(batch_size, target_length, rpe_dim)`; the mask includes earlier words."""
-        return self.read_out(self.recurrence(embeddings, attention_mask, past_key_values))
+        return self.read_out(self.recurrence(embeddings, attention_mask, cache))
 
 
 # -- RPEHead and MPRHead (Eqs. 7-11) -----------------------------------------------------------------------------------
@@ -196,14 +196,14 @@ class RecurrentPositionInput(TokenAndPositionInput):
         embeddings: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         offset: int | torch.Tensor = 0,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         add_positions: bool = True,
     ) -> torch.Tensor:
         plain, recurrent = embeddings.split(self.sizes, dim=-1)
         if add_positions:
             plain = self.with_positions(plain, attention_mask, offset)
             if self.recurrent_positions is not None:
-                recurrent = self.recurrent_positions(recurrent, attention_mask, past_key_values)
+                recurrent = self.recurrent_positions(recurrent, attention_mask, cache)
         parts = [part.unflatten(-1, (self.slices, part.shape[-1] // self.slices)) for part in (plain, recurrent)]
         return dropout(torch.cat(parts, dim=-1).flatten(-2), self.dropout, self.training)
 

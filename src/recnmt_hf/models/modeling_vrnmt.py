@@ -365,7 +365,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         kernel_mask: Any,
         token_mask: torch.Tensor | None,
         memories: Memories,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         kl_terms: list[torch.Tensor],
         target_ids: torch.Tensor | None = None,
         **kwargs: Any,
@@ -373,7 +373,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         """Run the recurrence; append the KL divergences to `kl_terms` if there are target words."""
         words, memory, targets, real = hidden_states, memories["encoder"], None, None
         rows = words.shape[0]
-        layer = recurrent_layer(past_key_values)
+        layer = recurrent_layer(cache)
         state = self.previous_state(memory, layer, rows)
         if target_ids is not None:
             real = target_ids != IGNORE_INDEX
@@ -386,12 +386,12 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
                 "label_smoothing_factor=0; TranslationTrainer supports label smoothing."
             )
         noise = self.draw_noise(words, targets is not None)
-        given = self.given_latents(words, memory, targets, real, noise, past_key_values, kl_terms)
+        given = self.given_latents(words, memory, targets, real, noise, cache, kl_terms)
         keys, values, visible = memory.states, None, memory.kernel_mask
         if self.recurrence.is_fast():
             compute = functools.partial(self.recurrence.project_latent_memory, targets is not None)
-            cache = past_key_values if targets is None else None
-            keys, values, visible = read_source_memory("encoder", 0, compute, memory.states, visible, cache, rows)
+            stored = cache if targets is None else None
+            keys, values, visible = read_source_memory("encoder", 0, compute, memory.states, visible, stored, rows)
         if token_mask is not None:
             token_mask = token_mask[:, -words.shape[1] :]
         states, _, features, terms = self.recurrence(
@@ -429,7 +429,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         targets: torch.Tensor | None,
         real: torch.Tensor | None,
         noise: torch.Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         kl_terms: list[torch.Tensor],
     ) -> torch.Tensor | None:
         """Return the latent variables that do not depend on the decoder's states, `(batch_size, .., latent_size)`."""
@@ -440,7 +440,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
             return words.new_zeros(rows, 1, size) if noise is None else noise.to(words.dtype)
         if targets is None:
             compute = functools.partial(self.sentence_latent.mean, memory, size)
-            return cached_vector(past_key_values, "latent", compute, rows)[:, None]
+            return cached_vector(cache, "latent", compute, rows)[:, None]
         assert noise is not None and real is not None
         source = spread_over_beams(masked_mean(memory.states, memory.token_mask), rows)
         value, terms = self.sentence_latent(source, targets, real, noise[:, 0])

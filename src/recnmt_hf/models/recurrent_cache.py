@@ -192,12 +192,12 @@ class StaticRecurrentAttentionLayer(StaticRecurrentStateLayer):
     attends = True
 
 
-def recurrent_layer(past_key_values: Cache | None, layer_idx: int = 0) -> RecurrentStates | None:
+def recurrent_layer(cache: Cache | None, layer_idx: int = 0) -> RecurrentStates | None:
     """Return the recurrent layer of a decoder's own cache, or `None` without one; some caches raise a `UserError`."""
-    if past_key_values is None:
+    if cache is None:
         return None
-    layers = self_attention_cache(past_key_values).layers
+    layers = self_attention_cache(cache).layers
     layer = layers[layer_idx] if layer_idx < len(layers) else None
     if not hasattr(layer, "update_states"):  # remote code has its own copies of these classes
-        raise UserError("cache.no_recurrent_state", field="past_key_values", kind=type(past_key_values).__name__)
+        raise UserError("cache.no_recurrent_state", field="cache", kind=type(cache).__name__)
     return layer  # type: ignore[return-value]

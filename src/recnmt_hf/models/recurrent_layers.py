@@ -286,14 +286,14 @@ class CachedRecurrence(nn.Module):
         self,
         inputs: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         initial_state: Callable[[], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """
         Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
         mask `(batch_size, seen + length)`. `initial_state` makes the one before the first word, by default zeros.
         """
-        layer = recurrent_layer(past_key_values, self.layer_idx)
+        layer = recurrent_layer(cache, self.layer_idx)
         initial: list[torch.Tensor] = []
         if layer is not None and layer.get_state(self.names[0]) is not None:
             initial = [layer.states[name] for name in self.names]

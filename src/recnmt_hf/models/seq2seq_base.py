@@ -17,11 +17,13 @@ from .kernels_shared import is_plain, project
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import IGNORE_INDEX, chunked_cross_entropy, chunked_cross_entropy_of_layer, smoothed_cross_entropy
 from .seq2seq_outputs import (
+    CACHE,
     Memories,
     Seq2SeqEncoderOutput,
     Seq2SeqTranslationOutput,
     extra_fields,
     extra_values,
+    takes_cache,
     with_extra_outputs,
 )
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
@@ -79,6 +81,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             self.shared = copy.deepcopy(value, dict(parameters))
             self.decoder.embed_tokens = copy.deepcopy(value, dict(parameters))
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -87,7 +90,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -100,7 +103,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             decoder_input_ids (`torch.LongTensor` of shape `(batch_size, target_length)`): Target tokens, shifted right.
             decoder_attention_mask (`torch.Tensor` of shape `(batch_size, seen + target_length)`, *optional*): 1 keeps.
             encoder_outputs ([`Seq2SeqEncoderOutput`] or `tuple`, *optional*): Replaces running the encoder.
-            past_key_values (`Cache`, *optional*): Keys, values and states of earlier steps; `use_cache` returns them.
+            cache (`Cache`, *optional*): Keys, values and states of earlier steps; `use_cache` returns them.
             inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch_size, length, d_model)`, *optional*):
                 Unscaled embeddings in place of token ids.
         """
@@ -118,7 +121,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             memories=self.memories(encoder_outputs, attention_mask),
@@ -133,7 +136,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
             decoder_outputs.cross_attentions = decoder_outputs.cross_attentions or ()
         return self.output_class(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE: getattr(decoder_outputs, CACHE)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -204,6 +207,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -212,7 +216,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
@@ -248,7 +252,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,

@@ -1,14 +1,16 @@
 """
-Memories that the encoder passes to the decoder, and output classes. Those of encoder and decoder declare memories and
-extra outputs, which also reach the outputs of the bare and of the generating model.
+Memories that the encoder passes to the decoder, and output classes with the name of the cache. Classes of encoder and
+decoder declare memories and extra outputs, which also reach the outputs of the bare and of the generating model.
 """
 
+import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 
 from .user_errors import UserError
@@ -48,6 +50,29 @@ def memory_states(name: str) -> dict[str, str]:
 def memory_mask(name: str) -> dict[str, str]:
     """Return the metadata that declares a field of an encoder's output to be the token mask of the memory `name`."""
     return {"memory": name, "part": "token_mask"}
+
+
+# -- cache -------------------------------------------------------------------------------------------------------------
+
+# The field of outputs that contains the cache; transformers renamed it in 5.24.
+CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput)) else "past_key_values"
+
+
+def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorate a `forward` with an argument `cache` to take it as `past_key_values` too, its name before transformers
+    5.24. A cache under another name is a `UserError`: ignored, it would make translations wrong.
+    """
+
+    @functools.wraps(forward)
+    def call(*args: Any, past_key_values: Cache | None = None, **kwargs: Any) -> Any:
+        if past_key_values is not None and kwargs.get("cache") is None:
+            kwargs["cache"] = past_key_values
+        if unknown := [name for name, value in kwargs.items() if name != "cache" and isinstance(value, Cache)]:
+            raise UserError("cache.unknown_name", field=unknown[0])
+        return forward(*args, **kwargs)
+
+    return call
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from .attention import source_mask
 from .configuration_seq2seq import Seq2SeqConfig
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
-from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
+from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, takes_cache
 from .source_memory import cached_value, fill_cache, one_row_per_source, use_source_memory
 from .user_errors import UserError
 
@@ -136,7 +136,7 @@ class TokenAndPositionInput(nn.Module):
         embeddings: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         offset: int | torch.Tensor = 0,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         add_positions: bool = True,
     ) -> torch.Tensor:
         """
@@ -279,7 +279,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         """Return a layer's attention to the source; its weights are its `head_weights`, or its second output."""
         return self.layers[layer].encoder_attn  # type: ignore[return-value]
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
         """Return the self-attention's kernel mask for the new words `(batch_size, target_length, d_model)`."""
         return None
 
@@ -287,6 +287,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         """Return the kernel mask of a memory `(num_sources, length, d)` from its token mask `(num_sources, length)`."""
         return source_mask(self.config, states, token_mask)
 
+    @takes_cache
     @recording_extra_outputs
     @merge_with_config_defaults
     @capture_outputs
@@ -296,7 +297,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: Any = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         memories: Memories | None = None,
@@ -304,32 +305,33 @@ class Seq2SeqDecoder(Seq2SeqStack):
     ) -> Seq2SeqDecoderOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache: Those of [`Seq2SeqModelBase`].
+            input_ids, attention_mask, inputs_embeds, cache, use_cache: Those of [`Seq2SeqModelBase`].
             encoder_hidden_states, encoder_attention_mask: The memory `"encoder"`, `(num_sources, source_length, d)`,
                 and its token mask, where `memories` does not have it. `batch_size` is a multiple of `num_sources`.
             memories ([`Memories`], *optional*): The memories that the decoder reads, one row per source.
         """
         embeddings = self.embeddings(input_ids, inputs_embeds)
-        past_key_values = self.prepare_cache(past_key_values, use_cache)
-        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        cache = self.prepare_cache(cache, use_cache)
+        seen = cache.get_seq_length() if cache is not None else 0
         if isinstance(seen, torch.Tensor):
             seen = seen.clone()  # a static layer counts up in place
         memories = Memories(memories or {})
         if encoder_hidden_states is not None:
             memories["encoder"] = Memory(encoder_hidden_states, encoder_attention_mask)
-        memories = self.prepare_memories(memories, past_key_values)
+        memories = self.prepare_memories(memories, cache)
         # Before the input's own states are written, which a cache might count as words seen.
-        kernel_mask = self.build_mask(embeddings, attention_mask, past_key_values)
+        kernel_mask = self.build_mask(embeddings, attention_mask, cache)
         if attention_mask is not None and attention_mask.dim() != 2:
             attention_mask = None  # a static cache's mask of queries and keys, without padding
-        hidden_states = self.embed_input(embeddings, attention_mask, seen, past_key_values)
-        if past_key_values is not None:
+        hidden_states = self.embed_input(embeddings, attention_mask, seen, cache)
+        if cache is not None:
             kwargs["query_offset"] = seen  # type: ignore[typeddict-unknown-key]  # for the attention's own functions
-        states = self.run(hidden_states, kernel_mask, attention_mask, memories, past_key_values, **kwargs)
-        last = self.finish(states, memories, past_key_values)
+        states = self.run(hidden_states, kernel_mask, attention_mask, memories, cache, **kwargs)
+        last = self.finish(states, memories, cache)
         choice = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         hidden_states = select_hidden_states(states, last, choice)
-        return self.output_class(last_hidden_state=last, past_key_values=past_key_values, hidden_states=hidden_states)
+        named: dict[str, Any] = {CACHE: cache}
+        return self.output_class(last_hidden_state=last, hidden_states=hidden_states, **named)
 
     def run(
         self,
@@ -337,33 +339,33 @@ class Seq2SeqDecoder(Seq2SeqStack):
         kernel_mask: Any,
         token_mask: torch.Tensor | None,
         memories: Memories,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         """Run all layers over `(batch_size, target_length, d_model)`; return the input and all outputs."""
         states = [hidden_states]
         for layer in self.layers:
-            states.append(layer(states[-1], kernel_mask, memories, past_key_values=past_key_values, **kwargs))
+            states.append(layer(states[-1], kernel_mask, memories, cache=cache, **kwargs))
         return states
 
-    def finish(self, states: list[torch.Tensor], memories: Memories, past_key_values: Cache | None) -> torch.Tensor:
+    def finish(self, states: list[torch.Tensor], memories: Memories, cache: Cache | None) -> torch.Tensor:
         """Return the last states `(batch_size, target_length, d_model)`, which the output matrix reads."""
         return states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
 
-    def prepare_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
+    def prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache, created if none is given; cross-attention layers store one row per source."""
-        if past_key_values is None and use_cache:
+        if cache is None and use_cache:
             config = self.config.get_text_config(decoder=True)
-            past_key_values = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        fill_cache(past_key_values, self.config.cache_layer_types())
-        use_source_memory(past_key_values, self.config.decoder_layers)
-        return past_key_values
+            cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+        fill_cache(cache, self.config.cache_layer_types())
+        use_source_memory(cache, self.config.decoder_layers)
+        return cache
 
-    def prepare_memories(self, memories: Memories, past_key_values: Cache | None) -> Memories:
+    def prepare_memories(self, memories: Memories, cache: Cache | None) -> Memories:
         """Return the memories with one row per source and with their kernel masks, which a cache keeps."""
         prepared = Memories()
         for name, (states, token_mask, _) in memories.items():
             token_mask = one_row_per_source(token_mask, states.shape[0])
             prepare = functools.partial(self.prepare_mask, states, token_mask)
-            prepared[name] = Memory(states, token_mask, cached_value(past_key_values, f"{name} mask", prepare))
+            prepared[name] = Memory(states, token_mask, cached_value(cache, f"{name} mask", prepare))
         return prepared

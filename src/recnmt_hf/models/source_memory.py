@@ -4,14 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import (
-    DYNAMIC_LAYER_TYPE_MAPPING,
-    Cache,
-    DynamicCache,
-    DynamicLayer,
-    EncoderDecoderCache,
-    StaticLayer,
-)
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, StaticLayer
 
 
 class BeamMoves:
@@ -120,12 +114,12 @@ class SourceMemoryLayer(DynamicLayer):
             self.keys, self.values = self.memories["encoder"]
 
 
-def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
+def use_source_memory(cache: Cache | None, num_layers: int) -> None:
     """Replace empty, growing cross-attention layers by [`SourceMemoryLayer`], and add missing ones to `num_layers`."""
-    if not isinstance(past_key_values, EncoderDecoderCache):
+    if not isinstance(cache, EncoderDecoderCache):
         return
-    cache = past_key_values.cross_attention_cache
-    layers = cache.layers
+    cross = cache.cross_attention_cache
+    layers = cross.layers
     if layers and (isinstance(layers[0], SourceMemoryLayer) or getattr(layers[0], "is_initialized", False)):
         return
     moves = BeamMoves()
@@ -133,7 +127,7 @@ def use_source_memory(past_key_values: Cache | None, num_layers: int) -> None:
         # Only growing layers (recurrent ones included): static ones must keep their addresses.
         if isinstance(layer, DynamicLayer) and not layer.is_initialized:
             layers[i] = SourceMemoryLayer(moves)
-    if isinstance(cache, DynamicCache):
+    if isinstance(cross, DynamicCache):
         layers += [SourceMemoryLayer(moves) for _ in range(num_layers - len(layers))]
 
 
@@ -150,16 +144,16 @@ def one_row_per_source(attention_mask: torch.Tensor | None, num_sources: int) ->
     return attention_mask[:: max(attention_mask.shape[0] // num_sources, 1)]
 
 
-def first_source_layer(past_key_values: Cache | None) -> SourceMemoryLayer | None:
+def first_source_layer(cache: Cache | None) -> SourceMemoryLayer | None:
     """Return the cache layer with the masks and vectors that all layers share, or `None`."""
-    cache = getattr(past_key_values, "cross_attention_cache", None)
-    layer = cache.layers[0] if cache is not None and cache.layers else None
+    cross = getattr(cache, "cross_attention_cache", None)
+    layer = cross.layers[0] if cross is not None and cross.layers else None
     return layer if isinstance(layer, SourceMemoryLayer) else None
 
 
-def cached_value(past_key_values: Cache | None, name: str, compute: Callable[[], Any]) -> Any:
+def cached_value(cache: Cache | None, name: str, compute: Callable[[], Any]) -> Any:
     """Return `compute()`, one row per source or `None`: computed in the first step and cached under `name`."""
-    layer = first_source_layer(past_key_values)
+    layer = first_source_layer(cache)
     if layer is None:
         return compute()
     if name not in layer.shared:
@@ -168,10 +162,10 @@ def cached_value(past_key_values: Cache | None, name: str, compute: Callable[[],
 
 
 def cached_vector(
-    past_key_values: Cache | None, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int
+    cache: Cache | None, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int
 ) -> torch.Tensor:
     """Return `compute()`, `(num_sources, ..)`, repeated over beams to `(decoder_rows, ..)` and cached under `name`."""
-    layer, vector = first_source_layer(past_key_values), cached_value(past_key_values, name, compute)
+    layer, vector = first_source_layer(cache), cached_value(cache, name, compute)
     if layer is None:
         return spread_over_beams(vector, decoder_rows)
     # Rows of a source have the same vector, so that moves of beams within it change nothing.
@@ -186,47 +180,47 @@ def read_source_memory(
     project_memory: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
     key_value_states: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    past_key_values: Cache | None,
+    cache: Cache | None,
     decoder_rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """
     Return keys, values and kernel mask of a memory, which `project_memory` projects at the first step of a generation:
     `(num_sources, num_heads, key_length, ..)`. Then they are cached under `name`, in static caches only `"encoder"`.
     """
-    if not isinstance(past_key_values, EncoderDecoderCache) or layer_idx is None:
+    if not isinstance(cache, EncoderDecoderCache) or layer_idx is None:
         return *project_memory(key_value_states), attention_mask
-    cache = past_key_values.cross_attention_cache
-    layer = cache.layers[layer_idx]
+    cross = cache.cross_attention_cache
+    layer = cross.layers[layer_idx]
     if isinstance(layer, SourceMemoryLayer):
         if name not in layer.memories:
             key, value = project_memory(key_value_states)
             layer.store(name, key, value, decoder_rows)
-            past_key_values.is_updated[layer_idx] = True
+            cache.is_updated[layer_idx] = True
         return *layer.memories[name], attention_mask
     if name != "encoder":
         return *project_memory(key_value_states), attention_mask
     # A static (or foreign) cache has one row for each row of the decoder.
     if attention_mask is not None:
         attention_mask = spread_over_beams(attention_mask, decoder_rows)
-    if past_key_values.is_updated.get(layer_idx):
+    if cache.is_updated.get(layer_idx):
         return layer.keys, layer.values, attention_mask  # type: ignore[union-attr, return-value]  # filled before
     key, value = project_memory(key_value_states)
     key, value = spread_over_beams(key, decoder_rows), spread_over_beams(value, decoder_rows)
     if isinstance(layer, StaticLayer) and layer.max_cache_len != key.shape[2]:
         # Positions after the memory would be attended too. The cache has another size, or is filled for a second time.
         layer.max_cache_len, layer.is_initialized = key.shape[2], False
-    key, value = cache.update(key, value, layer_idx)
-    past_key_values.is_updated[layer_idx] = True
+    key, value = cross.update(key, value, layer_idx)
+    cache.is_updated[layer_idx] = True
     return key, value, attention_mask
 
 
-def self_attention_cache(past_key_values: Cache) -> Cache:
+def self_attention_cache(cache: Cache) -> Cache:
     """Return the decoder's own part of a cache."""
-    return past_key_values.self_attention_cache if isinstance(past_key_values, EncoderDecoderCache) else past_key_values
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
-def fill_cache(past_key_values: Cache | None, layer_types: Sequence[str] | None) -> None:
+def fill_cache(cache: Cache | None, layer_types: Sequence[str] | None) -> None:
     """Add the decoder's recurrent layers to a growing cache that was made without a configuration."""
-    cache = None if past_key_values is None else self_attention_cache(past_key_values)
-    if layer_types is not None and isinstance(cache, DynamicCache):
-        cache.layers += [DYNAMIC_LAYER_TYPE_MAPPING[kind]() for kind in layer_types[len(cache.layers) :]]
+    own = None if cache is None else self_attention_cache(cache)
+    if layer_types is not None and isinstance(own, DynamicCache):
+        own.layers += [DYNAMIC_LAYER_TYPE_MAPPING[kind]() for kind in layer_types[len(own.layers) :]]

@@ -93,13 +93,13 @@ class TransformerDecoderLayer(TransformerSublayers):
         kernel_mask: torch.Tensor | None,
         memories: Memories,
         *states: torch.Tensor,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Run over `(batch_size, target_length, d_model)`; `states` replace those of the memories (see `__call__`)."""
         if states:
             memories = memories.with_states(states)
-        kwargs["past_key_values"] = past_key_values
+        kwargs["cache"] = cache
         queries = self.prepare_input(hidden_states, self.self_attn_layer_norm)
         attended, _ = self.self_attn(queries, attention_mask=kernel_mask, **kwargs)
         own = self.add_residual(attended, hidden_states, self.self_attn_layer_norm)
@@ -148,5 +148,5 @@ class TransformerDecoderStack(TransformerStack, Seq2SeqDecoder):
 
     side = "decoder"
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, past_key_values: Cache | None) -> Any:
-        return causal_mask(self.config, states, token_mask, past_key_values)
+    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
+        return causal_mask(self.config, states, token_mask, cache)

@@ -55,13 +55,13 @@ class GateToyDecoder(GateToyPreTrainedModel, NMTTransformerDecoder):
         self.gate = Gate()
         self.post_init()
 
-    def finish(self, states, memories, past_key_values):
-        last, vector = super().finish(states, memories, past_key_values), memories["global"].states
+    def finish(self, states, memories, cache):
+        last, vector = super().finish(states, memories, cache), memories["global"].states
 
         def project():
             return torch.cat([self.of_source(vector), vector], dim=-1)
 
-        of_source, value = cached_vector(past_key_values, "global", project, last.shape[0])[:, None].chunk(2, dim=-1)
+        of_source, value = cached_vector(cache, "global", project, last.shape[0])[:, None].chunk(2, dim=-1)
         return last + self.gate(self.of_states(last), of_source) * value
 
 

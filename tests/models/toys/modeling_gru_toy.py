@@ -57,16 +57,16 @@ class GRUToyDecoder(GRUToyPreTrainedModel, Seq2SeqDecoder):
         self.summary_attn = MultiHeadAttention(config, width, heads, layer_idx=0, memory="summary")
         self.post_init()
 
-    def run(self, hidden_states, kernel_mask, token_mask, memories, past_key_values, **kwargs):
+    def run(self, hidden_states, kernel_mask, token_mask, memories, cache, **kwargs):
         source, summary = memories["encoder"], memories["summary"]
 
         def initial():
             mean = masked_mean(source.states, source.token_mask)
             return spread_over_beams(torch.tanh(self.initial(mean)), hidden_states.shape[0])
 
-        states = self.recurrence(hidden_states, token_mask, past_key_values, initial)
-        context, _ = self.encoder_attn(states, source.states, source.kernel_mask, past_key_values, **kwargs)
-        further, _ = self.summary_attn(states, summary.states, summary.kernel_mask, past_key_values, **kwargs)
+        states = self.recurrence(hidden_states, token_mask, cache, initial)
+        context, _ = self.encoder_attn(states, source.states, source.kernel_mask, cache, **kwargs)
+        further, _ = self.summary_attn(states, summary.states, summary.kernel_mask, cache, **kwargs)
         return [hidden_states, states + context + further]
 
 

@@ -18,8 +18,8 @@ class RecurrentInput(nn.Module):
         super().__init__()
         self.recurrence = CachedRecurrence(config.cell, config.d_model, config.d_model)
 
-    def forward(self, embeddings, attention_mask=None, offset=0, past_key_values=None):
-        return embeddings + self.recurrence(embeddings, attention_mask, past_key_values)
+    def forward(self, embeddings, attention_mask=None, offset=0, cache=None):
+        return embeddings + self.recurrence(embeddings, attention_mask, cache)
 
 
 class InputToyEncoder(InputToyPreTrainedModel, NMTTransformerEncoder):

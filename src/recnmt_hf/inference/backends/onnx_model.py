@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
 from ...errors import UserError
+from ...models.seq2seq_outputs import CACHE, takes_cache
 from ...models.source_memory import spread_over_beams
 from ..devices import resolve_device
 from .export_settings import damaged_export, read_export_settings
@@ -174,13 +175,14 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     def tensor(self, value: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(value).to(self.place)
 
+    @takes_cache
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: OnnxCache | None = None,
+        cache: OnnxCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool = True,
         dependency_heads: torch.Tensor | None = None,
@@ -194,8 +196,8 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         if unsupported := sorted(name for name, value in kwargs.items() if value is not None and value is not False):
             raise UserError("engine.unsupported", field=unsupported[0], engine="a model in ONNX")
         assert decoder_input_ids is not None
-        if past_key_values is not None and past_key_values.words:
-            return self.continued(decoder_input_ids, past_key_values)
+        if cache is not None and cache.words:
+            return self.continued(decoder_input_ids, cache)
         if encoder_outputs is None:
             assert input_ids is not None
             trees = {"dependency_heads": dependency_heads, "dependency_relations": dependency_relations}
@@ -209,12 +211,13 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         inputs |= {"attention_mask": spread_over_beams(attention_mask, rows), "decoder_input_ids": decoder_input_ids}
         outputs = self.run_graph(DECODER, inputs)
         logits = self.tensor(outputs.pop("logits"))
-        cache = None
-        if use_cache or use_cache is None:
-            cache = past_key_values if past_key_values is not None else OnnxCache()
+        if use_cache is False:
+            cache = None
+        else:
+            cache = OnnxCache() if cache is None else cache
             cache.tensors = {name.removeprefix("present."): value for name, value in outputs.items()}
             cache.words, cache.beams = decoder_input_ids.shape[1], rows // sources
-        return Seq2SeqLMOutput(logits=logits, past_key_values=cache)  # type: ignore[arg-type]
+        return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})  # type: ignore[arg-type]
 
     def continued(self, decoder_input_ids: torch.Tensor, cache: OnnxCache) -> Seq2SeqLMOutput:
         """Run further tokens one after the other."""
@@ -225,7 +228,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             logits.append(self.tensor(outputs.pop("logits")))
             cache.tensors |= {name.removeprefix("present."): value for name, value in outputs.items()}
             cache.words += 1
-        return Seq2SeqLMOutput(logits=torch.cat(logits, 1), past_key_values=cache)  # type: ignore[arg-type]
+        return Seq2SeqLMOutput(logits=torch.cat(logits, 1), **{CACHE: cache})  # type: ignore[arg-type]
 
 
 class OnnxBackend(TranslatesOnly, TorchBackend):

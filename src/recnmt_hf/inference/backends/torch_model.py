@@ -27,6 +27,7 @@ from ...data.tokenizer_pair import TokenizerPair
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
 from ...models.kernels_shared import project
+from ...models.seq2seq_outputs import CACHE
 from ..batching import Tokens, given_count, pad_rows, start_of, tree_inputs
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
@@ -221,7 +222,7 @@ class TorchBackend:
             encoder_outputs=encoded.output,
             attention_mask=encoded.attention_mask,
         )
-        inputs["past_key_values"] = self.new_cache()
+        inputs[CACHE] = self.new_cache()
         return ModelRows(self.model, inputs, len(sources) * beams, len(sources))
 
     def new_cache(self) -> Any:
