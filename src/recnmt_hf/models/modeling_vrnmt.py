@@ -559,7 +559,7 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
         choices = (kwargs.get("num_beams"), getattr(given, "num_beams", None), self.generation_config.num_beams)
         beams = next((beams for beams in choices if beams is not None), 1)
         self.check_beams(beams)
-        return super().generate(*args, **kwargs)  # type: ignore[misc]  # of GenerationMixin
+        return super().generate(*args, **kwargs)
 
 
 VRNMTModel.register_for_auto_class("AutoModel")
