@@ -24,7 +24,7 @@ def write_trees(source: str, words: str, trees: str, pipeline: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", help="text file, plain or gzipped, with one sentence per line")
+    parser.add_argument("source", help="text file, plain or compressed, with one sentence per line")
     parser.add_argument("words", help="output: the same sentences, words separated by spaces")
     parser.add_argument("trees", help="output: CoNLL-U")
     parser.add_argument("--pipeline", default="en_core_web_sm", help="installed pipeline of spaCy with a parser")

@@ -7,7 +7,7 @@ from .arguments import whole
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", help="text files, plain or gzipped; both languages for a joint tokenizer")
+    add("files", nargs="+", help="text files, plain, gzip or Zstandard; both languages for a joint tokenizer")
     add("--output", "-o", required=True, help="a new folder, which AutoTokenizer can load")
     add("--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols")
     add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols")

@@ -15,7 +15,7 @@ DECODING = [field.name for field in fields(DecodingOptions) if field.name != "ge
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     arguments.add_models_argument(parser)
-    add("--input", "-i", help="text file, plain or gzipped (default: -, standard input)")
+    add("--input", "-i", help="text file, plain or compressed with gzip or Zstandard (default: -, standard input)")
     add("--output", "-o", help="output file (default: -, standard output)")
     formats = (
         "text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: one "

@@ -122,7 +122,7 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
     Args:
         lines (iterable of `str`): The lines.
         text (`str` or `Path`): Name of their file in messages.
-        alignments (`str` or `Path`): File of links, plain or gzipped, with as many lines; a line may be empty.
+        alignments (`str` or `Path`): File of links, plain or compressed, with as many lines; a line may be empty.
         units (`str`): Units that the positions count, one of [`ALIGNMENT_UNITS`].
 
     Raises:

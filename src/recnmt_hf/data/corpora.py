@@ -120,7 +120,7 @@ class Corpus:
         choices=ALIGNMENT_UNITS,
     )
     source_trees: str | None = option(
-        None, "CoNLL-U file with the dependency trees of `source`, plain or gzipped; words are separated by spaces"
+        None, "CoNLL-U file with the dependency trees of `source`, plain or compressed; words are separated by spaces"
     )
     tree_columns: bool = option(
         False,

@@ -1,4 +1,4 @@
-"""Read sentence pairs from plain or gzipped text, TSV, JSON lines, and the files of LCSTS."""
+"""Read sentence pairs from plain or compressed text, TSV, JSON lines, and the files of LCSTS."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
     line ends of Unicode. A byte order mark is removed.
 
     Args:
-        path (`str` or `Path`, *optional*): Plain or gzipped UTF-8 text, a pipe, or `None`: standard input.
+        path (`str` or `Path`, *optional*): UTF-8 text, plain or compressed, a pipe, or `None`: standard input.
         strip (`str`, *optional*): Characters to remove at both ends; `None`: all kinds of space.
 
     Raises:
@@ -203,7 +203,7 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
     Yield pairs from two line-aligned files.
 
     Args:
-        source, target (`str` or `Path`): Plain or gzipped UTF-8 text, one sentence per line.
+        source, target (`str` or `Path`): UTF-8 text, plain or compressed, one sentence per line.
         on_empty (`str`, *optional*, defaults to `"error"`): Treatment of a pair with a blank side: `"error"` or
             `"skip"`.
 

@@ -117,7 +117,7 @@ def first_in_cycle(heads: Sequence[int]) -> int | None:
 
 def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
     """
-    Yield the sentences of the CoNLL-U file `path`, plain or gzipped, with the number of their first line. Ranges of
+    Yield the sentences of the CoNLL-U file `path`, plain or compressed, with the number of their first line. Ranges of
     words (`1-2`) and empty nodes (`3.1`) are skipped.
 
     Raises:

@@ -58,11 +58,11 @@ class Shortlist:
     @classmethod
     def read(cls, path: str | Path, tokenizers: TokenizerPair, first: int, best: int) -> Shortlist:
         """
-        Read lines of `target source probability`, separated by spaces, plain or gzipped. Lines with a token that is not
-        in its vocabulary are ignored, with a warning if they are more than a tenth.
+        Read lines of `target source probability`, separated by spaces. Lines with a token that is not in its vocabulary
+        are ignored, with a warning if they are more than a tenth.
 
         Args:
-            path (`str` or `Path`): The file.
+            path (`str` or `Path`): The file, plain or compressed.
             tokenizers ([`~recnmt_hf.TokenizerPair`]): Give the ids of the tokens.
             first (`int`): Number of first tokens of the target vocabulary that every batch may use.
             best (`int`): Number of translations of each source token.
