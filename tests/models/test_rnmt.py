@@ -615,10 +615,11 @@ def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 def test_a_large_batch_trains_in_little_memory():
-    """20 sentences of 100 tokens at the paper's larger size: within 1.25 GiB above the model (5.3 with all pairs)."""
+    """20 sentences of 100 tokens at the paper's larger size: within 1 GiB above the model (5.3 with all pairs)."""
     code = """
-        import resource, psutil, torch
+        import re, psutil, torch
         from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
         torch.set_num_threads(1)
         fields = {"vocab_size": 2000, "decoder_vocab_size": 2000}
@@ -626,12 +627,14 @@ def test_a_large_batch_trains_in_little_memory():
         ids = torch.randint(4, 2000, (20, 100))
         before = psutil.Process().memory_info().rss
         model(ids, torch.ones_like(ids), labels=ids, return_logits=False).loss.backward()
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**30)
+        # The peak of getrusage would include that of the process that started this one.
+        peak = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+        print((peak - before) / 2**30)
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     print(f"{float(result.stdout):.2f} GiB")
-    assert float(result.stdout) < 1.25
+    assert float(result.stdout) < 1
 
 
 @pytest.mark.parametrize("frozen", ["encoder", "attention", "cell.weight", "bias", "pair_layers.0", "embed_tokens"])
