@@ -410,3 +410,16 @@ def test_classes_that_are_sharded_whole_are_those_that_a_model_has():
     config = recnmt_hf.BiARNTransformerConfig(**TINY, recurrence_encoder_type=None)
     model = recnmt_hf.BiARNTransformerForConditionalGeneration(config)
     assert set(model._no_split_modules) == {"TransformerEncoderLayer", "TransformerDecoderLayer"}
+
+
+def test_generation_while_training_with_gradient_checkpointing():
+    """Without gradients there is nothing to checkpoint, so that the cache is used, as in `eval()`."""
+    torch.manual_seed(0)
+    config = NMTTransformerConfig.from_preset("tiny", vocab_size=60, dropout=0.0)
+    model = NMTTransformerForConditionalGeneration(config)
+    for parameter in model.parameters():
+        parameter.data *= 4
+    source = torch.randint(4, 60, (3, 7))
+    expected = model.eval().generate(source, num_beams=2, max_new_tokens=12)
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    assert torch.equal(model.train().generate(source, num_beams=2, max_new_tokens=12), expected)

@@ -1,5 +1,5 @@
 """
-Memories that the encoder passes to the decoder, and output classes with the name of the cache. Classes of encoder and
+Memories that the encoder passes to the decoder, the names of the cache, and output classes. Those of encoder and
 decoder declare memories and extra outputs, which also reach the outputs of the bare and of the generating model.
 """
 
@@ -60,8 +60,8 @@ CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput
 
 def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Decorate a `forward` with an argument `cache` to take it as `past_key_values` too, its name before transformers
-    5.24. A cache under another name is a `UserError`: ignored, it would make translations wrong.
+    Let a `forward` with an argument `cache` take it as `past_key_values` too, its name before transformers 5.24. A
+    cache under any other name raises a `UserError`: translations without it would be wrong.
     """
 
     @functools.wraps(forward)
