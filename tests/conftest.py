@@ -22,9 +22,16 @@ from recnmt_hf.data.generated import generate_corpus
 from recnmt_hf.data.tokenization import train_tokenizer
 
 
-# Each garbage collection would otherwise look through all objects of torch and transformers again.
-gc.freeze()
 gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_collection_finish():
+    """
+    Each garbage collection (accelerate collects before and after every training) would otherwise look through all
+    objects of the imported packages again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc):

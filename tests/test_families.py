@@ -19,6 +19,7 @@ from recnmt_hf.families import FAMILIES
 STEPS = ["max_steps=2", "save_steps=2", "eval_steps=2", "warmup_steps=1", "max_tokens=256", "bleu_samples=0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_recipe_a_card_and_a_probe(model_type, repository, cards_of_one_process, tmp_path):
     family, run = FAMILIES[model_type], tmp_path / "run"

@@ -106,6 +106,7 @@ print(recnmt_hf.GRETForConditionalGeneration.write_card.__name__, PIPELINE_REGIS
     assert python(code).split() == ["write_plain_card", "recnmt-translation"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     ["import recnmt_hf", "from transformers import AutoModel", "import recnmt_hf.models.recurrent_layers"],
@@ -204,6 +205,7 @@ def test_signals_at_any_moment(tmp_path, moment, number):
     assert result.stderr.split("\n") == (["", sentence, ""] if moment not in ("end", "work, twice") else [""])
 
 
+@pytest.mark.slow
 def test_the_command_registers_when_it_needs_models(console_script):
     words = ["parameters", "rnmt", "nmt_transformer", "--size", "tiny"]
     result = subprocess.run([sys.executable, console_script, *words], capture_output=True, text=True)
@@ -229,6 +231,7 @@ if __name__ == "__main__":
     assert result.stdout.splitlines() == ["True False", "False RNMTConfig"], result.stderr
 
 
+@pytest.mark.slow
 def test_the_pipeline_can_be_imported_first():
     assert python("from recnmt_hf import pipeline; print(pipeline.__module__)").startswith("recnmt_hf")
 

@@ -76,6 +76,7 @@ def test_texts_of_one_line_each(tiny_folder, tmp_path, capsys):
     assert "[records.split]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_processes(tiny_folder, texts):
     """Those of the command itself, and those of a launcher."""
     whole = translate(tiny_folder, texts, "whole")
@@ -160,6 +161,7 @@ os._exit(0)
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_after_an_error_the_other_processes_do_not_go_on(tiny_folder, tmp_path):
     """The first of two processes would need much longer for its part than the second for its first line."""
     text, folder = tmp_path / "text", tmp_path / "parts"
@@ -176,6 +178,7 @@ def test_after_an_error_the_other_processes_do_not_go_on(tiny_folder, tmp_path):
     other.kill()
 
 
+@pytest.mark.slow
 def test_an_error_of_a_process_is_one_message(tiny_folder, tmp_path):
     (tmp_path / "bad").write_bytes(b"The dog sleeps.\n\xff\n")
     code = "import sys; from recnmt_hf.commands.main import main; sys.exit(main(sys.argv[1:]))"

@@ -22,7 +22,10 @@ TEXT = "The dog sleeps. The old cat that the boy sees loves the bird.\nA child r
 # Milliseconds within which something has to appear; other tests run at the same time.
 PATIENCE = 60_000
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_saved_model(finished):
     """Accuracies and the majority class, counted anew from the folder that was written."""
     results = [LogicResult(**each) for each in json.loads((finished / "out" / "logic.json").read_text())]

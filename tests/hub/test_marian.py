@@ -263,6 +263,7 @@ def test_an_untied_model_has_two_tables_of_one_vocabulary(corpus, tmp_path):
     assert (tmp_path / "own" / "target_tokenizer").is_dir()  # which the card loads
 
 
+@pytest.mark.slow
 def test_an_imported_model_is_published(imported, corpus, tmp_path):
     """SentencePiece files and all, also where each side has a tokenizer of its own."""
     folder = prepare_repository(imported[2], tmp_path / "out", "tester/opus", sentence="The dog sleeps.")

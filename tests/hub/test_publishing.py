@@ -75,6 +75,7 @@ def repository_folder(run_folder, tmp_path_factory):
     return prepare_repository(run_folder, tmp_path_factory.mktemp("prepared") / "repository", "tester/model")
 
 
+@pytest.mark.slow
 def test_what_a_repository_holds(run_folder, repository_folder):
     names = {name for name, _ in files_of(repository_folder)}
     for needed in (

@@ -62,6 +62,7 @@ def space_model(folder):
     return folder.parent.name if folder.name == "model" else folder.name
 
 
+@pytest.mark.slow
 def test_a_space_runs_without_this_package(space, tmp_path):
     """`python app.py` serves the page where nothing but the Space's own copy of this package can be imported."""
     # Without `site`, paths of editable installs are not read.

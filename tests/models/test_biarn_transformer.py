@@ -786,6 +786,7 @@ def test_wrong_values_are_refused_with_the_remedy(fields, code, field):
         TestBiARNTransformer().config(**fields)
 
 
+@pytest.mark.slow
 def test_compiled_and_plain_steps_share_a_cache():
     """Few states of the recurrence are kept in another layout by plain steps than by compiled ones."""
     if version.parse(torch.__version__) < version.parse("2.8"):

@@ -130,6 +130,7 @@ RECURRENCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_one_graph_for_any_number_of_steps(name, autocast):

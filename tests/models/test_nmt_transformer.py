@@ -297,6 +297,7 @@ def test_predictions_of_the_trainer_are_the_logits():
         assert "auxiliary_loss" in model.config.keys_to_ignore_at_inference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_equals_sdpa(prefix, monkeypatch):

@@ -128,6 +128,7 @@ def test_loss_and_gradients(variant):
     assert [name for name in unused if not name.endswith(("k_proj.bias", "layers.1.rnn.backward_rnn.weight_hh"))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["attention", "lstm", "onlstm", "hybrid"])
 def test_random_pairs_are_learned_by_heart(encoder):
     torch.manual_seed(2)
@@ -209,6 +210,7 @@ def test_pooling_follows_the_top_layer():
     assert found == {"attention": "attention", "lstm": "last", "onlstm": "last", "hybrid": "attention"}
 
 
+@pytest.mark.slow
 def test_hub_code_loads_without_the_package(tmp_path, stranger):
     model = build("logic_hybrid", dtype=torch.float32)
     model.save_pretrained(tmp_path / "saved")

@@ -132,6 +132,7 @@ def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsy
         assert message in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
     for name, text in (("source", "The dog sleeps.\nWe see a cat.\n"), ("references", "Der Hund.\nWir sehen.\n")):
         (tmp_path / name).write_text(text)
@@ -185,6 +186,7 @@ def test_rows_that_stop_early(script, tiny_folder):
         assert ["early stopping" in one.row.engine for one in systems] == [bool(stops) for stops in expected]
 
 
+@pytest.mark.slow
 def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys):
     """What is measured twice is predicted as it was measured, and a copy does the work of its original."""
     (tmp_path / "source").write_text("The dog sleeps.\nWe see a cat.\n")
@@ -202,6 +204,7 @@ def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys)
         script("translation").main([*words, *first, *second, "--types", "int8"])
 
 
+@pytest.mark.slow
 def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, capsys):
     """Every row is measured once, by the recipe of its evidence, and replaces earlier figures of the same hardware."""
     files = ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]

@@ -258,6 +258,7 @@ def killed_everywhere(plan, folder, expected, scratch, resume=False, since="", u
     return snapshots.states, resumed
 
 
+@pytest.mark.slow
 def test_killed_at_every_file_operation(tmp_path):
     # The data is prepared once for all.
     plan = tiny(data={"cache_dir": str(tmp_path / "data")}, training={"max_steps": 3})
@@ -273,6 +274,7 @@ def test_killed_at_every_file_operation(tmp_path):
     killed_everywhere(plan, again, tmp_path / "run", tmp_path / "killed", resume=True)
 
 
+@pytest.mark.slow
 def test_killed_warm_start_with_two_vocabularies(tmp_path, baseline):
     """
     Both tokenizers must be complete, or the resumed run would use one for both sides. The data is

@@ -223,6 +223,7 @@ def test_average_of_a_run_that_trains(finished, run):
 # -- lock --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(finished, tmp_path):
     """The second is rejected and names the owner; the folder is free when the owner ends, even if its children live."""
     folder = tmp_path / "run"

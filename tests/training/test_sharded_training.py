@@ -89,6 +89,7 @@ def test_equal_to_training_from_memory(prepared, tmp_path):
     assert data["training_pairs"] == 600 and data["pairs_of_corpora"] == [400, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixture", [{}, {"schedule": [{"steps": 8, "weights": [1, 0]}, {"weights": [0.5, 2]}]}])
 def test_resumed_within_an_epoch(prepared, tmp_path, small_pools, mixture):
     """In a pool other than the first: the same weights as without the interruption."""
@@ -104,6 +105,7 @@ def test_resumed_within_an_epoch(prepared, tmp_path, small_pools, mixture):
         assert_same(weights(tmp_path / "whole"), weights(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_bpe_dropout(tmp_path, sharded):
     """It changes the training, and a resumed run is that of an uninterrupted one; the final tokenizer has none."""

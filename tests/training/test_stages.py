@@ -92,6 +92,7 @@ def test_the_variant_starts_from_the_baseline(finished, tmp_path, capsys):
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 def test_killed_at_every_file_operation_of_both_stages(tmp_path):
     """From the first checkpoint on; the states before it are those of any run (test_kills.py)."""
     training = {"max_steps": 3, "keep_last": 1, "keep_best": 0, "eval_strategy": "no"}
