@@ -1,5 +1,6 @@
 """The configurations of all models: what their fields take and refuse, and what generic code asks them."""
 
+import inspect
 import json
 import pickle
 import re
@@ -65,7 +66,8 @@ def is_choice(hint):
 def documented_values(config_class):
     """The names in quotes of each field's documentation."""
     for base in config_class.__mro__:
-        entries = re.split(r"\n {8}(?=\w+ \()", (base.__doc__ or "") if issubclass(base, Seq2SeqConfig) else "")
+        text = inspect.cleandoc(base.__doc__ or "") if issubclass(base, Seq2SeqConfig) else ""
+        entries = re.split(r"\n {4}(?=\w+ \()", text)
         for entry in entries[1:]:
             for value in re.findall(r'`"(\w+)"`', entry.partition("\n\n")[0]):
                 yield entry.split()[0], value
