@@ -27,8 +27,8 @@ gc.set_threshold(50_000, 20, 50)
 
 def pytest_collection_finish():
     """
-    Each garbage collection (accelerate collects before and after every training) would otherwise look through all
-    objects of the imported packages again.
+    Exempt the imported packages from garbage collection, which accelerate runs before and after every training: looking
+    through their objects takes longer than a small test.
     """
     gc.collect()
     gc.freeze()
