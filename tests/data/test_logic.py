@@ -4,6 +4,7 @@ import gzip
 import itertools
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 from user_errors import rejects
 
@@ -127,10 +128,11 @@ def test_read_files(tmp_path):
     with gzip.open(tmp_path / "test1.tsv.gz", "wt") as file:
         file.write("<\t( a ( and b ) )\ta\n")
     (tmp_path / "test2").write_text("^\t( not a )\ta\n")
+    (tmp_path / "test3.tsv.zst").write_bytes(pa.compress(b"v\ta\tb\n", codec="zstd", asbytes=True))
     assert read_logic(tmp_path, "train", 0) == [LogicPair("#", "a", "b"), LogicPair("=", "c", "c")]
     pair = read_logic(tmp_path, "test", 1)[0]
     assert pair == ("<", "( a ( and b ) )", "a") and pair.operators == 1
-    assert read_logic(tmp_path, "test", 2)[0].relation == "^"
+    assert [read_logic(tmp_path, "test", n)[0].relation for n in (2, 3)] == ["^", "v"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from option_tables import option_table
 from user_errors import rejects
@@ -108,6 +109,10 @@ def test_a_search_ends_in_the_middle(models, monkeypatch, limit):
     assert len(steps) == 3
 
 
+def zstd(content):
+    return pa.compress(content, codec="zstd", asbytes=True)
+
+
 def write(folder, content, name="news.en"):
     (folder / name).write_bytes(content)
     return folder / name
@@ -124,8 +129,10 @@ def write(folder, content, name="news.en"):
         (gzip.compress(b"a" * 100_000_000), "demo.file_size"),
         (gzip.compress(b"abc\n" * 9)[:-9], "file.damaged_gzip"),
         (b"\x1f\x8b no", "file.damaged_gzip"),
+        (zstd(b"a" * 100_000_000), "demo.file_size"),
+        (zstd(b"abc\n" * 9)[:-3], "file.damaged_gzip"),
     ],
-    ids=["empty", "latin", "bytes", "lines", "long line", "bomb", "cut", "false gzip"],
+    ids=["empty", "latin", "bytes", "lines", "long line", "bomb", "cut", "false gzip", "zstd bomb", "cut zstd"],
 )
 def test_files_beyond_the_limits(tmp_path, content, code):
     """The message has the name of the visitor's file, not its place on the server."""
@@ -135,8 +142,9 @@ def test_files_beyond_the_limits(tmp_path, content, code):
     assert "news.en" in str(caught.value) and str(tmp_path) not in str(caught.value)
 
 
-def test_lines_of_a_file(models, tmp_path):
-    lines = read_upload(write(tmp_path, gzip.compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), "a", Limits())
+@pytest.mark.parametrize("compress", [gzip.compress, zstd])
+def test_lines_of_a_file(models, tmp_path, compress):
+    lines = read_upload(write(tmp_path, compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), "a", Limits())
     batches = list(translate_lines(models[0], lines, OPTIONS, Watch(60), LIMITS))
     assert lines[:3] == ["The dog .", "", "A cat ."] and list(map(len, batches)) == [16, 14]
     assert batches[0][:3] == [t.text for t in models[0].translator(lines[:3], beams=2, num_hypotheses=2)]

@@ -124,8 +124,8 @@ def read_logic(folder: str | Path, split: str, operators: int) -> list[LogicPair
     tabs.
 
     Args:
-        folder (`str` or `Path`): Contains `train0.tsv` to `test12.tsv`, plain or gzipped, or, as in the public corpus,
-            without ending.
+        folder (`str` or `Path`): Contains `train0.tsv` to `test12.tsv`, plain or with `.gz` or `.zst`, or, as in the
+            public corpus, without ending.
         split (`str`): `"train"` or `"test"`.
         operators (`int`): From 0 to 12.
 
@@ -134,7 +134,7 @@ def read_logic(folder: str | Path, split: str, operators: int) -> list[LogicPair
         ValueError: A line is not such a pair; the message names file and line.
     """
     folder, name = Path(folder), f"{split}{operators}"
-    paths = [path for ending in (".tsv", ".tsv.gz", "") if (path := folder / f"{name}{ending}").is_file()]
+    paths = [path for ending in (".tsv", ".tsv.gz", ".tsv.zst", "") if (path := folder / f"{name}{ending}").is_file()]
     if not paths:
         names = ", ".join(sorted(path.name for path in folder.glob(f"{split}*"))) or "none"
         raise MissingFileError("logic.missing_file", field=str(folder / f"{name}.tsv"), names=names)

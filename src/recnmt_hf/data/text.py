@@ -145,7 +145,7 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
         strip (`str`, *optional*): Characters to remove at both ends; `None`: all kinds of space.
 
     Raises:
-        ValueError: A line is not UTF-8 or too long, or a gzip file is truncated; the message names file and line.
+        ValueError: A line is not UTF-8 or too long, or a compressed file is truncated; the message names file and line.
     """
     name, number, line = "standard input" if path is None else str(path), 0, b""
     with open_bytes(path) as file:

@@ -199,7 +199,7 @@ def align(state: Progress, segment: Segment) -> None:
 
 def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
     """
-    Return the lines of an uploaded file, plain or gzipped; `name` is the file's name in messages.
+    Return the lines of an uploaded file, plain or compressed; `name` is the file's name in messages.
 
     Raises:
         UserError: The file is too large, empty, not UTF-8 or damaged, or has too many or too long lines.

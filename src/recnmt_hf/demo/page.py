@@ -300,7 +300,7 @@ def add_file_tab(
 ) -> None:
     """Add the tab for a file."""
     size = f"{page.limits.max_lines:,} lines and {page.limits.max_file_size / 1e6:g} MB"
-    explanation = "A UTF-8 text file with one sentence or paragraph per line, plain or gzipped"
+    explanation = "A UTF-8 text file with one sentence or paragraph per line, plain, gzip or Zstandard"
     html(rendering.note(f"{explanation}; at most {size}. Beams and length penalty are set on the tab Text."))
     upload = gr.File(label="Text file", elem_id="upload", height=140)
     # The component's own method leaves an empty temporary file behind.

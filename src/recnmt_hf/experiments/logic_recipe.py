@@ -21,7 +21,7 @@ class LogicData:
     """Pairs of formulas."""
 
     folder: str | None = option(
-        None, "folder with train0.tsv to test12.tsv, plain or gzipped (`recnmt logic-corpus`); null: generate them"
+        None, "folder with train0.tsv to test12.tsv, plain or compressed (`recnmt logic-corpus`); null: generate them"
     )
     pairs: Annotated[int, Range(least=1, most=10**8)] = option(500_000, "number of pairs to generate")
     seed: Annotated[int, Range(least=0, most=MOST_SEED)] = option(1, "seed of the generator")

@@ -634,8 +634,9 @@ def check_plan(training: TrainingSection, average: AverageSection) -> None:
     if uses_best:
         check_evaluated_checkpoints(training)
         delay = training.others.get("eval_delay") or 0
-        if training.eval_strategy == "steps" and 0 < training.max_steps < delay:
-            other = f"average.which=best and training.max_steps={training.max_steps}"
+        length = "max_steps" if training.eval_strategy == "steps" else "num_train_epochs"
+        if 0 < (getattr(training, length) or 0) < delay:
+            other = f"average.which=best and training.{length}={getattr(training, length)}"
             raise conflict("training.eval_delay", delay, other, "lower it, so that a checkpoint is evaluated")
     baseline_steps, max_steps = training.baseline_steps, training.max_steps
     if baseline_steps is not None and max_steps > 0:
