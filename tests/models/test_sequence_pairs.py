@@ -18,10 +18,6 @@ SMALL = {
     "d_model": 16,
     "encoder_ffn_dim": 24,
     "max_position_embeddings": 32,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "classifier_dropout": 0.0,
 }
 VARIANTS = {
     **{name: {"preset": f"logic_{name}"} for name in ("attention", "lstm", "onlstm", "hybrid")},
@@ -208,6 +204,13 @@ def test_pooling_follows_the_top_layer():
     """Tran et al. (2018): the last word's state above recurrent layers, a learned query above attention."""
     found = {name: build(f"logic_{name}").config.pair_pooling for name in ("attention", "lstm", "onlstm", "hybrid")}
     assert found == {"attention": "attention", "lstm": "last", "onlstm": "last", "hybrid": "attention"}
+
+
+def test_presets_have_no_dropout():
+    """Dropout at the usual places and in the classifier keeps accuracies low for dozens of passes."""
+    for name in ("attention", "lstm", "onlstm", "hybrid"):
+        config = ONLSTMTransformerConfig.from_preset(f"logic_{name}")
+        assert {value for field, value in vars(config).items() if field.endswith("dropout")} == {0.0}
 
 
 @pytest.mark.slow
