@@ -21,9 +21,7 @@ ENCODERS: dict[str, dict[str, int]] = {
     "lstm_8": {"lstm": 8},
     "attention_10": {"attention": 10},
 }
-# The encoders of logical inference (section 4.4), in the sizes of Tran et al. (2018) but for their width. They have no
-# dropout: in Tran et al.'s code LSTMs have none, and attention layers only after their feed-forward blocks. At all
-# places of a Transformer, and in the classifier, it keeps accuracies low for dozens of passes (model card).
+# The encoders of logical inference (section 4.4), sized as Tran et al.'s (2018) but for width; dropout delays learning.
 LOGIC_ENCODERS: dict[str, dict[str, Any]] = {
     "attention": {"encoder_layer_types": ["attention", "attention"], "encoder_shortcut": True},
     "lstm": {"encoder_layer_types": ["lstm", "lstm"]},
