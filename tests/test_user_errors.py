@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import inspect
 import pickle
 from string import Formatter
 
@@ -9,6 +10,7 @@ import pytest
 
 from recnmt_hf import errors
 from recnmt_hf.errors import ExistingFileError, MissingFileError, UserError
+from recnmt_hf.models import user_errors
 from recnmt_hf.models.user_errors import MESSAGES
 
 
@@ -33,10 +35,11 @@ def test_a_field_inside_a_section_and_a_message_without_field(message):
     assert str(UserError("test.lines").inside("data")) == "data: The files have different lengths."
 
 
-def test_a_code_is_in_one_section_only():
-    sections = [value for name, value in vars(errors).items() if name.isupper() and name != "MESSAGES"]
-    codes = [code for section in sections for code in section]
-    assert len(codes) == len(set(codes)) and set(codes) <= set(MESSAGES)
+def test_a_code_has_one_message():
+    nodes = [node for module in (user_errors, errors) for node in ast.parse(inspect.getsource(module)).body]
+    catalogues = [node.value for node in nodes if isinstance(node, (ast.AnnAssign, ast.AugAssign))]
+    codes = [key.value for catalogue in catalogues for key in catalogue.keys]
+    assert len(codes) == len(set(codes)) and set(codes) == set(MESSAGES)
 
 
 ERRORS = ("UserError", "MissingFileError", "ExistingFileError")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._interrupts import handle_from_now_on
-from ._lazy import lazy_names, names_for_type_checkers
+from ._lazy import lazy_names
 from ._registration import is_command, register
-from .families import FAMILIES, MODEL_TYPES
+from .families import MODEL_TYPES
 
 
 __version__ = "0.2.0"
@@ -96,13 +96,8 @@ if TYPE_CHECKING:
     from .training.run import train as train
     from .training.trainer import TranslationTrainer as TranslationTrainer
 
-_LAZY = names_for_type_checkers(__name__)
-for _family in FAMILIES.values():
-    _LAZY |= _family.class_modules
-
-__all__ = ["MODEL_TYPES", "__version__", *sorted(_LAZY)]
-
-__getattr__, __dir__ = lazy_names(__name__, _LAZY)
+__getattr__, __dir__, _lazy_names = lazy_names(__name__)
+__all__ = ["MODEL_TYPES", "__version__", *_lazy_names]
 
 if is_command():
     handle_from_now_on()

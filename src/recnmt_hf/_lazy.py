@@ -22,12 +22,12 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
     return {alias.asname or alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
 
 
-def lazy_names(package: str, modules: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """
-    Return `__getattr__` and `__dir__` of a package that imports names on first use. `modules` are the modules of the
-    names, relative to the package.
+    Return `__getattr__`, `__dir__` and `__all__` of a package that imports the names of [`names_for_type_checkers`] on
+    first use.
     """
-    own = sys.modules[package].__dict__
+    modules, own = names_for_type_checkers(package), sys.modules[package].__dict__
 
     def get(name: str) -> Any:
         if name not in modules:
@@ -38,4 +38,4 @@ def lazy_names(package: str, modules: dict[str, str]) -> tuple[Callable[[str], A
     def names() -> list[str]:
         return sorted({*own, *modules})
 
-    return get, names
+    return get, names, sorted(modules)

@@ -17,8 +17,8 @@ class ExistingFileError(UserError, FileExistsError):
     """A file or folder that exists and must not be overwritten."""
 
 
-# -- values and options ------------------------------------------------------------------------------------------------
-VALUES: dict[str, str] = {
+MESSAGES |= {
+    # -- values and options --------------------------------------------------------------------------------------------
     "option.value": "{field}={value} is not allowed; it must be {allowed}. {remedy}.",
     "option.unknown": "There is no field {field}. {remedy}.",
     "option.mapping": "{field} must be a mapping of names to values, not {kind}. Write {field}: {{name: value}}.",
@@ -36,9 +36,7 @@ VALUES: dict[str, str] = {
     "tokenizer.missing": "{field} has no tokenizer.json or tokenizer_config.json. Copy them from the original model, "
     "or write them with the tokenizer's save_pretrained.",
     "package.missing": '{purpose} requires the package {package}. Run pip install "recnmt-hf[{extra}]".',
-}
-# -- demo --------------------------------------------------------------------------------------------------------------
-DEMO: dict[str, str] = {
+    # -- demo ----------------------------------------------------------------------------------------------------------
     "demo.no_models": "There is no model to show. Pass one or more folders of models.",
     "demo.same_model": "The model {field} is given twice. Pass it once.",
     "demo.host": "{field} is not an address of this machine ({reason}). Use 127.0.0.1, or 0.0.0.0 for other machines.",
@@ -47,9 +45,7 @@ DEMO: dict[str, str] = {
     "demo.too_long": "{field} has {count:,} characters, and the limit is {most:,}. Shorten it.",
     "demo.file_size": "{field} has more than {most:,} bytes. Split it into smaller files.",
     "demo.too_many_lines": "{field} has more than {most:,} lines. Split it into smaller files.",
-}
-# -- data --------------------------------------------------------------------------------------------------------------
-DATA: dict[str, str] = {
+    # -- data ----------------------------------------------------------------------------------------------------------
     # files and folders
     "file.no_name": "The name of a file is empty. Pass its path.",
     "file.missing": "{field} does not exist. {folder} contains {names}. Correct the path.",
@@ -72,8 +68,7 @@ DATA: dict[str, str] = {
     "output.in_use": "Another run ({owner}) writes to {field}. Wait for it, stop it, or choose another output folder.",
     # corpora
     "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, lcsts, dataset, generated and sacrebleu, got "
-    "{kinds}. "
-    "Write several corpora as a list.",
+    "{kinds}. Write several corpora as a list.",
     "corpus.pair": "{field}={value} is only allowed with sacrebleu. Remove it.",
     "corpus.several_targets": "{field} lists {value}. Only a test set can have several references. Pass one file.",
     "corpus.references": "The corpora of a test set have different numbers of references ({counts}). Make them equal.",
@@ -212,9 +207,7 @@ DATA: dict[str, str] = {
     "into config.json, or disable this check with check=False (Python).",
     "model.token_ids": "{field}={value} must be a token id or a list of them. Correct it (config.json, "
     "generation_config.json, recnmt_engine.json), or export the model again.",
-}
-# -- metrics -----------------------------------------------------------------------------------------------------------
-METRICS: dict[str, str] = {
+    # -- metrics -------------------------------------------------------------------------------------------------------
     "metric.nothing_to_score": "{field} is an empty list. Pass at least one sentence.",
     "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass the same number for each "
     "sentence.",
@@ -229,9 +222,7 @@ METRICS: dict[str, str] = {
     "alignment.sure_not_possible": "The possible links lack the sure links {value}. Add them to the possible links.",
     "alignment.no_links": "Neither the alignments nor the gold alignments have links, so the error rate is undefined. "
     "Check both files.",
-}
-# -- inference ---------------------------------------------------------------------------------------------------------
-INFERENCE: dict[str, str] = {
+    # -- inference -----------------------------------------------------------------------------------------------------
     "option.given_twice": "{field} and {other} set the same option. Pass only one of them.",
     "option.too_many_hypotheses": "{field}={value} must not exceed beams={beams}. Use more beams or fewer hypotheses.",
     "option.no_length": "{field}={value} with max_length_factor=0 allows no token. Set one of them above 0.",
@@ -302,9 +293,7 @@ INFERENCE: dict[str, str] = {
     "ensemble.unsupported_member": "{field} is not supported in an ensemble. Use models in PyTorch or ONNX.",
     "ensemble.different_models": "The models {field} differ in {difference}, but an ensemble must predict the same "
     "tokens. Use models trained with the same tokenizers (tokenizer.source or model.init_from).",
-}
-# -- training ----------------------------------------------------------------------------------------------------------
-TRAINING: dict[str, str] = {
+    # -- training ------------------------------------------------------------------------------------------------------
     "guided_alignment.model": "Guided alignment cannot read the attention of {field}. Use a model of this package "
     "whose decoder attends to source words, or set guided_alignment.weight to 0.",
     # files and overrides
@@ -397,9 +386,7 @@ TRAINING: dict[str, str] = {
     "test.not_tested": "{field} has no translations of {name}, only of {known}. Test it under this name first.",
     "test.other_sentences": "{field} was tested on other sentences under the name {name}. Test it on the same files.",
     "test.missing_translations": "{field} is missing. Test {model} again.",
-}
-# -- experiments -------------------------------------------------------------------------------------------------------
-EXPERIMENTS: dict[str, str] = {
+    # -- experiments ---------------------------------------------------------------------------------------------------
     "sweep.rows": "{field} contains no rows. Write names with changes, e.g. `plain: {{model.type: nmt_transformer}}`.",
     "sweep.axis": "{value} is not a field with values. Write section.field=value,value,...",
     "sweep.repeated_value": "A value of {field} is repeated. Give each value once.",
@@ -443,9 +430,7 @@ EXPERIMENTS: dict[str, str] = {
     "probe.line": "{field}, line {line}: expected split (tr, va, te), label and sentence, separated by tabs.",
     "probe.empty_split": "{field} has no lines of the split {split}. Correct the file.",
     "probe.unknown_label": "{field}: the label {value} of the split {split} is missing in the split tr. Add it to tr.",
-}
-# -- analysis ----------------------------------------------------------------------------------------------------------
-ANALYSIS: dict[str, str] = {
+    # -- analysis ------------------------------------------------------------------------------------------------------
     "inspect.blank": "The {field} is blank. Pass at least one word.",
     "inspect.no_index": "{field}={value} does not exist. Choose one of {count}, counted from 0.",
     "inspect.no_direction": "{field}={value} does not exist in this model. Choose {names}.",
@@ -460,9 +445,7 @@ ANALYSIS: dict[str, str] = {
     "inspect.nothing": "{value} models have nothing to inspect. Use a model of one of these families: {families}.",
     "curve.missing": "{field} has no complete checkpoint or model with a log. Pass the folder of a training run.",
     "plot.ending": "{field} is not the name of an image file. Use one of the extensions {endings}.",
-}
-# -- hub ---------------------------------------------------------------------------------------------------------------
-HUB: dict[str, str] = {
+    # -- hub -----------------------------------------------------------------------------------------------------------
     "card.template": "The card template {field} failed ({reason}). Correct it; the default template is {default}.",
     "card.link": "{field} is a symbolic link, which is not overwritten. Delete the link.",
     "card.code": "The code of the card fails ({reason}). Pass a complete model with its tokenizers.",
@@ -531,9 +514,7 @@ HUB: dict[str, str] = {
     "try again; uploaded files are not sent again.",
     "hub.card": "The Hub rejected the card ({reason}). Correct it. Licences are identifiers such as apache-2.0, "
     "cc-by-4.0 or other. Nothing was uploaded.",
-}
-# -- commands ----------------------------------------------------------------------------------------------------------
-COMMANDS: dict[str, str] = {
+    # -- commands ------------------------------------------------------------------------------------------------------
     "usage.inputs": "Pass {inputs}.",
     "usage.requires": "{field} requires {other}. Add {other}.",
     "usage.excludes": "{field} and {other} cannot be combined. Remove one of them.",
@@ -568,6 +549,3 @@ COMMANDS: dict[str, str] = {
     "system.file": "{field}: {reason}. Correct the path, or the type and permissions of the file.",
     "average.count": "{field}={value} exceeds the {most} complete checkpoints in {place}. Lower {field}.",
 }
-
-for messages in (VALUES, DATA, METRICS, INFERENCE, TRAINING, EXPERIMENTS, ANALYSIS, HUB, DEMO, COMMANDS):
-    MESSAGES.update(messages)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import lazy_names, names_for_type_checkers
+from .._lazy import lazy_names
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,4 @@ if TYPE_CHECKING:
     from .trees import ParsedSentence as ParsedSentence
     from .trees import read_conllu as read_conllu
 
-_NAMES = names_for_type_checkers(__name__)
-__all__ = sorted(_NAMES)
-
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import lazy_names, names_for_type_checkers
+from .._lazy import lazy_names
 
 
 if TYPE_CHECKING:
@@ -20,7 +20,4 @@ if TYPE_CHECKING:
     from .word_alignment import WordAlignment as WordAlignment
     from .word_alignment import align_pairs as align_pairs
 
-_NAMES = names_for_type_checkers(__name__)
-__all__ = sorted(_NAMES)
-
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

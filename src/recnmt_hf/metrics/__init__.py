@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import lazy_names, names_for_type_checkers
+from .._lazy import lazy_names
 
 
 if TYPE_CHECKING:
@@ -31,7 +31,4 @@ if TYPE_CHECKING:
     from .significance import compare_systems as compare_systems
     from .significance import holm as holm
 
-_NAMES = names_for_type_checkers(__name__)
-__all__ = sorted(_NAMES)
-
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
