@@ -82,11 +82,9 @@ def test_same_translations_and_scores(name, exported, corpus):
 def test_plain_generate_and_an_ensemble(exported, corpus):
     """The graphs' model under transformers' own search, and beside another family."""
     own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported("rpe_transformer"))
-    source, mask = own.backend.pad_sources([own.encode_source(pair.en) for pair in corpus["test"][:4]])
+    inputs = own.backend.source_inputs([own.encode_source(pair.en) for pair in corpus["test"][:4]])
     for settings in ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"use_cache": False}):
-        expected, found = (
-            each.model.generate(source, attention_mask=mask, max_new_tokens=9, **settings) for each in (own, graphs)
-        )
+        expected, found = (each.model.generate(**inputs, max_new_tokens=9, **settings) for each in (own, graphs))
         assert expected.equal(found), settings
     plain, recurrent = exported("gret")[0], exported("rpe_transformer")
     sentences = [pair.en for pair in corpus["test"][:4]]

@@ -119,7 +119,7 @@ ENTRIES = {
 NOT_RUN = {
     *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
     *("quantization.quantize_model", "packing.pack_weights"),
-    *("ensemble.check_compatible", "ensemble.check_trees", "ensemble.shared_settings", "torch_model.shift_right"),
+    *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.missing_values"),
 }
 METHODS_NOT_RUN = {
@@ -134,7 +134,7 @@ BACKEND_METHODS = {
     "start_rows",
 }
 BACKEND_METHODS_NOT_RUN = {
-    *("inspected_model", "new_cache", "rows_class", "pad_sources", "pad_targets", "processors", "seeded"),
+    *("inspected_model", "new_cache", "rows_class", "pad_targets", "processors", "seeded"),
     *("own_search", "source_inputs"),
 }
 

@@ -199,7 +199,7 @@ def test_ids_are_padded_on_the_models_device(tokenizer):
         model = recnmt_hf.NMTTransformerForConditionalGeneration(
             recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
         )
-    ids, mask = Translator(model, tokenizer, check=False).backend.pad_sources([[5, 2], [2]])
+    ids, mask = Translator(model, tokenizer, check=False).backend.source_inputs([[5, 2], [2]]).values()
     assert (ids.device.type, mask.device.type) == ("meta", "meta") and ids.shape == mask.shape == (2, 2)
     ids, mask = pad_rows([[5, 2], [7]], 9, "cpu")
     assert ids.tolist() == [[5, 2], [7, 9]] and mask.tolist() == [[1, 1], [1, 0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -30,10 +30,9 @@ class TargetTokens(list[int]):
         self.start, self.given = start, given
 
 
-def start_of(tokens: Sequence[int], default: Any) -> Any:
-    """Return the first input of the decoder for a translation; `default` is that of the model."""
-    start = getattr(tokens, "start", None)
-    return default if start is None else start
+def start_of(tokens: Sequence[int]) -> int | None:
+    """Return the first input of the decoder for a translation; `None`: that of the model."""
+    return getattr(tokens, "start", None)
 
 
 def given_count(tokens: Sequence[int]) -> int:
@@ -51,16 +50,10 @@ def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         start += size
 
 
-def pair_lengths(sources: Tokens, targets: Tokens) -> list[int]:
-    """Return the length of the longer side of each pair."""
-    return [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-
-
-def run_batches(
-    run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targets: Tokens, lengths: list[int], max_tokens: int
-) -> list[T]:
-    """Return the result of `run` for each pair, in batches as [`batches_by_tokens`] makes them of the lengths."""
+def run_batches(run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targets: Tokens, max_tokens: int) -> list[T]:
+    """Return the result of `run` for each pair, in the [`batches_by_tokens`] of the pairs' longer sides."""
     results: dict[int, T] = {}
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     for batch in batches_by_tokens(lengths, max_tokens):
         rows = run([sources[i] for i in batch], [targets[i] for i in batch])
         results.update(zip(batch, rows, strict=True))

@@ -33,21 +33,24 @@ class VaswaniLengthPenalty(float):
         return ((5.0 + length) / 6.0) ** float(self)
 
 
-class LimitsOfSentences:
-    """Base class of processors and criteria with a limit for each sentence of a batch."""
+class PerSentence:
+    """Base class of processors and criteria with values for each sentence of a batch."""
 
-    limits: torch.Tensor
+    state: tuple[str, ...] = ("limits",)  # tensors with a row for each sentence
 
     def keep_sentences(self, sentences: torch.Tensor) -> None:
         """Keep the sentences at these indices of the batch."""
-        self.limits = self.limits.index_select(0, sentences.to(self.limits.device))
+        for name in self.state:
+            tensor = getattr(self, name)
+            setattr(self, name, tensor.index_select(0, sentences.to(tensor.device)))
 
-    def add_sentences(self, other: LimitsOfSentences) -> None:
+    def add_sentences(self, other: PerSentence) -> None:
         """Add those of another batch."""
-        self.limits = torch.cat([self.limits, other.limits])
+        for name in self.state:
+            setattr(self, name, join(getattr(self, name), getattr(other, name), -1))
 
 
-class MaxLengthPerSentence(LimitsOfSentences, StoppingCriteria):
+class MaxLengthPerSentence(PerSentence, StoppingCriteria):
     """
     Stopping criterion with a limit for each sentence, so that a translation does not depend on its batch.
 
@@ -66,7 +69,7 @@ class MaxLengthPerSentence(LimitsOfSentences, StoppingCriteria):
         return cast("torch.BoolTensor", reached.repeat_interleave(rows))
 
 
-class PrefixPerSentence(LogitsProcessor):
+class PrefixPerSentence(PerSentence, LogitsProcessor):
     """
     Logits processor that forces a prefix for each sentence. Scores of its tokens are the model's own.
 
@@ -77,6 +80,7 @@ class PrefixPerSentence(LogitsProcessor):
             such as that of the target language. Their score is 0, as that of `forced_bos_token_id`.
     """
 
+    state = ("prefixes", "given")
     # Score of prefix tokens that another processor forbids; finite, since one token must remain.
     LEAST = -1e4
 
@@ -99,18 +103,8 @@ class PrefixPerSentence(LogitsProcessor):
         masked = torch.full_like(scores, -torch.inf).scatter(1, tokens, own)
         return cast("torch.FloatTensor", torch.where(forced < 0, scores, masked))
 
-    def keep_sentences(self, sentences: torch.Tensor) -> None:
-        """Keep the sentences at these indices of the batch."""
-        self.prefixes = self.prefixes.index_select(0, sentences.to(self.prefixes.device))
-        self.given = self.given.index_select(0, sentences.to(self.given.device))
 
-    def add_sentences(self, other: PrefixPerSentence) -> None:
-        """Add those of another batch."""
-        self.prefixes = join(self.prefixes, other.prefixes, -1)
-        self.given = torch.cat([self.given, other.given])
-
-
-class EndPerSentence(LimitsOfSentences, LogitsProcessor):
+class EndPerSentence(PerSentence, LogitsProcessor):
     """
     Logits processor that forces an end token at the limit of each sentence, as `forced_eos_token_id` does at that of
     the batch. Its score is 0.

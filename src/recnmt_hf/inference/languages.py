@@ -18,8 +18,8 @@ from .._plain_text import ids_of_texts, truncated
 from ..data.alignments import words_of_tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
-from .batching import TargetTokens
-from .model_settings import end_ids, own_start_id, setting
+from .batching import TargetTokens, start_of
+from .model_settings import end_ids, setting
 from .model_task import ModelTask
 
 
@@ -87,21 +87,9 @@ class Languages:
 
     def __init__(self, tokenizers: TokenizerPair, model: Any):
         self.tokenizers, self.model = tokenizers, model
-
-    @property
-    def sources(self) -> list[str]:
-        """Codes of the source languages among which the model must be given one; empty if it needs none."""
-        return []
-
-    @property
-    def targets(self) -> list[str]:
-        """Codes of the target languages among which one can be chosen."""
-        return []
-
-    @property
-    def control_ids(self) -> set[int]:
-        """Ids of tokens that name languages."""
-        return set()
+        self.sources: list[str] = []  # codes of the source languages among which the model must be given one
+        self.targets: list[str] = []  # codes of the target languages among which one can be chosen
+        self.control_ids: set[int] = set()  # ids of tokens that name languages
 
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
@@ -133,7 +121,8 @@ class Languages:
     def check_source(self, source: str, task: ModelTask) -> None:
         """Raise `UserError` if a code does not name the only source language of the model, as far as that is known."""
         named = (getattr(self.tokenizers.source, "source_lang", None), task.source_lang)
-        known = list(dict.fromkeys(code for code in named if code and is_one_language(code)))
+        # Longer codes may be those of a group of languages (`mul`, `ROMANCE`).
+        known = list(dict.fromkeys(code for code in named if code and len(main_part(code)) == 2))
         if known and not any(main_part(source) == main_part(code) for code in known):
             raise unknown_language("source_lang", source, known)
 
@@ -220,7 +209,7 @@ class Languages:
 
     def target_tokens(self, ids: Sequence[int], direction: Direction) -> list[int]:
         """Return the token ids of a translation, with what the model is given of them."""
-        start = getattr(ids, "start", None) or direction.start
+        start = start_of(ids) or direction.start
         is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.control_ids)
         return TargetTokens(ids, start, int(is_given)) if is_given or start is not None else list(ids)
 
@@ -255,8 +244,8 @@ class TokenLanguages(Languages):
 
     def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
         super().__init__(tokenizers, model)
-        self.ids = dict(ids)
-        self.codes = {id: code for code, id in self.ids.items()}
+        self.ids, self.codes = dict(ids), {id: code for code, id in ids.items()}
+        self.sources, self.targets, self.control_ids = sorted(ids), sorted(ids), set(self.codes)
 
     @classmethod
     def find(cls, tokenizers: TokenizerPair, model: Any) -> TokenLanguages | None:
@@ -267,18 +256,6 @@ class TokenLanguages(Languages):
         languages = cls(tokenizers, model, language_ids(tokenizer))
         return languages if any(id in languages.codes for part in languages.own_frame for id in part) else None
 
-    @property
-    def sources(self) -> list[str]:
-        return sorted(self.ids)
-
-    @property
-    def targets(self) -> list[str]:
-        return sorted(self.ids)
-
-    @property
-    def control_ids(self) -> set[int]:
-        return set(self.codes)
-
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
     ) -> Direction:
@@ -288,16 +265,15 @@ class TokenLanguages(Languages):
         if code is not None:
             before, after = ([self.ids[code] if id in self.codes else id for id in part] for part in frame)
             frame = (tuple(before), tuple(after))
-        start, starts = own_start_id(self.model), False
-        if start is None or start in self.codes:
-            starts = True
+        start = setting(self.model, "decoder_start_token_id")
         target = self.code(target, "target_lang") if target else self.default_target(code, start)
-        first = self.ids[target] if target is not None else None
         if forced is not None:
             return Direction(code, self.codes.get(forced), frame, given=(forced,))
-        if first is None:
+        if target is None:
             return Direction(code, None, frame)
-        return Direction(code, target, frame, start=first) if starts else Direction(code, target, frame, given=(first,))
+        if start is None or start in self.codes:
+            return Direction(code, target, frame, start=self.ids[target])
+        return Direction(code, target, frame, given=(self.ids[target],))
 
     def state(self) -> tuple[Any, ...]:
         languages = (getattr(tokenizer, "src_lang", None) for tokenizer in self.tokenizers)
@@ -329,7 +305,7 @@ class TagLanguages(Languages):
 
     def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
         super().__init__(tokenizers, model)
-        self.ids = dict(ids)
+        self.ids, self.targets, self.control_ids = dict(ids), sorted(ids), set(ids.values())
 
     @classmethod
     def find(cls, tokenizers: TokenizerPair, model: Any) -> TagLanguages | None:
@@ -337,14 +313,6 @@ class TagLanguages(Languages):
         matches = ((TAG.fullmatch(token), id) for token, id in tokenizers.source.get_vocab().items())
         ids = {match[1] or match[2]: id for match, id in matches if match}
         return cls(tokenizers, model, ids) if ids else None
-
-    @property
-    def targets(self) -> list[str]:
-        return sorted(self.ids)
-
-    @property
-    def control_ids(self) -> set[int]:
-        return set(self.ids.values())
 
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
@@ -377,6 +345,7 @@ class TaskLanguages(Languages):
     def __init__(self, tokenizers: TokenizerPair, model: Any, prefixes: Mapping[tuple[str, str], str]):
         super().__init__(tokenizers, model)
         self.prefixes = dict(prefixes)
+        self.sources, self.targets = (sorted({pair[side] for pair in prefixes}) for side in (0, 1))
 
     @classmethod
     def find(cls, tokenizers: TokenizerPair, model: Any) -> TaskLanguages | None:
@@ -388,14 +357,6 @@ class TaskLanguages(Languages):
             if match and prefix:
                 prefixes[match[1], match[2]] = str(prefix)
         return cls(tokenizers, model, prefixes) if prefixes else None
-
-    @property
-    def sources(self) -> list[str]:
-        return sorted({source for source, _ in self.prefixes})
-
-    @property
-    def targets(self) -> list[str]:
-        return sorted({target for _, target in self.prefixes})
 
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
@@ -447,11 +408,6 @@ def same(one: str, other: str) -> bool:
 def main_part(code: str) -> str:
     """Return the language of a code without script and region."""
     return re.split("[-_]", code)[0].lower()
-
-
-def is_one_language(code: str) -> bool:
-    """Return whether a code is not that of a group of languages (`mul`, `ROMANCE`), as far as its length tells."""
-    return len(main_part(code)) == 2
 
 
 def find_code(code: str, known: Collection[str]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..data.tokenizer_checks import vocabulary_sizes
 from ..errors import UserError
 
 
@@ -39,31 +38,19 @@ def number_of_positions(config: Any, side: str) -> int | None:
 
 def end_ids(model: Any) -> set[int]:
     """Return the ids of the tokens that end a sentence."""
-    end = model.generation_config.eos_token_id
-    end = model.config.eos_token_id if end is None else end
+    end = setting(model, "eos_token_id")
     return set(end) if isinstance(end, (list, tuple)) else {end}
 
 
 def start_id(model: Any) -> int:
     """Return the id of the decoder's first input token, by the rule of `generate`; `UserError` if there is none."""
-    start = own_start_id(model)
-    start = setting(model, "bos_token_id") if start is None else start
-    if start is None:
-        raise UserError("model.no_start_token", field="decoder_start_token_id")
-    return start
-
-
-def own_start_id(model: Any) -> int | None:
-    """Return the model's `decoder_start_token_id`, if it has one."""
-    return setting(model, "decoder_start_token_id")
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        if (start := setting(model, name)) is not None:
+            return start
+    raise UserError("model.no_start_token", field="decoder_start_token_id")
 
 
 def setting(model: Any, name: str) -> Any:
     """Return a generation setting of a model; its configuration may contain those of older releases."""
     value = getattr(model.generation_config, name, None)
     return getattr(model.config, name, None) if value is None else value
-
-
-def target_vocabulary_size(config: Any) -> int:
-    """Return the number of target token ids."""
-    return vocabulary_sizes(config)[1]

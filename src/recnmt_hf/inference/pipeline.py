@@ -113,9 +113,7 @@ class TranslationPipeline(Pipeline):
         return {name: options[name] for name in PREPARING if name in options}, options, {}
 
     # In transformers the first parameter of these methods has other names; it is passed by position.
-    def preprocess(  # type: ignore[override]
-        self, sentence: Any, **kwargs: Any
-    ) -> dict[str, Any]:
+    def preprocess(self, sentence: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         prefix = ""
         if isinstance(sentence, dict):
             prefix = sentence.get("prefix") or ""
@@ -141,9 +139,7 @@ class TranslationPipeline(Pipeline):
         self.translated += len(translations)
         return {"translations": translations if isinstance(inputs, list) else translations[0]}
 
-    def postprocess(  # type: ignore[override]
-        self, outputs: dict[str, Any], **kwargs: Any
-    ) -> list[dict[str, Any]]:
+    def postprocess(self, outputs: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:  # type: ignore[override]
         return [{"translation_text": one.text, "score": one.score} for one in outputs["translations"].hypotheses]
 
     # transformers ignores further positional arguments with a warning; this method rejects them.

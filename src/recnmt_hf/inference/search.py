@@ -14,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils import ModelOutput
 
 from ..models.seq2seq_outputs import CACHE
-from .decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
+from .decoding import PerSentence
 
 
 if TYPE_CHECKING:
@@ -268,10 +268,9 @@ class GreedySearch:
         for part in self.parts_of_sentences():
             part.keep_sentences(stay)
 
-    def parts_of_sentences(self) -> list[Any]:
+    def parts_of_sentences(self) -> list[PerSentence]:
         """Return the processors and criteria with values for each sentence."""
-        kinds = EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
-        return [part for part in (*self.processors, *self.criteria) if isinstance(part, kinds)]
+        return [part for part in (*self.processors, *self.criteria) if isinstance(part, PerSentence)]
 
     def collect(self, places: torch.Tensor) -> None:
         """Store the results of the sentences at these indices of the batch."""
@@ -325,8 +324,7 @@ class BeamSearch(GreedySearch):
         tokens = tokens if self.processors else self.token_ids(tokens)
         continued = self.running.gather(1, source[:, :, None].expand(-1, -1, self.running.shape[2]))
         continued[:, :, length] = tokens
-        ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), logits)
-        ended = ended.view(sentences, -1)
+        ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), logits).view(sentences, -1)
 
         self.running_scores, chosen = (best + ended * MISSING_SCORE).topk(beams, dim=1)
         self.running = continued.gather(1, chosen[:, :, None].expand(-1, -1, continued.shape[2]))
@@ -336,9 +334,7 @@ class BeamSearch(GreedySearch):
         penalty, new_tokens = self.config.length_penalty, length + 1 - self.prompt_length
         just_finished = ended.clone()
         just_finished[:, beams:] = False
-        if just_finished.device.type != "cpu" or bool(
-            just_finished.any()
-        ):  # an accelerator would have to be waited for
+        if just_finished.device.type != "cpu" or just_finished.any():  # an accelerator would have to be waited for
             self.merge(continued, best / new_tokens**penalty, just_finished)
         stop_early = self.config.early_stopping
         counted = new_tokens

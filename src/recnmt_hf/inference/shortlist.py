@@ -136,12 +136,6 @@ def output_weight(head: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return head.weight().dequantize(), head.bias()
 
 
-def check_output_layer(model: Any) -> None:
-    """Raise a [`UserError`] unless the logits of a model are those of a linear layer over its decoder's states."""
-    if not has_linear_output(model):
-        raise UserError("shortlist.output_layer", field=type(model).__name__)
-
-
 def has_linear_output(model: Any) -> bool:
     """Return whether the logits of a model are those of a linear layer over its decoder's states."""
     return hasattr(model, "model") and type(getattr(model, "lm_head", None)) in (nn.Linear, Int8Linear)

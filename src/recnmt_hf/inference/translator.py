@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, is_blank
 from ..data.tags import tag_ids
+from ..data.tokenizer_checks import vocabulary_sizes
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations, TreeTokens, tree_options
 from ..data.trees import ParsedSentence
@@ -25,10 +26,10 @@ from .attention_links import attention_rows, links_of_tokens
 from .backends.ensemble import EnsembleBackend
 from .backends.protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .backends.torch_model import TorchBackend
-from .batching import TargetTokens, Tokens, batches_by_tokens, given_count, pair_lengths, run_batches
+from .batching import TargetTokens, Tokens, batches_by_tokens, given_count, run_batches, start_of
 from .languages import Direction, Languages, find_languages
 from .loading import load_backend
-from .model_settings import end_ids, target_vocabulary_size
+from .model_settings import end_ids
 from .model_task import ModelTask
 from .options import DecodingOptions, decoding_options
 from .results import Hypothesis, SentenceScore, Translation
@@ -181,12 +182,12 @@ class Translator:
     @property
     def source_langs(self) -> list[str]:
         """Codes of the source languages of a model that must be told one; else an empty list."""
-        return self.languages.sources
+        return list(self.languages.sources)
 
     @property
     def target_langs(self) -> list[str]:
         """Codes of the target languages among which `target_lang` chooses; an empty list for a model of one."""
-        return self.languages.targets
+        return list(self.languages.targets)
 
     def inspected_model(self) -> Any:
         """Return the PyTorch model for inspection; `ValueError` for an exported model or an ensemble."""
@@ -404,7 +405,7 @@ class Translator:
         for number, row in enumerate(result.tokens):
             source = number // per_source
             prefix = request.prefixes[source]
-            start, given = getattr(prefix, "start", None), given_count(prefix)
+            start, given = start_of(prefix), given_count(prefix)
             stripped = self.strip(row[: request.max_lengths[source]])
             tokens.append(TargetTokens(stripped, start, given) if given or start is not None else stripped)
         hypotheses = self.make_hypotheses(request.sources, tokens, request.options, scores, result.log_probs)
@@ -464,15 +465,14 @@ class Translator:
         for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True):
             score, finished = log_prob / max(len(row), 1) ** penalty, bool(row) and row[-1] in ends
             hypotheses.append(Hypothesis(text.strip(), score, log_prob, row, finished, alignment))
-        places = [range(i, i + per_source) for i in range(0, len(tokens), per_source)]
+        ranks = [one.score for one in hypotheses]
         if found is not None:
             ranks = [total / max(len(row), 1) ** penalty for total, row in zip(found, tokens, strict=True)]
-            return [[hypotheses[i] for i in sorted(own, key=lambda i: -ranks[i])] for own in places]
-        by_source = [[hypotheses[i] for i in own] for own in places]
-        # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
-        if not scores or (options.generate and not options.generate.get("do_sample")):
-            return by_source
-        return [sorted(each, key=lambda one: -one.score) for each in by_source]
+        elif not scores or (options.generate and not options.generate.get("do_sample")):
+            # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
+            ranks = [0.0] * len(tokens)
+        places = [range(i, i + per_source) for i in range(0, len(tokens), per_source)]
+        return [[hypotheses[i] for i in sorted(own, key=lambda i: -ranks[i])] for own in places]
 
     # -- scoring and aligning ------------------------------------------------------------------------------------------
 
@@ -533,7 +533,7 @@ class Translator:
         Return the log-probability of every target token, computed in batches of at most `max_tokens`. That of tokens
         that the model is given is 0.
         """
-        rows = run_batches(self.backend.score, sources, targets, pair_lengths(sources, targets), max_tokens)
+        rows = run_batches(self.backend.score, sources, targets, max_tokens)
         givens = map(given_count, targets)
         return [[0.0] * given + row[given:] if given else row for given, row in zip(givens, rows, strict=True)]
 
@@ -564,7 +564,7 @@ class Translator:
         def run(sources: Tokens, targets: Tokens) -> list[np.ndarray]:
             return attention_rows(self.backend.attention(sources, targets), sources, targets, layer, head)
 
-        return run_batches(run, sources, targets, pair_lengths(sources, targets), max_tokens)
+        return run_batches(run, sources, targets, max_tokens)
 
     # -- text and token ids --------------------------------------------------------------------------------------------
 
@@ -621,7 +621,7 @@ class Translator:
         if isinstance(target, str):
             check_text(target, place)
             return self.encode_target(target, direction)
-        size = target_vocabulary_size(self.model.config)
+        _, size = vocabulary_sizes(self.model.config)
         ids = []
         for value in target if isinstance(target, Iterable) else [target]:
             is_id = hasattr(value, "__index__") and not isinstance(value, bool)

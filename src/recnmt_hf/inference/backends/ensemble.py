@@ -21,17 +21,17 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from ...data.tokenizer_checks import stamp
+from ...data.tokenizer_checks import stamp, vocabulary_sizes
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
 from ..batching import Tokens, given_count
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
-from ..model_settings import LengthLimits, end_ids, own_start_id, setting, target_vocabulary_size
+from ..model_settings import LengthLimits, end_ids, setting
 from ..options import DecodingOptions
 from ..search import EnsembleRows, start_search
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import TorchBackend, explained_generation, start_column, unusual_settings
+from .torch_model import TorchBackend, explained_generation, start_ids, unusual_settings
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -68,9 +68,8 @@ class EnsembleBackend(TranslatesOnly):
             name = "An ensemble" if isinstance(others[0], EnsembleBackend) else name
             raise UserError("ensemble.unsupported_member", field=name)
         check_compatible(self.members)
-        readers = [member for member in self.members if tree_options(member.model.config) is not None]
-        check_trees(readers)
-        first = [*readers, *self.members][0]  # the one whose inputs are encoded
+        readers = (member for member in self.members if tree_options(member.model.config) is not None)
+        first = next(readers, self.members[0])  # the one whose inputs are encoded
         self.model, self.tokenizers = first.model, first.tokenizers
 
     @property
@@ -106,8 +105,8 @@ class EnsembleBackend(TranslatesOnly):
             check_beams: Any = getattr(member.model, "check_beams", None)
             if check_beams is not None:
                 check_beams(options.beams, "beams")
-        start = torch.tensor(start_column(self.model, request.prefixes), device=device)
-        start = start.repeat_interleave(options.beams, dim=0)
+        starts = torch.tensor(start_ids(self.model, request.prefixes), device=device)
+        start = starts.repeat_interleave(options.beams)[:, None]
         with explained_generation(self.model, options), eval_mode(*(member.model for member in self.members)):
             processors = self.processors(options)
             if any(request.prefixes):
@@ -143,34 +142,26 @@ class EnsembleBackend(TranslatesOnly):
 
 
 def check_compatible(members: Sequence[Backend]) -> None:
-    """Raise `UserError` if the tokenizers or control tokens of models differ."""
-    first, *others = members
-    expected = shared_settings(first)
-    for member in others:
+    """Raise `UserError` if the tokenizers or control tokens of models differ, or the trees that some of them read."""
+    expected: dict[str, tuple[Any, Backend]] = {}
+    for member in members:
         for name, value in shared_settings(member).items():
-            if value != expected[name]:
+            known, first = expected.setdefault(name, (value, member))
+            if value != known:
                 names = (backend.model.name_or_path for backend in (member, first))
                 raise UserError("ensemble.different_models", field=" and ".join(names), difference=name)
 
 
-def check_trees(members: Sequence[Backend]) -> None:
-    """Raise `UserError` if models that read dependency trees have different relations, or want trees differently."""
-    settings = [(member.tokenizers.relations, tree_options(member.model.config)) for member in members]
-    for member, own in zip(members, settings, strict=True):
-        if own != settings[0]:
-            names = (backend.model.name_or_path for backend in (member, members[0]))
-            difference = "the relations of dependency trees"
-            raise UserError("ensemble.different_models", field=" and ".join(names), difference=difference)
-
-
 def shared_settings(backend: Backend) -> dict[str, Any]:
-    """Return the settings that must be the same for all models of an ensemble."""
+    """Return the settings that must be the same for all models of an ensemble that have them."""
     source, target = backend.tokenizers
+    trees = tree_options(backend.model.config)
     return {
         "the source tokenizer": stamp(source),
         "the target tokenizer": stamp(target, is_target=True),
-        "the rows of the output matrix": target_vocabulary_size(backend.model.config),
+        "the rows of the output matrix": vocabulary_sizes(backend.model.config)[1],
         "the padding token": target.pad_token_id,
         "the end tokens": end_ids(backend.model),
-        "the start token": own_start_id(backend.model),
+        "the start token": setting(backend.model, "decoder_start_token_id"),
+        **({} if trees is None else {"the relations of dependency trees": (backend.tokenizers.relations, trees)}),
     }

@@ -36,7 +36,7 @@ from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, names_of_generate, rejected_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
-from ..shortlist import Shortlist, ShortlistRows, check_output_layer, has_linear_output
+from ..shortlist import Shortlist, ShortlistRows, has_linear_output
 from ..waiting import Waiting
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
@@ -140,9 +140,8 @@ class TorchBackend:
         if (end := settings.pop("forced_eos_token_id", setting(self.model, "forced_eos_token_id"))) is not None:
             processors.append(EndPerSentence(end, request.max_lengths))
         max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
-        starts = [start_of(prefix, None) for prefix in request.prefixes]
-        if any(start is not None for start in starts):
-            settings["decoder_start_token_id"] = [start_id(self.model) if one is None else one for one in starts]
+        if any(start_of(prefix) is not None for prefix in request.prefixes):
+            settings["decoder_start_token_id"] = start_ids(self.model, request.prefixes)
         if custom_generate is not None:
             settings["custom_generate"] = custom_generate
         if (allowed := settings.get("prefix_allowed_tokens_fn")) is not None:
@@ -164,7 +163,8 @@ class TorchBackend:
         options = request.options
         if options.shortlist is None:
             return ModelRows
-        check_output_layer(self.model)
+        if not has_linear_output(self.model):
+            raise UserError("shortlist.output_layer", field=type(self.model).__name__)
         key = options.shortlist, options.shortlist_first, options.shortlist_best, version_of(options.shortlist)
         last = self.shortlist  # once, since threads may share a model
         if last is None or last[0] != key:
@@ -232,13 +232,9 @@ class TorchBackend:
 
     def source_inputs(self, sources: Tokens) -> dict[str, torch.Tensor]:
         """Return the inputs of the encoder: padded token ids and their mask, and trees if the model reads them."""
-        ids, mask = self.pad_sources(sources)
+        ids, mask = pad_rows(sources, self.tokenizers.source.pad_token_id, self.model.device)
         trees = {} if tree_options(self.model.config) is None else tree_inputs(sources, ids.shape[1], ids.device)
         return {"input_ids": ids, "attention_mask": mask, **trees}
-
-    def pad_sources(self, sources: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return padded token ids and their mask, on the model's device."""
-        return pad_rows(sources, self.tokenizers.source.pad_token_id, self.model.device)
 
     def pad_targets(self, targets: Tokens) -> torch.Tensor:
         """Return padded token ids, on the model's device."""
@@ -262,17 +258,13 @@ def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens = 
     Return the decoder's input for labels, both `(batch_size, target_length)`, as `generate` starts it; `targets` are
     those of the labels, if they may start in another way.
     """
-    if any(start_of(target, None) is not None for target in targets):
-        start = labels.new_tensor(start_column(model, targets))
-    else:
-        start = labels.new_full((labels.shape[0], 1), start_id(model))
-    return torch.cat([start, labels[:, :-1]], dim=1)
+    starts = start_ids(model, targets or [()] * labels.shape[0])
+    return torch.cat([labels.new_tensor(starts)[:, None], labels[:, :-1]], dim=1)
 
 
-def start_column(model: Any, targets: Tokens) -> list[list[int]]:
-    """Return the first input of the decoder for each translation, `(len(targets), 1)`."""
-    starts = [start_of(target, None) for target in targets]
-    return [[start_id(model) if start is None else start] for start in starts]
+def start_ids(model: Any, targets: Tokens) -> list[int]:
+    """Return the first input of the decoder for each translation."""
+    return [start_id(model) if start is None else start for start in map(start_of, targets)]
 
 
 def requires_sources(model: Any) -> bool:
