@@ -23,10 +23,7 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """
-    Return `__getattr__`, `__dir__` and `__all__` of a package that imports the names of [`names_for_type_checkers`] on
-    first use.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of a package that imports its names on first use."""
     modules, own = names_for_type_checkers(package), sys.modules[package].__dict__
 
     def get(name: str) -> Any:

@@ -33,10 +33,7 @@ class Ended(Exception):
 
 
 class Watch:
-    """
-    Time limit and stop button of a request. As a logits processor it is called at every step of a search and ends it
-    there.
-    """
+    """Time limit and stop button of a request. As a logits processor, it ends a search at its next step."""
 
     def __init__(self, seconds: float):
         self.seconds, self.end = seconds, time.monotonic() + seconds
@@ -100,11 +97,7 @@ def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) 
         if isinstance(value, (int, float)) and value > limits.max_beams:
             raise UserError("demo.too_many", field=name, value=value, most=limits.max_beams)
     return DecodingOptions(
-        beams=beams,
-        num_hypotheses=hypotheses,
-        length_penalty=penalty,
-        max_tokens=limits.batch_tokens,
-        on_long="split",
+        beams=beams, num_hypotheses=hypotheses, length_penalty=penalty, max_tokens=limits.batch_tokens, on_long="split"
     )
 
 
@@ -130,21 +123,15 @@ def split_into_segments(translator: Translator, text: str, limits: Limits) -> li
     return [Segment(*part) for space, one in sentences for part in split_text(one, most, length, space)]
 
 
-def options_of_model(model: DemoModel, options: DecodingOptions, watch: Watch, limits: Limits) -> dict[str, Any]:
-    """Return changes of the options for a model."""
-    changes: dict[str, Any] = {"generate": {"logits_processor": [watch]}} if model.takes_processors else {}
-    if model.translator.task.summarizes:
-        changes |= {"on_long": "truncate", "max_source_length": SEGMENTS_OF_SUMMARY * limits.max_segment}
-    else:
-        changes |= {"max_source_length": limits.max_segment}
-    return changes
-
-
 def search(model: DemoModel, texts: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits) -> list[Any]:
     """Translate some texts; raise [`Ended`] once the request is over."""
     watch.check()
-    changed = replace(options, **options_of_model(model, options, watch, limits))
-    return list(model.translator.translate(texts, changed, warn_short=False))
+    changes: dict[str, Any] = {"max_source_length": limits.max_segment}
+    if model.takes_processors:
+        changes["generate"] = {"logits_processor": [watch]}
+    if model.translator.task.summarizes:
+        changes |= {"on_long": "truncate", "max_source_length": SEGMENTS_OF_SUMMARY * limits.max_segment}
+    return list(model.translator.translate(texts, replace(options, **changes), warn_short=False))
 
 
 def translate_text(

@@ -69,10 +69,7 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
         fields["share_encoder_decoder_embeddings"] = False
         del source["model.shared.weight"]
     config = NMTTransformerConfig(
-        **fields,
-        normalize_before=False,
-        position_embedding_type="marian",
-        final_logits_bias=True,
+        **fields, normalize_before=False, position_embedding_type="marian", final_logits_bias=True
     )
     model = NMTTransformerForConditionalGeneration(config)
     model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature

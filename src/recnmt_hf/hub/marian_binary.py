@@ -32,14 +32,11 @@ INPUT_SCALE = "_QuantMultA"
 
 @dataclass(frozen=True)
 class MarianFile:
-    """
-    Content of a model's file: arrays in float32, without scales of 8-bit arithmetic, the settings, and whether the file
-    has 8-bit matrices.
-    """
+    """Content of a model's file."""
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]  # in float32, without scales of 8-bit arithmetic
     settings: dict[str, Any]
-    is_quantized: bool
+    is_quantized: bool  # whether the file has 8-bit matrices
 
 
 def read_marian_file(path: str | Path) -> MarianFile:

@@ -138,7 +138,12 @@ def build_model(
         arrays[OUTPUT_BIAS] = np.zeros((1, len(pieces[1].symbols)), np.float32)
     places = list(places_of(config))
     with torch.device("meta"):  # wrong settings could ask for more memory than there is
-        check_shapes(arrays, places, NMTTransformerForConditionalGeneration(config).state_dict(), pieces, settings.path)
+        expected = NMTTransformerForConditionalGeneration(config).state_dict()
+    for place in places:
+        needed = array_shape(place, expected[place.parameter].shape, symbols_of(place, pieces))
+        for name in place.arrays:
+            if (shape := arrays[name].shape) != needed:
+                raise UserError("marian.shape", field=settings.path, name=name, value=shape, needed=needed)
     model = NMTTransformerForConditionalGeneration(config)
     state = model.state_dict()
     for place in places:
@@ -147,21 +152,6 @@ def build_model(
     assert filled == state.keys(), f"parameters differ: {filled ^ state.keys()}"
     check_weights(model)
     return model.eval()
-
-
-def check_shapes(
-    arrays: Mapping[str, np.ndarray],
-    places: Sequence[Place],
-    state: Mapping[str, torch.Tensor],
-    pieces: Sequence[Pieces],
-    path: str,
-) -> None:
-    """Raise `UserError` for an array of another shape than that of its place."""
-    for place in places:
-        needed = array_shape(place, state[place.parameter].shape, symbols_of(place, pieces))
-        for name in place.arrays:
-            if arrays[name].shape != needed:
-                raise UserError("marian.shape", field=path, name=name, value=arrays[name].shape, needed=needed)
 
 
 def symbols_of(place: Place, pieces: Sequence[Pieces]) -> int:

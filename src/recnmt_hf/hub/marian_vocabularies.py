@@ -64,12 +64,6 @@ def check_pieces(pieces: Sequence[Pieces], settings: Settings) -> None:
         raise UserError("marian.controls", field=target.path, other=source.path, padding=PADDING)
 
 
-def padded_symbols(vocabulary: Pieces, rows: int) -> dict[str, int]:
-    """Return symbols with their ids, with names for further rows; the last one is the padding token."""
-    names = [*vocabulary.symbols, *(f"<row {i}>" for i in range(len(vocabulary.symbols), rows - 1)), PADDING]
-    return {name: i for i, name in enumerate(names)}
-
-
 def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, folder: Path) -> TokenizerPair:
     """Write tokenizers of MarianMT with these vocabularies, one for both sides if they are the same."""
     from transformers import MarianTokenizer
@@ -78,7 +72,8 @@ def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, fol
     is_joint = source.content == target.content
     for name, vocabulary in (("source", source), ("target", target)):
         (folder / f"{name}.spm").write_bytes(vocabulary.content)
-        symbols = padded_symbols(vocabulary, config.vocab_size)
+        further = [f"<row {i}>" for i in range(len(vocabulary.symbols), config.vocab_size - 1)]
+        symbols = {symbol: i for i, symbol in enumerate([*vocabulary.symbols, *further, PADDING])}
         (folder / f"{name}_vocab.json").write_text(json.dumps(symbols, ensure_ascii=False), encoding="utf-8")
     tokenizer = MarianTokenizer(
         source_spm=str(folder / "source.spm"),

@@ -90,7 +90,7 @@ def export_onnx(source: str | Path, output: str | Path, quantization: str = "flo
         check_logits(model, OnnxModel(working, "cpu"))
         if quantization == "int8":
             for program in programs.values():
-                quantize_graph(program.model.graph, {model.config.vocab_size, model.config.decoder_vocab_size})
+                quantize_graph(program.model, {model.config.vocab_size, model.config.decoder_vocab_size})
             save_graphs(programs, working)
             check_logits(model, OnnxModel(working, "cpu"), INT8_TOLERANCE)
     return Path(output)

@@ -12,26 +12,23 @@ import numpy as np
 MOST_OF_MATRIX, MOST_OF_EMBEDDING = 63, 127
 
 
-def quantize_graph(graph: Any, vocabularies: set[int]) -> None:
+def quantize_graph(model: Any, vocabularies: set[int]) -> None:
     """
-    Quantize the linear layers and embeddings of an `onnx_ir.Graph` in place. A linear layer converts its input to uint8
+    Quantize the linear layers and embeddings of an `onnx_ir.Model` in place. A linear layer converts its input to uint8
     by the range of the whole tensor, multiplies integers, and scales the result by one factor for each output channel.
     An embedding, a matrix with as many rows as one of the `vocabularies`, has one factor for each row. Everything else
     stays in float32: attention, norms, biases, and recurrences in loops.
     """
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    graph = model.graph
     inputs: dict[Any, Any] = {}
     for node in list(graph):
         if node.op_type == "MatMul" and (found := matrix_of(node.inputs[1])) is not None:
             replace_matmul(graph, node, inputs, *found)
         elif node.op_type == "Gather" and is_embedding(node, vocabularies):
             replace_embedding(graph, node)
-    for node in reversed(list(graph)):
-        is_read = any(output.uses() or output.is_graph_output() for output in node.outputs)
-        if node.op_type == "Transpose" and not is_read:
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
+    RemoveUnusedNodesPass()(model)  # the matrices, and transpositions of them
 
 
 def matrix_of(value: Any) -> tuple[Any, bool] | None:

@@ -109,13 +109,7 @@ class Destination:
     token: str | None = field(default=None, repr=False)  # access token; by default the stored one
 
 
-def prepare_repository(
-    source: str | Path,
-    output: str | Path,
-    name: str,
-    shard: str = SHARD,
-    **card: Any,
-) -> Path:
+def prepare_repository(source: str | Path, output: str | Path, name: str, shard: str = SHARD, **card: Any) -> Path:
     """
     Write the contents of a repository into a folder: weights, configuration, code, tokenizers, card, recipe, evidence,
     translations. The model is loaded and checked first, and the code of the card is run.

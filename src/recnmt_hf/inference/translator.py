@@ -529,10 +529,7 @@ class Translator:
         return source_ids, target_ids
 
     def score_tokens(self, sources: Tokens, targets: Tokens, max_tokens: int = 4096) -> list[list[float]]:
-        """
-        Return the log-probability of every target token, computed in batches of at most `max_tokens`. That of tokens
-        that the model is given is 0.
-        """
+        """Return the log-probability of each target token, in batches of `max_tokens`; 0 for tokens that are given."""
         rows = run_batches(self.backend.score, sources, targets, max_tokens)
         givens = map(given_count, targets)
         return [[0.0] * given + row[given:] if given else row for given, row in zip(givens, rows, strict=True)]

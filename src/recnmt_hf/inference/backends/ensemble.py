@@ -52,10 +52,7 @@ UNSUPPORTED = {
 
 
 class EnsembleBackend(TranslatesOnly):
-    """
-    Runs at least two models of one vocabulary, of any families, in PyTorch or ONNX; see [`Backend`]. It translates and
-    scores.
-    """
+    """Runs two or more models of one vocabulary, in PyTorch or ONNX; see [`Backend`]. It translates and scores."""
 
     kind = "part of an ensemble"
 
@@ -118,10 +115,7 @@ class EnsembleBackend(TranslatesOnly):
         return SearchResult(tokens[:, 1:].tolist())
 
     def processors(self, options: DecodingOptions) -> LogitsProcessorList:
-        """
-        Return the logits processors that `generate` creates for its arguments and the first model's settings;
-        `UserError` for unsupported arguments.
-        """
+        """Return the processors that `generate` makes of arguments and settings; `UserError` for unsupported ones."""
         settings = {name: getattr(self.model.generation_config, name, None) for name in PROCESSORS}
         settings = {name: value for name, value in (settings | options.generate).items() if value is not None}
         settings.pop("early_stopping", None)
