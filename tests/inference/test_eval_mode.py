@@ -130,7 +130,7 @@ METHODS_NOT_RUN = {
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {
-    *("attention", "decoder_attention", "encode", "generate", "run_encoder", "score", "search", "search_batch"),
+    *("attention", "decoder_attention", "encode", "generate", "score", "search", "search_batch"),
     "start_rows",
 }
 BACKEND_METHODS_NOT_RUN = {

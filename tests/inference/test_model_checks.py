@@ -22,12 +22,13 @@ WEIGHT = "model.encoder.layers.0.fc1.weight"
 
 
 def test_the_first_of_many_names_are_given():
-    assert list_names(["a"]) == "a" and list_names({"c", "a", "b"}) == "a, b, c"
-    assert list_names(["d", "b", "c", "a"]) == "a, b, c and 1 more"
+    assert list_names(["a"]) == "a" and list_names(["a", "c", "b"]) == "a, c, b"
+    assert list_names(["a", "b", "c", "d"]) == "a, b, c and 1 more"
     assert list_names(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert list_names(["a", "b"], 1) == "a and 1 more" and list_names(["a", "b"], 2) == "a, b"
 
 
-@pytest.mark.parametrize("names", [["b"], ["b", "a"]], ids=["one", "two"])
+@pytest.mark.parametrize("names", [["b"], ["b", "a"], ["d", "c", "b", "a"]], ids=["one", "two", "four"])
 def test_every_fault_of_the_files_is_reported(names):
     model = torch.nn.Linear(1, 1)
     model.name_or_path = "folder"
@@ -36,7 +37,8 @@ def test_every_fault_of_the_files_is_reported(names):
     info = {"missing_keys": names, "mismatched_keys": [(name, (1, 2), (3,)) for name in names]}
     with rejects("model.wrong_weights", "folder") as refused:
         check_loading(model, {**info, "unexpected_keys": names, "error_msgs": [" the file is odd\n"]})
-    listed, shapes = ", ".join(sorted(names)), ", ".join(f"{name} (1, 2) for (3,)" for name in sorted(names))
+    names = sorted(names)
+    listed, shapes = list_names(names), list_names([f"{name} (1, 2) for (3,)" for name in names])
     faults = [f"missing: {listed}", f"of another shape: {shapes}", f"unexpected: {listed}", "the file is odd"]
     assert refused.value.details["faults"].split("; ") == faults
 

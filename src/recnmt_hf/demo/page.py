@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -147,8 +147,12 @@ class Page:
         translated: list[str] = []
         ended, lines, problem = "", [], ""
         try:
-            with deleted_afterwards(upload):
+            try:
                 lines = read_upload(upload, upload.name, self.limits)
+            finally:
+                upload.unlink(missing_ok=True)
+                if not any(upload.parent.iterdir()):
+                    upload.parent.rmdir()
             yield rendering.file_progress(0, len(lines), 0.0), ""
             options = decoding_options(self.limits, beams, 1, penalty)
             for batch in translate_lines(models[0], lines, options, watch, self.limits):
@@ -206,17 +210,6 @@ class Page:
         except UserError as error:
             scores = rendering.note(str(error), True)
         return scores, rendering.plain_markdown(model.card()) or "This model has no card (README.md)."
-
-
-@contextmanager
-def deleted_afterwards(path: Path) -> Iterator[None]:
-    """Delete an uploaded file with its folder."""
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        if not any(path.parent.iterdir()):
-            path.parent.rmdir()
 
 
 # -- layout ------------------------------------------------------------------------------------------------------------

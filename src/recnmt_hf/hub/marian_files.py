@@ -163,7 +163,7 @@ def check_names(arrays: Mapping[str, np.ndarray], places: Sequence[Place], path:
     """Raise `UserError` unless the arrays of a file are those of its settings."""
     needed = {name for place in places for name in place.arrays}
     if needed != arrays.keys():
-        sides = ({name[:60] for name in names} for names in (arrays.keys() - needed, needed - arrays.keys()))
+        sides = (sorted({name[:60] for name in names}) for names in (arrays.keys() - needed, needed - arrays.keys()))
         unknown, missing = (list_names(names) or "none" for names in sides)
         raise UserError("marian.arrays", field=path, unknown=unknown, missing=missing)
 

@@ -19,6 +19,7 @@ from ..data.alignments import words_of_tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from .batching import TargetTokens, start_of
+from .model_checks import list_names
 from .model_settings import end_ids, setting
 from .model_task import ModelTask
 
@@ -68,8 +69,6 @@ class Direction:
 
     def opening(self, prefix: Sequence[int] = ()) -> list[int]:
         """Return the tokens that a translation begins with; `prefix` is the user's, as encoded in this direction."""
-        if self.start is None and not self.given:
-            return list(prefix)
         opening = list(prefix or self.given)
         is_given = opening[: len(self.given)] == list(self.given)
         return TargetTokens(opening, self.start, len(self.given) if is_given else 0)
@@ -297,7 +296,7 @@ class TokenLanguages(Languages):
 
     def require_target(self, direction: Direction) -> None:
         if direction.target is None and not direction.given:
-            raise UserError("language.missing", field="target_lang", known=list_codes(self.targets))
+            raise UserError("language.missing", field="target_lang", known=list_names(self.targets, MOST_CODES))
 
 
 class TagLanguages(Languages):
@@ -327,8 +326,8 @@ class TagLanguages(Languages):
         # Some models with tags also translate without.
         if direction.target is None and len(self.ids) > 1:
             logger.warning_once(
-                f"This model translates into several languages ({list_codes(self.targets)}), and a sentence names "
-                "none. Pass target_lang."
+                f"This model translates into several languages ({list_names(self.targets, MOST_CODES)}), and a "
+                "sentence names none. Pass target_lang."
             )
 
     def read_target(self, sentence: str) -> tuple[str | None, str]:
@@ -427,12 +426,7 @@ def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
     return sorted(known, key=distance)
 
 
-def list_codes(codes: Sequence[str]) -> str:
-    """Return the first codes, and the number of the others."""
-    more = len(codes) - MOST_CODES
-    return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
-
-
 def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
     """Return the error for a code that a model does not know, with the nearest known ones."""
-    return UserError("language.unknown", field=field, value=code, known=list_codes(nearest_codes(code, known)))
+    nearest = list_names(nearest_codes(code, known), MOST_CODES)
+    return UserError("language.unknown", field=field, value=code, known=nearest)

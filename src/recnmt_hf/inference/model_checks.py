@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> 
         "of another shape": shapes,
         "unexpected": [name for name in info["unexpected_keys"] if not COMPUTED.search(name)],
     }
-    faults = [f"{kind}: {list_names(names)}" for kind, names in kinds.items() if names]
+    faults = [f"{kind}: {list_names(sorted(names))}" for kind, names in kinds.items() if names]
     faults += [str(message).strip() for message in info.get("error_msgs") or []]
     if faults:
         raise UserError("model.wrong_weights", field=model.name_or_path, faults="; ".join(faults))
@@ -42,10 +42,10 @@ def missing_values(model: PreTrainedModel) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
 
 
-def list_names(names: Collection[str]) -> str:
-    """Return the first three names in alphabetical order, and the number of the others."""
-    more = len(names) - 3
-    return ", ".join(sorted(names)[:3]) + (f" and {more} more" if more > 0 else "")
+def list_names(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def check_weights(model: PreTrainedModel) -> None:
     forbids a token).
     """
     if empty := missing_values(model):
-        raise UserError("model.weights_without_values", names=list_names(empty))
+        raise UserError("model.weights_without_values", names=list_names(sorted(empty)))
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     saved = {name: tensor for name, tensor in model.state_dict().items() if name in buffers}
     checks: dict[str, torch.Tensor] = {}
@@ -67,4 +67,4 @@ def check_weights(model: PreTrainedModel) -> None:
             checks[name] = low.isfinite() & high.isfinite() if name in parameters else ~low.isnan()
     results = torch.stack([check.to(model.device) for check in checks.values()]).tolist() if checks else []
     if bad := [name for name, is_finite in zip(checks, results, strict=True) if not is_finite]:
-        raise UserError("model.weights_not_finite", names=list_names(bad))
+        raise UserError("model.weights_not_finite", names=list_names(sorted(bad)))

@@ -93,11 +93,6 @@ class TorchBackend:
         return nullcontext() if seed is None else SeededDraws(seed)
 
     def encode(self, sources: Tokens) -> EncodedSources:
-        self.inspected_model()
-        return self.run_encoder(sources)
-
-    def run_encoder(self, sources: Tokens) -> EncodedSources:
-        """Run the encoder; unlike [`encode`], also that of a model that cannot be inspected."""
         inputs = self.source_inputs(sources)
         with eval_mode(self.model):
             output = self.model.get_encoder()(**inputs, return_dict=True)
@@ -214,7 +209,7 @@ class TorchBackend:
 
     def start_rows(self, sources: Tokens, beams: int) -> ModelRows:
         """Encode sources and start a search of an ensemble with `beams` consecutive rows for each."""
-        encoded = self.run_encoder(sources)
+        encoded = TorchBackend.encode(self, sources)  # a model in ONNX shows its states to searches only
         # The model repeats tensors that the beams of a source do not share, as in `generate`.
         _, inputs = self.model._expand_inputs_for_generation(
             expand_size=beams,
