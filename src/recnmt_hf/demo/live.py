@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -191,13 +192,10 @@ def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
     Raises:
         UserError: The file is too large, empty, not UTF-8 or damaged, or has too many or too long lines.
     """
-    if Path(path).stat().st_size > limits.max_file_size:
-        raise UserError("demo.file_size", field=name, most=limits.max_file_size)
-    with open_bytes(path) as file:  # decompressed, a small file may have any size
-        try:
+    is_larger = Path(path).stat().st_size > limits.max_file_size
+    if not is_larger:  # decompressed, a small file may have any size; `read_lines` explains what is wrong with others
+        with open_bytes(path) as file, suppress(OSError, EOFError, ValueError):
             is_larger = len(file.read(limits.max_file_size + 1)) > limits.max_file_size
-        except (OSError, EOFError, ValueError):
-            is_larger = False  # `read_lines` explains what is wrong
     if is_larger:
         raise UserError("demo.file_size", field=name, most=limits.max_file_size)
     try:

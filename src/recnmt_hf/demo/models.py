@@ -58,11 +58,10 @@ def short_names(paths: Sequence[str]) -> list[str]:
     these are not unique.
     """
     names = []
-    for path in paths:
-        parts = [part for part in Path(path).parts if part != "/"]
-        last = parts[-1] if parts else path
-        names.append(parts[-2] if last == "model" and len(parts) > 1 else last)
-    return [path if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+    for path in map(Path, paths):
+        run = path.parent.name if path.name == "model" else ""
+        names.append(run or path.name or str(path))
+    return [whole if names.count(name) > 1 else name for whole, name in zip(paths, names, strict=True)]
 
 
 def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]:

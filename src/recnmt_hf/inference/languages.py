@@ -98,10 +98,9 @@ class Languages:
         is a first token of the translation, as of `generate`'s `forced_bos_token_id`. Raise `UserError` for languages
         that the model does not know.
         """
-        if source is not None:
-            self.check_source(source, task)
-        if target is not None:
-            self.check_target(target, task)
+        for side, code in (("source", source), ("target", target)):
+            if code is not None:
+                self.check_code(side, code, task)
         first = setting(self.model, "forced_bos_token_id") if forced is None else forced
         source = source or task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
         return Direction(source, target, given=() if first is None else (first,))
@@ -117,25 +116,19 @@ class Languages:
     def require_target(self, direction: Direction) -> None:
         """Raise `UserError` if a model that needs a target language has none."""
 
-    def check_source(self, source: str, task: ModelTask) -> None:
-        """Raise `UserError` if a code does not name the only source language of the model, as far as that is known."""
-        named = (getattr(self.tokenizers.source, "source_lang", None), task.source_lang)
-        # Longer codes may be those of a group of languages (`mul`, `ROMANCE`).
-        known = list(dict.fromkeys(code for code in named if code and len(main_part(code)) == 2))
-        if known and not any(main_part(source) == main_part(code) for code in known):
-            raise unknown_language("source_lang", source, known)
-
-    def check_target(self, target: str, task: ModelTask) -> None:
-        """Raise `UserError` unless a code names the only target language of the model."""
-        known = self.named_targets(task)
+    def check_code(self, side: str, code: str, task: ModelTask) -> None:
+        """Raise `UserError` unless a code names the only language of a side; for a source, as far as that is known."""
+        known = self.named_codes(side, task)
+        if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
+            known = [one for one in known if len(main_part(one)) == 2] or [code]
         if not known:
-            raise UserError("language.none", field="target_lang", value=target)
-        if not any(main_part(target) == main_part(code) for code in known):
-            raise unknown_language("target_lang", target, known)
+            raise UserError("language.none", field=f"{side}_lang", value=code)
+        if not any(main_part(code) == main_part(one) for one in known):
+            raise unknown_language(f"{side}_lang", code, known)
 
-    def named_targets(self, task: ModelTask) -> list[str]:
-        """Return the codes by which the tokenizer and the model's files name its only target language."""
-        named = (getattr(self.tokenizers.target, "target_lang", None), task.target_lang)
+    def named_codes(self, side: str, task: ModelTask) -> list[str]:
+        """Return the codes by which the tokenizer and the model's files name the only language of a side."""
+        named = (getattr(getattr(self.tokenizers, side), f"{side}_lang", None), getattr(task, f"{side}_lang"))
         return list(dict.fromkeys(code for code in named if code))
 
     def read_target(self, sentence: str) -> tuple[str | None, str]:
@@ -317,7 +310,7 @@ class TagLanguages(Languages):
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
     ) -> Direction:
         code = None if target is None else find_code(target, self.ids)
-        if target is not None and code is None and target not in self.named_targets(task):
+        if target is not None and code is None and target not in self.named_codes("target", task):
             raise unknown_language("target_lang", target, self.ids)
         direction = super().direction(source, None, task, forced)
         return direction if code is None else replace(direction, target=code, tag=(self.ids[code],))

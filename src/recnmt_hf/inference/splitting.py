@@ -121,17 +121,9 @@ def join_pieces(
         log_prob = sum(part.log_prob for part in parts)
         tokens = [token for part in parts for token in part.tokens]
         alignment = None if parts[0].alignment is None else join_alignments(parts, lengths)
-        joined.append(
-            Hypothesis(
-                join_texts([part.text for part in parts], separators),
-                log_prob / max(len(tokens), 1) ** penalty,
-                log_prob,
-                tokens,
-                all(part.finished for part in parts),
-                alignment,
-                len(parts),
-            )
-        )
+        text, score = join_texts([part.text for part in parts], separators), log_prob / max(len(tokens), 1) ** penalty
+        finished = all(part.finished for part in parts)
+        joined.append(Hypothesis(text, score, log_prob, tokens, finished, alignment, len(parts)))
     return sorted(joined, key=lambda one: -one.score)
 
 

@@ -146,9 +146,8 @@ class Translator:
         names = {name: code for name, code in names.items() if code is not None}
         names |= {name: code for name in ("src_lang", "tgt_lang") if (code := kwargs.pop(name, None)) is not None}
         languages = decoding_options(None, names)
-        translator = cls.from_backend(
-            *load_backend(path, device, dtype, check, trust_remote_code, quantization, **kwargs)
-        )
+        backend, task = load_backend(path, device, dtype, check, trust_remote_code, quantization, **kwargs)
+        translator = cls.from_backend(backend, task)
         translator.source_lang, translator.target_lang = languages.source_lang, languages.target_lang
         if names:
             translator.direction(languages)  # reject unknown codes

@@ -92,12 +92,8 @@ class EnsembleBackend(TranslatesOnly):
             eos_token_id=ends,
             early_stopping=options.generate.get("early_stopping", setting(self.model, "early_stopping") or False),
         )
-        criteria = StoppingCriteriaList(
-            [
-                MaxLengthPerSentence(torch.tensor(request.max_lengths, device=device)),
-                EosTokenCriteria(torch.tensor(ends, device=device)),
-            ]
-        )
+        max_lengths, end_tokens = (torch.tensor(ids, device=device) for ids in (request.max_lengths, ends))
+        criteria = StoppingCriteriaList([MaxLengthPerSentence(max_lengths), EosTokenCriteria(end_tokens)])
         for member in self.members:
             check_beams: Any = getattr(member.model, "check_beams", None)
             if check_beams is not None:

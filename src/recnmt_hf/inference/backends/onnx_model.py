@@ -131,14 +131,11 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         self.place = resolve_provider_device(runtime, device)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        providers = list(dict.fromkeys([PROVIDERS[self.place.type], PROVIDERS["cpu"]]))
         self.sessions, self.output_names = {}, {}
         for name in GRAPHS:
             try:
-                session = runtime.InferenceSession(
-                    str(path / name),
-                    options,
-                    providers=list(dict.fromkeys([PROVIDERS[self.place.type], PROVIDERS["cpu"]])),
-                )
+                session = runtime.InferenceSession(str(path / name), options, providers=providers)
             except Exception as error:  # classes of its own, without a common one
                 raise damaged_export(path / name, str(error)) from error
             self.sessions[name] = session
