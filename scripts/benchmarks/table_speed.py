@@ -37,7 +37,7 @@ from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_parallel
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.errors import UserError
-from recnmt_hf.inference.batching import batches_by_tokens, pad_rows, pair_lengths
+from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
 from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.translator import Translator
@@ -84,8 +84,9 @@ def has_two_stages(evidence: Evidence) -> bool:
 def training_batches(pairs: Sequence[tuple[str, str]], tokenizers: TokenizerPair, max_tokens: int) -> list[Batch]:
     """Return sentence pairs in batches of similar length with at most `max_tokens` of the longer side."""
     rows = [tokenizer([pair[side] for pair in pairs])["input_ids"] for side, tokenizer in enumerate(tokenizers)]
+    lengths = [max(len(source), len(target)) for source, target in zip(*rows, strict=True)]
     batches = []
-    for places in batches_by_tokens(pair_lengths(*rows), max_tokens):
+    for places in batches_by_tokens(lengths, max_tokens):
         source, mask = pad_rows([rows[0][k] for k in places], tokenizers.source.pad_token_id, "cpu")
         labels, kept = pad_rows([rows[1][k] for k in places], tokenizers.target.pad_token_id, "cpu")
         labels = labels.masked_fill(kept == 0, -100)
