@@ -19,7 +19,7 @@ from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, loading
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
-from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
+from recnmt_hf.inference.batching import TargetTokens, batches_by_tokens, pad_rows
 from recnmt_hf.inference.translation_warnings import TranslationWarnings
 
 
@@ -53,6 +53,16 @@ def sentences(corpus):
 )
 def test_batches_have_similar_lengths_and_limited_tokens(lengths, most, batches):
     assert list(itertools.islice(batches_by_tokens(lengths, most), 9)) == batches, "and come to an end"
+
+
+@pytest.mark.parametrize("start", [0, 1, 7])
+def test_the_decoder_may_start_with_any_token(translator, sentences, start):
+    tokens = translator.target_ids(sentences[1], "The target")
+    source = torch.tensor([translator.encode_source(sentences[0])])
+    logits = translator.model(source, decoder_input_ids=torch.tensor([[start, *tokens[:-1]]])).logits[0]
+    expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
+    (score,) = translator.score(sentences[:1], [TargetTokens(tokens, start)])
+    torch.testing.assert_close(torch.tensor(score.token_log_probs, dtype=torch.double), expected)
 
 
 def test_unknown_tokens_are_counted(monkeypatch):

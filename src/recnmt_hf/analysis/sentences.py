@@ -62,7 +62,6 @@ def run_pair(translator: Translator, sentence: str, translation: str | None) -> 
     source, target = translator.encode_source(sentence), translator.target_ids(translation, "The translation")
     input_ids, labels = (torch.tensor([ids], device=model.device) for ids in (source, target))
     with eval_mode(model):
-        outputs = model(
-            input_ids=input_ids, decoder_input_ids=shift_right(model, labels), output_attentions=True, use_cache=False
-        )
+        shifted = shift_right(model, labels, [target])
+        outputs = model(input_ids=input_ids, decoder_input_ids=shifted, output_attentions=True, use_cache=False)
     return outputs, source, target

@@ -201,7 +201,8 @@ class Languages:
 
     def target_tokens(self, ids: Sequence[int], direction: Direction) -> list[int]:
         """Return the token ids of a translation, with what the model is given of them."""
-        start = start_of(ids) or direction.start
+        start = start_of(ids)
+        start = direction.start if start is None else start
         is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.control_ids)
         return TargetTokens(ids, start, int(is_given)) if is_given or start is not None else list(ids)
 

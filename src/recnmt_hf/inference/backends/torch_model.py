@@ -248,13 +248,12 @@ def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     return logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(dim=-1)
 
 
-def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens = ()) -> torch.Tensor:
+def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens) -> torch.Tensor:
     """
-    Return the decoder's input for labels, both `(batch_size, target_length)`, as `generate` starts it; `targets` are
-    those of the labels, if they may start in another way.
+    Return the decoder's input for the padded labels of targets, both `(batch_size, target_length)`, as `generate`
+    starts it.
     """
-    starts = start_ids(model, targets or [()] * labels.shape[0])
-    return torch.cat([labels.new_tensor(starts)[:, None], labels[:, :-1]], dim=1)
+    return torch.cat([labels.new_tensor(start_ids(model, targets))[:, None], labels[:, :-1]], dim=1)
 
 
 def start_ids(model: Any, targets: Tokens) -> list[int]:
