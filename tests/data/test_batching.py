@@ -168,6 +168,6 @@ def test_cuts_of_runs_are_those_of_single_sentences():
         options = [None, int(rng.integers(1, 20))], [None, int(rng.integers(1, 9000))]
         sentences, squared = (option[int(rng.integers(2))] for option in options)
         limits = BatchLimits(int(rng.integers(1, 600)), sentences, squared, int(rng.integers(1, 9)))
-        made = TokenBatchSampler(sources, targets, shuffle=False, **limits.as_arguments())
+        made = TokenBatchSampler(sources, targets, shuffle=False, **vars(limits))
         order = np.lexsort((targets, sources))
         assert list(made) == cut_one_by_one(order, sources, targets, limits)

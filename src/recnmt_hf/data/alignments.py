@@ -23,16 +23,9 @@ LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})")
 
 def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tuple[tuple[int, int], bool]]:
     """
-    Yield the links `(source, target)` of a line such as `0-0 1-2`, positions from 0, and whether they are sure (`1-3`)
-    or only possible (`1p3` or `1?3`).
-
-    Args:
-        line (`str`): Links separated by spaces.
-        place (`str`): Name of the line in messages.
-        one_based (`bool`, *optional*, defaults to `False`): Whether positions count from 1.
-
-    Raises:
-        UserError: A link has another form, or a position is below the first.
+    Yield the links `(source, target)` of a line such as `0-0 1-2`, positions from 0 (with `one_based` the line has them
+    from 1), and whether they are sure (`1-3`) or only possible (`1p3` or `1?3`). `place` is the name of the line in
+    messages. `UserError` for a link of another form, or a position below the first.
     """
     for word in line.split():
         match = LINK.fullmatch(word)
@@ -98,13 +91,8 @@ def words_of_pieces(
 
 class LinkedSentence(str):
     """
-    A translation with the links of its sentence pair, as a line of a file. Code without use for links reads it as text.
-
-    Args:
-        text (`str`): The translation.
-        line (`str`): Its links, separated by spaces.
-        place (`str`): Name of the line in messages.
-        units (`str`): Units that the positions count, one of [`ALIGNMENT_UNITS`].
+    A translation with the links of its sentence pair: the `line` of a file, its `place` there for messages, and the
+    `units` that positions count, one of [`ALIGNMENT_UNITS`]. Code without use for links reads it as text.
     """
 
     alignment: dict[str, str]
@@ -117,16 +105,8 @@ class LinkedSentence(str):
 
 def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path, units: str) -> Iterator[str]:
     """
-    Yield lines of translations with their links.
-
-    Args:
-        lines (iterable of `str`): The lines.
-        text (`str` or `Path`): Name of their file in messages.
-        alignments (`str` or `Path`): File of links, plain or compressed, with as many lines; a line may be empty.
-        units (`str`): Units that the positions count, one of [`ALIGNMENT_UNITS`].
-
-    Raises:
-        UserError: The files have different numbers of lines.
+    Yield lines of translations, from the file `text`, with their links from the file `alignments`, plain or compressed,
+    whose lines may be empty. `UserError` if the files have different numbers of lines.
     """
     links, number = read_lines(alignments), 0
     for number, line in enumerate(lines, start=1):
@@ -141,14 +121,8 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
 
 class AlignedSide:
     """
-    One side of a sentence pair with links: the number of its units, and the tokens of each.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the side.
-        text (`str`): The sentence.
-        ids (sequence of `int`): Its token ids, perhaps truncated; an end token stays the last one.
-        units (`str`): One of [`ALIGNMENT_UNITS`].
-        is_target (`bool`, *optional*, defaults to `False`): Whether the sentence is a target.
+    One side of a sentence pair with links: the number of its units, of [`ALIGNMENT_UNITS`], and the tokens of each.
+    `ids` are the token ids of the text, perhaps truncated; an end token stays the last one.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -118,16 +117,12 @@ class TokenBatchSampler(Sampler[list[int]]):
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits of a batch; see [`TokenBatchSampler`]."""
+    """Limits of a batch: arguments of [`TokenBatchSampler`]."""
 
     max_tokens: int
     max_sentences: int | None = None
     max_squared_tokens: int | None = None
     multiple: int = 1
-
-    def as_arguments(self) -> dict[str, Any]:
-        """Return the limits as arguments of [`TokenBatchSampler`]."""
-        return vars(self).copy()
 
     def sentences(self, source: int, target: int) -> int:
         """Return the maximum number of sentences of a batch whose longest ones have these lengths."""
@@ -140,12 +135,9 @@ class BatchLimits:
 
     def cut(self, keys: np.ndarray, counts: np.ndarray) -> list[int]:
         """
-        Cut sorted sentences before the one that would exceed a limit, and return the end of each batch.
-
-        Args:
-            keys (`np.ndarray` of shape `(runs,)`): Lengths of each run of sentences with the same lengths, ascending,
-                from [`combined`].
-            counts (`np.ndarray` of shape `(runs,)`): Number of sentences of each run.
+        Cut sorted sentences before the one that would exceed a limit, and return the end of each batch. `keys` and
+        `counts`, both of shape `(runs,)`, are the lengths of each run of sentences with the same lengths, ascending,
+        from [`combined`], and its number of sentences.
         """
         ends: list[int] = []
         firsts = np.cumsum([0, *counts]).tolist()

@@ -33,14 +33,8 @@ SPACE = "▁"
 
 class Resegmenter:
     """
-    Divides the words of token ids into other symbols of a BPE tokenizer.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer of kind BPE.
-        dropout (`float`): Probability of leaving a merge out.
-
-    Raises:
-        UserError: The tokenizer is of another kind.
+    Divides the words of token ids into other symbols of a fast BPE tokenizer. `dropout` is the probability of leaving a
+    merge out. `UserError` for a tokenizer of another kind.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
@@ -67,13 +61,6 @@ class Resegmenter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.segmentation = lru_cache(REMEMBERED)(self._segmentation)
-
-    def without_dropout(self) -> Resegmenter:
-        """Return what divides words as the tokenizer does."""
-        plain = copy.copy(self)
-        plain.dropout = 0.0
-        plain.segmentation = lru_cache(REMEMBERED)(plain._segmentation)
-        return plain
 
     def __call__(self, ids: Sequence[int], seed: str) -> list[int]:
         """Return token ids of the same text; the seed draws the segmentation of each word."""
@@ -111,13 +98,8 @@ class Resegmenter:
 
 class ResegmentedDataset(Dataset[dict[str, Any]]):
     """
-    A prepared dataset whose pairs have other segmentations in each epoch.
-
-    Args:
-        data (dataset): With `input_ids` and `labels`.
-        resegmenters (`tuple[Resegmenter, Resegmenter]`): Those of source and target.
-        seed (`int`): Together with epoch and row it decides the segmentation.
-        longest (`int`, *optional*): Longer results are not used; the pair keeps its segmentation.
+    A prepared dataset, with `input_ids` and `labels`, whose pairs have other segmentations in each epoch. Seed, epoch
+    and row decide the segmentation. A side that would have more than `longest` tokens keeps the one it has.
     """
 
     def __init__(self, data: Any, resegmenters: tuple[Resegmenter, Resegmenter], seed: int, longest: int | None = None):
@@ -135,7 +117,8 @@ class ResegmentedDataset(Dataset[dict[str, Any]]):
         """Raise `UserError` if without dropout words would be divided differently than by the tokenizers."""
         rows = self.data.__getitems__(list(range(min(len(self.data), CHECKED))))
         for name, resegmenter in zip(("input_ids", "labels"), self.resegmenters, strict=True):
-            plain = resegmenter.without_dropout()
+            plain = copy.copy(resegmenter)  # with its own cache
+            plain.dropout = 0.0
             if any(plain(row[name], "") != list(row[name]) for row in rows):
                 raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=resegmenter.dropout)
 

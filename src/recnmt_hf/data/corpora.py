@@ -158,15 +158,12 @@ class Corpus:
         if self.data_files is not None and self.dataset is None:
             raise UserError("corpus.data_files", field="data_files", value=self.data_files)
         check_modifiers(self.modifiers, "modifiers")
-        if self.modifiers and (self.alignments or self.has_trees):
-            other = "alignments" if self.alignments else "dependency trees"
-            raise UserError("tag.excluded", field="modifiers", value=self.modifiers, other=other)
         if self.pair is not None and self.sacrebleu is None:
             raise UserError("corpus.pair", field="pair", value=self.pair)
-        for name in ("source_tag", "target_tag"):
-            if (tag := getattr(self, name)) is not None and (self.alignments or self.has_trees):
+        for name in ("modifiers", "source_tag", "target_tag") if self.alignments or self.has_trees else ():
+            if (value := getattr(self, name)) not in (None, {}):
                 other = "alignments" if self.alignments else "dependency trees"
-                raise UserError("tag.excluded", field=name, value=tag, other=other)
+                raise UserError("tag.excluded", field=name, value=value, other=other)
 
     @property
     def has_trees(self) -> bool:
@@ -174,9 +171,7 @@ class Corpus:
         return self.source_trees is not None or self.tree_columns
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
-        """
-        Yield the checked sentence pairs, with their tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors.
-        """
+        """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
         pairs = modified(self.plain_pairs(source_lang, target_lang, on_empty), self.modifiers, str(self.seed))
         if self.source_tag is None and self.target_tag is None:
             return pairs
@@ -190,7 +185,6 @@ class Corpus:
         self.check_languages(source_lang, target_lang)
         columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:
-            # Generated once in its default sizes, for all splits and passes of a run.
             if self.size is None:
                 pairs = whole_corpus(seed=self.seed)[self.generated]
             else:
@@ -288,10 +282,7 @@ class Corpus:
             yield number, SentencePair(*texts)
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
-        """
-        Raise `UserError` if a file or folder of the corpus is missing, cannot be read, or is empty, or if a test set
-        cannot be downloaded.
-        """
+        """Raise `UserError` for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
         if self.sacrebleu:
             files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
         for path in self.local_files():
@@ -328,10 +319,7 @@ Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
 
 
 def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
-    """
-    Return corpora, given as one or several objects or mappings, as a list of [`Corpus`]. `place` is their name in
-    messages.
-    """
+    """Return a list of [`Corpus`] from one or several objects or mappings; `place` is their name in messages."""
     if isinstance(corpora, Corpus):
         return [corpora]
     if isinstance(corpora, Mapping):
@@ -364,10 +352,8 @@ def load_test_set(
     corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error"
 ) -> tuple[list[str], list[list[str]]]:
     """
-    Return the sources of a test set, and its sets of references, each as long as the sources.
-
-    Raises:
-        ValueError, FileNotFoundError: As [`load_pairs`], or corpora have different numbers of references.
+    Return the sources of a test set, and its sets of references, each as long as the sources. Errors are those of
+    [`load_pairs`], and `UserError` if corpora have different numbers of references.
     """
     rows = [row for corpus in parse_corpora(corpora) for row in corpus.test_rows(source_lang, target_lang, on_empty)]
     if not rows:

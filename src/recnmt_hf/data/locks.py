@@ -24,20 +24,11 @@ class LockedError(UserError):
 def lock(path: Path, wait: float = 0.0, code: str = "output.locked", field: object = None) -> Iterator[OSError | None]:
     """
     Hold a lock file, which names this process. The system releases the lock when the process ends, even when it is
-    killed. Forked processes do not inherit it. It excludes other locks only; the files can still be read.
+    killed. Forked processes do not inherit it. It excludes other locks only; the files can still be read. Yield `None`,
+    or the error of a file system that does not support locks.
 
-    Args:
-        path (`Path`): The lock file; created, and deleted at the end.
-        wait (`float`, *optional*, defaults to 0): Seconds to wait for another process.
-        code (`str`, *optional*, defaults to `"output.locked"`): Code of the error, which has the detail `owner`.
-        field (*optional*): Name of the locked file or folder for the message; defaults to `path`.
-
-    Yields:
-        `None`, or the error of a file system that does not support locks.
-
-    Raises:
-        LockedError: Another process still holds the lock; the message names it.
-        OSError: The lock file cannot be created.
+    If another process still holds the lock after `wait` seconds, raise [`LockedError`] with a `code`, a `field` (by
+    default `path`), and the detail `owner`. `OSError` if the lock file cannot be created.
     """
     from filelock import FileLock, Timeout
 

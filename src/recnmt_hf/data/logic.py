@@ -120,18 +120,9 @@ def generate_logic(pairs: int = 500_000, seed: int = 1) -> dict[str, list[list[L
 
 def read_logic(folder: str | Path, split: str, operators: int) -> list[LogicPair]:
     """
-    Read the pairs of a split with a number of operators. A line has relation, left and right formula, separated by
-    tabs.
-
-    Args:
-        folder (`str` or `Path`): Contains `train0.tsv` to `test12.tsv`, plain or with `.gz` or `.zst`, or, as in the
-            public corpus, without ending.
-        split (`str`): `"train"` or `"test"`.
-        operators (`int`): From 0 to 12.
-
-    Raises:
-        FileNotFoundError: The file does not exist; the message lists those that do.
-        ValueError: A line is not such a pair; the message names file and line.
+    Read the pairs of a split (`"train"` or `"test"`) with a number of operators from 0 to 12. A line has relation, left
+    and right formula, separated by tabs. The folder contains `train0.tsv` to `test12.tsv`, plain or with `.gz` or
+    `.zst`, or, as in the public corpus, without ending. `UserError` for a missing file, or a line that is no such pair.
     """
     folder, name = Path(folder), f"{split}{operators}"
     paths = [path for ending in (".tsv", ".tsv.gz", ".tsv.zst", "") if (path := folder / f"{name}{ending}").is_file()]

@@ -11,15 +11,9 @@ from ..errors import UserError
 def files_of_test_set(name: str, pair: str, download: bool = True) -> list[str]:
     """
     Return the files of a test set for a language pair such as `en-de`, the source first, then the references. They are
-    those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it downloads a missing test set.
-
-    Args:
-        name (`str`): Name in sacrebleu; `sacrebleu --list` prints all.
-        pair (`str`): Languages of source and target.
-        download (`bool`, *optional*, defaults to `True`): `False` only checks the names, and returns nothing.
-
-    Raises:
-        UserError: There is no such test set or pair, or the download fails.
+    those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it downloads a missing test set;
+    without `download` only the names are checked. `UserError` if there is no such test set or pair (`sacrebleu --list`
+    prints all names), or the download fails.
     """
     from sacrebleu.dataset import DATASETS
     from sacrebleu.utils import SACREBLEU_DIR

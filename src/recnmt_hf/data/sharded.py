@@ -272,7 +272,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         sampler = TokenBatchSampler(
             sources,
             targets,
-            **self.limits.as_arguments(),
+            **vars(self.limits),
             num_processes=self.num_processes,
             shuffle=self.shuffle,
             # The only pool has the batches of data in memory.
@@ -310,9 +310,7 @@ class ScheduledBatchSampler(Sampler[list[int]]):
         limits ([`BatchLimits`]): Limits of a batch.
         batches (`int`): Number of batches of the whole training.
         batches_per_step (`int`): Number of batches of a step of all processes.
-        num_processes (`int`, *optional*, defaults to 1): As for [`PooledBatchSampler`].
-        seed (`int`, *optional*, defaults to 0): As for [`PooledBatchSampler`].
-        pool (`int`, *optional*, defaults to 2**20): As for [`PooledBatchSampler`].
+        num_processes, seed, pool (`int`): As for [`PooledBatchSampler`].
     """
 
     def __init__(

@@ -125,12 +125,7 @@ class Block:
 
 
 def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
-    """
-    Yield the blocks of a corpus, which has a number in the recipe.
-
-    Raises:
-        UserError: The corpus cannot be read; the message names file and line.
-    """
+    """Yield the blocks of a corpus, which has a number in the recipe. `UserError` if it cannot be read."""
     files = plain_files(corpus)
     if files is None:
         yield from blocks_of_rows(corpus, number, settings)
@@ -207,16 +202,12 @@ class ShardMaker:
 
     def make(self, block: Block) -> ShardRecord:
         """
-        Read, check, filter and tokenize a block, and write its shard, if any pair remains, and its record.
-
-        Raises:
-            UserError: A line cannot be used, or the folder cannot be written.
+        Read, check, filter and tokenize a block, and write its shard, if any pair remains, and its record. `UserError`
+        if a line cannot be used, or the folder cannot be written.
         """
         settings, corpus = self.settings, self.corpora[block.corpus]
         removed: Counter[str] = Counter()
-        columns: dict[str, list[Any]] = (
-            dict(block.columns) if block.columns is not None else dict(self.read(block, removed))
-        )
+        columns: dict[str, list[Any]] = dict(self.read(block, removed) if block.columns is None else block.columns)
         if any(each.alignments for each in self.corpora):  # all shards have the same columns
             columns.setdefault("alignment", [None] * len(columns["source"]))
         record = ShardRecord(block.name, block.corpus, len(columns["source"]) + removed["empty"])
@@ -286,7 +277,7 @@ class ShardMaker:
         columns = {}
         for name in sorted(tokens):
             values = tokens[name]
-            kind = smallest_type(len(sides[name])) if name in sides else pa.int32()
+            kind = pa.uint16() if name in sides and len(sides[name]) <= 2**16 else pa.int32()
             columns[name] = pa.array(values, pa.list_(kind))
         table = pa.record_batch(columns)
         count_tokens(table, record, self.tokenizers)
@@ -310,11 +301,6 @@ def keep_rows(
     count = int(len(fits) - fits.sum())
     removed[reason] += count
     return {name: list(compress(values, fits)) for name, values in columns.items()} if count else dict(columns)
-
-
-def smallest_type(symbols: int) -> pa.DataType:
-    """Return the smallest type of token ids."""
-    return pa.uint16() if symbols <= 2**16 else pa.int32()
 
 
 def save_table(table: pa.RecordBatch, record: ShardRecord, folder: Path) -> None:

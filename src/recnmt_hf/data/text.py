@@ -56,11 +56,7 @@ def write_results(results: Iterable[Any], table: Iterable[Iterable[str]], path: 
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """
     Open a file or a URL to read, decompressed if its first bytes are those of gzip or Zstandard. Pipes, devices and
-    standard input (`None`) are read like files.
-
-    Raises:
-        FileNotFoundError: The file does not exist; the message lists the files of its folder.
-        ValueError: It is a folder or cannot be read.
+    standard input (`None`) are read like files. `UserError` if it is missing, a folder, or cannot be read.
     """
     opened: Any
     if path is None:
@@ -137,15 +133,9 @@ def missing_file_error(path: Path) -> MissingFileError:
 
 def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
     """
-    Yield the lines of a text file, without line ends and surrounding spaces. Only line feeds end a line, not the other
-    line ends of Unicode. A byte order mark is removed.
-
-    Args:
-        path (`str` or `Path`, *optional*): UTF-8 text, plain or compressed, a pipe, or `None`: standard input.
-        strip (`str`, *optional*): Characters to remove at both ends; `None`: all kinds of space.
-
-    Raises:
-        ValueError: A line is not UTF-8 or too long, or a compressed file is truncated; the message names file and line.
+    Yield the lines of a file that [`open_bytes`] opens, UTF-8 text, without line ends and surrounding spaces, or other
+    characters to `strip`. Only line feeds end a line, not the other line ends of Unicode. A byte order mark is removed.
+    `UserError` if a line is not UTF-8 or too long, or a compressed file is truncated.
     """
     name, number, line = "standard input" if path is None else str(path), 0, b""
     with open_bytes(path) as file:
@@ -175,15 +165,8 @@ def not_utf8_error(error: UnicodeDecodeError, name: str, number: int, line: byte
 
 def lines_of_bytes(content: bytes, name: str, first: int) -> list[str]:
     """
-    Return the lines of a part of a file as [`read_lines`] does, much faster.
-
-    Args:
-        content (`bytes`): The part, with whole lines.
-        name (`str`): Name of the file for messages.
-        first (`int`): Number of the first line, from 1.
-
-    Raises:
-        UserError: As for [`read_lines`].
+    Return the lines of a part of a file as [`read_lines`] does, much faster. `content` has whole lines, the first of
+    which has the number `first`, from 1, in the file `name`.
     """
     content = content.removeprefix(codecs.BOM_UTF8) if first == 1 else content
     if len(content) >= MAX_LINE_BYTES:
@@ -254,10 +237,8 @@ def skip_blank_pairs(
 
 def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
     """
-    Yield line numbers and pairs from a file with source and target separated by a tab.
-
-    Raises:
-        ValueError: A line has not exactly two fields; the message names file and line.
+    Yield line numbers and pairs from a file with source and target separated by a tab. `UserError` for a line that does
+    not have two fields.
     """
     for number, line in enumerate(read_lines(path, "\r\n"), start=1):
         fields = [part.strip() for part in line.split("\t")] if line else ["", ""]
@@ -272,10 +253,7 @@ def read_jsonl(
     """
     Yield line numbers and pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or
     `{"en": .., "de": ..}`. `read_source` reads the source from an object, instead of `source_key`, with its place for
-    messages.
-
-    Raises:
-        ValueError: A line is not a JSON object with text under both keys; the message names file and line.
+    messages. `UserError` for a line that is not a JSON object with text under both keys.
     """
     for number, line in enumerate(read_lines(path), start=1):
         try:
@@ -300,10 +278,8 @@ def read_lcsts(path: str | Path, min_score: int | None = None) -> Iterator[tuple
     """
     Yield line numbers, short texts and their summaries from a part of LCSTS (Hu et al., 2015) in its own format:
     `<doc id=..>` with `<summary>` and `<short_text>`, in parts II and III also `<human_label>`, from 1 (irrelevant) to
-    5 (relevant). Documents with a label below `min_score` are skipped, those without a label are not.
-
-    Raises:
-        ValueError: A document lacks a text or its end, or there are no documents; the message names file and line.
+    5 (relevant). Documents with a label below `min_score` are skipped, those without a label are not. `UserError` if a
+    document lacks a text or its end, or there are no documents.
     """
     document, start, number = "", 1, 0
     for number, line in enumerate(read_lines(path), start=1):

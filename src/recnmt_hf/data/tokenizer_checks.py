@@ -68,10 +68,7 @@ def checksum(text: str) -> str:
 
 
 def vocabulary_sizes(config: Any) -> tuple[int, int]:
-    """
-    Return the numbers of source and target token ids of a model. The encoder and decoder may have configurations of
-    their own.
-    """
+    """Return the numbers of source and target token ids of a model, whose two sides may have own configurations."""
     own = getattr(config, "vocab_size", None)
     source, target = (own if own is not None else getattr(config, side).vocab_size for side in ("encoder", "decoder"))
     return source, getattr(config, "decoder_vocab_size", None) or target

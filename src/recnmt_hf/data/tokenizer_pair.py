@@ -162,10 +162,7 @@ class TokenizerPair:
 def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:
     """
     Load the target tokenizer of a model with two vocabularies, with the arguments of `from_pretrained`. Return `None`
-    if one tokenizer is used for both sides.
-
-    Raises:
-        ValueError: It exists and cannot be loaded.
+    if one tokenizer is used for both sides. `UserError` if it cannot be loaded.
     """
     with explained_loading(path, "target tokenizer of"):
         if looks_local(path):

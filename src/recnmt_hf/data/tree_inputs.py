@@ -109,10 +109,6 @@ class Relations:
     def __len__(self) -> int:
         return len(self.names)
 
-    def ids(self) -> dict[str, int]:
-        """Return the id of each name."""
-        return {name: id for id, name in enumerate(self.names)}
-
 
 def main_type(relation: str) -> str:
     """Return a relation without its subtype: `nsubj` of `nsubj:pass`."""
@@ -162,7 +158,7 @@ class TreeEncoder:
             raise UserError("trees.slow_tokenizer", field=type(tokenizer).__name__)
         self.tokenizer, self.relations = tokenizer, relations
         self.subwords, self.root = subwords, root
-        self.ids = relations.ids()
+        self.ids = {name: id for id, name in enumerate(relations.names)}
 
     def __call__(self, sentences: Sequence[ParsedSentence]) -> list[TreeTokens]:
         """Return the tokens of sentences with their edges. Words without tokens are left out, as are edges to them."""

@@ -157,17 +157,10 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
 
 def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str]:
     """
-    Yield lines of text, whose words are separated by spaces, with their trees from a CoNLL-U file. The words are those
-    of the text. A blank line has no tree.
-
-    Args:
-        lines (iterable of `str`): The lines.
-        text (`str` or `Path`, *optional*): Name of their file in messages; `None`: standard input.
-        trees (`str` or `Path`): CoNLL-U file with one sentence for each line that is not blank.
-
-    Raises:
-        UserError: As [`read_conllu`], or a line and its tree have different numbers of words, or there are more of the
-            one than of the other; the message names files and lines.
+    Yield lines from the file `text` (`None`: standard input), words separated by spaces, with their trees from the
+    CoNLL-U file `trees`, which has one sentence for each line that is not blank. The words are those of the text.
+    `UserError` as for [`read_conllu`], and for a line and its tree with different numbers of words, or different
+    numbers of lines and trees.
     """
     name = "standard input" if text is None else str(text)
     sentences, line = read_conllu(trees), 0

@@ -277,7 +277,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             num_processes=processes,
             shuffle=shuffle,
             seed=seed,
-            **limits.as_arguments(),
+            **vars(limits),
         )
 
     def loader(self, dataset: Dataset | ShardedDataset, sampler: Any, training: bool = False) -> DataLoader[Any]:
