@@ -169,10 +169,7 @@ def links_of_line(alignment: Mapping[str, str], source: AlignedSide, target: Ali
     """
     Return the links between the tokens of a sentence pair as `[source, target, source, target, ...]`, from the line of
     links between their units: every token of a target unit is linked to every token of its source unit. Links of
-    tokens that were truncated, or that a tokenizer drops, are left out.
-
-    Raises:
-        UserError: A link is malformed, or its position is beyond the sentence; the message names file and line.
+    truncated or dropped tokens are left out. `UserError` for a malformed link, or a position beyond the sentence.
     """
     links, place = set(), alignment["place"]
     for (i, j), _ in marked_links(alignment["line"], place):
@@ -185,9 +182,8 @@ def links_of_line(alignment: Mapping[str, str], source: AlignedSide, target: Ali
 
 def collate_links(rows: Sequence[Sequence[int]], batch: Mapping[str, Any]) -> torch.Tensor:
     """
-    Return the links of a batch, rows of [`links_of_line`], as `(batch_size, target_length, source_length)`: p(i|j),
-    uniform over the source tokens that are linked to target token j, and zero for a token without links. Sentences
-    are padded on the right.
+    Return the links of a batch, padded on the right, rows of [`links_of_line`], as `(batch_size, target_length,
+    source_length)`: p(i|j), uniform over the source tokens linked to target token j, zero for a token without links.
     """
     count, target_length = batch["labels"].shape
     links = np.zeros((count, target_length, batch["input_ids"].shape[1]), dtype=np.float32)

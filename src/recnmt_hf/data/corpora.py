@@ -28,6 +28,7 @@ from .modifiers import check_modifiers, modified
 from .named_test_sets import files_of_test_set
 from .text import (
     ON_EMPTY,
+    ON_LONG,
     SentencePair,
     is_url,
     read_aligned,
@@ -38,14 +39,7 @@ from .text import (
     skip_blank_pairs,
 )
 from .tree_inputs import TreeEncoder, tree_columns
-from .trees import (
-    COLUMNS,
-    ParsedSentence,
-    attach_trees,
-    columns_of_sentence,
-    sentence_of_columns,
-    sentences_of_columns,
-)
+from .trees import COLUMNS, ParsedSentence, attach_trees, columns_of_sentence, sentence_of_columns, sentences_of_columns
 
 
 logger = logging.get_logger(__name__)
@@ -56,8 +50,6 @@ PREPARATION = 2
 UNKNOWN_SHARE = 0.01
 # Limit of a generated corpus; a larger number is probably a typo.
 MAX_SENTENCES = 10**7
-# Ways to handle pairs that are too long.
-ON_LONG = ("skip", "truncate")
 # Made once in its default sizes for the splits and passes of a run.
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
@@ -381,11 +373,9 @@ def tokenize_pairs(
     targets = ids_of_texts(target_tokenizer, batch["target"], is_target=True)
     if trees is not None:
         sentences = sentences_of_columns(batch["source"], batch)
-        parsed = iter(trees([sentence for sentence in sentences if isinstance(sentence, ParsedSentence)]))
-        sources = [
-            next(parsed) if isinstance(sentence, ParsedSentence) else ids
-            for sentence, ids in zip(sentences, sources, strict=True)
-        ]
+        parsed = {row: sentence for row, sentence in enumerate(sentences) if isinstance(sentence, ParsedSentence)}
+        for row, ids in zip(parsed, trees(list(parsed.values())), strict=True):
+            sources[row] = ids
     if most is not None:
         sources = [truncated(ids, most[0], {source_tokenizer.eos_token_id}) for ids in sources]
         targets = [truncated(ids, most[1], {target_tokenizer.eos_token_id}) for ids in targets]
@@ -488,10 +478,8 @@ def prepare_dataset(
             if "abruptly died" not in str(error):
                 raise
             raise UserError("corpus.killed_process", field="num_proc", value=num_proc) from error
-        for side, column, tokenizer in (
-            ("source", "input_ids", source_tokenizer),
-            ("target", "labels", target_tokenizer),
-        ):
+        sides = (("source", "input_ids", source_tokenizer), ("target", "labels", target_tokenizer))
+        for side, column, tokenizer in sides:
             if tokenizer.unk_token_id is not None:
                 ids = pc.list_flatten(data.data.column(column))
                 warn_about_unknown_tokens(count_equal(ids, tokenizer.unk_token_id), len(ids), side)

@@ -46,18 +46,11 @@ def open_output(
 ) -> Iterator[IO[Any]]:
     """
     Open a file for writing that replaces an existing one atomically: it is written beside it and renamed, so that an
-    error, an interrupt or a kill leaves the old file. Missing folders are made. Pipes and devices are written directly,
-    a symbolic link remains one.
+    error, an interrupt or a kill leaves the old file. Missing folders are made. Pipes, devices and standard output
+    (`None`) are written directly, a symbolic link remains one.
 
-    Args:
-        path (`str` or `Path`, *optional*): The file; `None`: standard output.
-        inputs (iterable of `str` or `Path`): Files that are being read (`None`: standard input), which must not be
-            `path`.
-        binary (`bool`, *optional*, defaults to `False`): Bytes; otherwise UTF-8 text, gzipped if the name ends in
-            `.gz`.
-
-    Raises:
-        UserError: `path` is a folder or one of `inputs`, or cannot be written.
+    The file has UTF-8 text, gzipped if its name ends in `.gz`, or bytes if it is `binary`. `inputs` are the files that
+    are being read (`None`: standard input). `UserError` if `path` is a folder or one of them, or cannot be written.
     """
     refuse_inputs(path, inputs)
     if path is None:
@@ -90,14 +83,9 @@ def open_output(
 @contextmanager
 def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
-    Yield an empty temporary folder, whose files move to their final places when all of them are complete.
-
-    Args:
-        path (`str` or `Path`): The folder. Its other files remain; files of the same names are replaced.
-        must_be_new (`bool`, *optional*, defaults to `False`): Whether the folder must be empty.
-
-    Raises:
-        UserError: `path` is a file, contains a model, or cannot be written; with `must_be_new`, it is not empty.
+    Yield an empty temporary folder, whose files move to the folder `path` when all of them are complete. Its other
+    files remain; those of the same names are replaced. `UserError` if `path` is a file, contains a model, or cannot be
+    written, and with `must_be_new` if it is not empty.
     """
     user_path = str(path)
     with ExitStack() as stack:

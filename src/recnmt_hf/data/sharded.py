@@ -87,8 +87,7 @@ class Mixture:
 
 class ShardedDataset(Dataset[dict[str, list[int]]]):
     """
-    Training data that `recnmt prepare` has written. Shards are opened when they are needed, and their checksums are
-    checked.
+    Training data that `recnmt prepare` has written. Shards are opened, and their checksums checked, when needed.
 
     Args:
         folder (`str` or `Path`): The folder.
@@ -180,13 +179,13 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
     if not (folder / MANIFEST).exists():
         raise MissingFileError("prepare.no_manifest", field=str(folder))
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST) or {}
     try:
-        is_valid = manifest is not None and manifest["format"] == FORMAT and bool(manifest["pairs"])
-        is_valid = is_valid and all(ShardRecord(**shard).pairs >= 0 for shard in (manifest or {})["shards"])
+        shards = [ShardRecord(**record) for record in manifest["shards"]]
+        is_valid = manifest["format"] == FORMAT and manifest["pairs"] and all(shard.pairs >= 0 for shard in shards)
     except (KeyError, TypeError):
         is_valid = False
-    if not is_valid or manifest is None:
+    if not is_valid:
         raise UserError("prepare.damaged_manifest", field=str(folder / MANIFEST))
     return manifest
 
@@ -195,15 +194,13 @@ class PooledBatchSampler(Sampler[list[int]]):
     """
     Batches of a [`ShardedDataset`]: the shards are divided into pools, from each of which [`TokenBatchSampler`] makes
     batches. So only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are in a
-    pool; the order of the pools is drawn anew in each epoch. Data of one pool gives the batches of
-    [`TokenBatchSampler`].
+    pool; the order of the pools is drawn anew in each epoch. A single pool has the batches of data without shards.
 
     Args:
         data ([`ShardedDataset`]): The data.
         limits ([`BatchLimits`]): Limits of a batch.
         num_processes (`int`, *optional*, defaults to 1): The number of batches of each pool is a multiple of it.
-        shuffle (`bool`, *optional*, defaults to `True`): As for [`TokenBatchSampler`].
-        seed (`int`, *optional*, defaults to 0): Together with the epoch it decides all random choices.
+        shuffle, seed: As for [`TokenBatchSampler`].
         weights (sequence of `float`, *optional*): How often each corpus is read; by default as the data's mixture says.
         pool (`int`, *optional*, defaults to 2**20): Number of pairs of a pool, at least.
 

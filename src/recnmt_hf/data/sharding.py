@@ -1,9 +1,8 @@
 """
 Prepare training data once, in shards: files of token ids that training reads piece by piece.
 
-A shard comes from a fixed number of consecutive lines (or rows) of one corpus and depends on nothing else. So the
-shards are the same for any number of processes and machines, and an interrupted preparation continues with the missing
-ones.
+A shard comes from a fixed number of consecutive lines (or rows) of one corpus and depends on nothing else. So shards
+are the same for any number of processes and machines, and an interrupted preparation continues with missing ones.
 """
 
 from __future__ import annotations
@@ -28,21 +27,13 @@ import pyarrow as pa
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
 from ..errors import UserError
-from .corpora import (
-    ON_LONG,
-    Corpus,
-    count_equal,
-    tagged,
-    tokenize_pairs,
-    tokenizer_fingerprint,
-    warn_about_unknown_tokens,
-)
+from .corpora import Corpus, count_equal, tagged, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown_tokens
 from .deduplication import KEYS_OF_DUPLICATES, first_occurrences, keys_of
 from .files import explained_writing, open_output
 from .language_filter import are_in_languages
 from .locks import lock
 from .modifiers import modified
-from .text import ON_EMPTY, SentencePair, is_plain_file, lines_of_bytes
+from .text import ON_EMPTY, ON_LONG, SentencePair, is_plain_file, lines_of_bytes
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
 from .trees import COLUMNS, columns_of_sentence
@@ -244,19 +235,12 @@ class ShardMaker:
             lines_of_bytes(read_range(path, *ends), path, block.first)
             for path, ends in zip(files, block.ranges, strict=True)
         ]
-        blank = [number for number, pair in enumerate(zip(*sides, strict=True)) if any(map(is_blank, pair))]
-        if blank and self.settings.on_empty == "error":
-            place = next(path for path, side in zip(files, sides, strict=True) if is_blank(side[blank[0]]))
-            raise UserError("corpus.empty_sentence", field=place, unit="line", number=block.first + blank[0])
-        columns = dict(zip(("source", "target"), sides, strict=True))
-        if blank:
-            removed["empty"] = len(blank)
-            skipped = set(blank)
-            columns = {
-                name: [text for number, text in enumerate(side) if number not in skipped]
-                for name, side in columns.items()
-            }
-        return columns
+        has_text = np.array([not any(map(is_blank, pair)) for pair in zip(*sides, strict=True)])
+        if self.settings.on_empty == "error" and not has_text.all():
+            first = int(has_text.argmin())
+            place = next(path for path, side in zip(files, sides, strict=True) if is_blank(side[first]))
+            raise UserError("corpus.empty_sentence", field=place, unit="line", number=block.first + first)
+        return keep_rows(dict(zip(("source", "target"), sides, strict=True)), has_text, "empty", removed)
 
     def tokenize(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """Return the token ids of texts, with the columns of links and trees."""
@@ -275,8 +259,7 @@ class ShardMaker:
         """Write the token ids of a shard and its record."""
         sides = {"input_ids": self.tokenizers.source, "labels": self.tokenizers.target}
         columns = {}
-        for name in sorted(tokens):
-            values = tokens[name]
+        for name, values in sorted(tokens.items()):
             kind = pa.uint16() if name in sides and len(sides[name]) <= 2**16 else pa.int32()
             columns[name] = pa.array(values, pa.list_(kind))
         table = pa.record_batch(columns)
@@ -343,8 +326,7 @@ def prepare_shards(
     on_shard: Callable[[ShardRecord], None] = lambda record: None,
 ) -> dict[str, Any] | None:
     """
-    Prepare training data in shards, for [`~recnmt_hf.data.ShardedDataset`]. Shards that are there already are not made
-    again.
+    Prepare training data in shards, for [`~recnmt_hf.data.ShardedDataset`]. Existing shards are not made again.
 
     Args:
         corpora (sequence of [`Corpus`]): The corpora.
@@ -530,9 +512,5 @@ def manifest_of(plan: Mapping[str, Any], records: Sequence[ShardRecord]) -> dict
     for record in records:
         removed.update(record.removed)
     totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
-    return {
-        **plan,
-        **totals,
-        "removed": dict(sorted(removed.items())),
-        "shards": [asdict(record) for record in records],
-    }
+    shards = [asdict(record) for record in records]
+    return {**plan, **totals, "removed": dict(sorted(removed.items())), "shards": shards}

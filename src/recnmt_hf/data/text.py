@@ -32,7 +32,8 @@ class SentencePair(NamedTuple):
 
 
 Row = TypeVar("Row", bound=tuple[str, ...])
-ON_EMPTY = ("error", "skip")
+# Ways to handle pairs with an empty side, and pairs that are too long.
+ON_EMPTY, ON_LONG = ("error", "skip"), ("skip", "truncate")
 # First bytes of compressed files.
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # Limit of a line. Without it, a device such as /dev/zero would fill the memory with an endless line.
@@ -183,16 +184,9 @@ def lines_of_bytes(content: bytes, name: str, first: int) -> list[str]:
 
 def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error") -> Iterator[SentencePair]:
     """
-    Yield pairs from two line-aligned files.
-
-    Args:
-        source, target (`str` or `Path`): UTF-8 text, plain or compressed, one sentence per line.
-        on_empty (`str`, *optional*, defaults to `"error"`): Treatment of a pair with a blank side: `"error"` or
-            `"skip"`.
-
-    Raises:
-        ValueError: The files have different numbers of lines, a side is blank, or the files are empty; the message
-            names file and line.
+    Yield pairs from two line-aligned files, UTF-8 text, plain or compressed, one sentence per line. `on_empty` is the
+    treatment of a pair with a blank side: `"error"` or `"skip"`. `UserError` for such a pair, with file and line, for
+    different numbers of lines, and for empty files.
     """
     return (SentencePair(*row) for row in read_aligned([source, target], on_empty))
 

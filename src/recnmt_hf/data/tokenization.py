@@ -49,8 +49,7 @@ def train_tokenizer(
             `"bpe"`: byte-pair encoding within words (Sennrich et al., 2016) over word pieces that mark the space before
             them. `"word"`: words and punctuation marks. `"space"`: units between spaces, for tokenized text.
             `"character"`: single characters.
-        vocab_size (`int`, *optional*, defaults to 8000): Symbols including the special ones; fewer if the text has
-            fewer.
+        vocab_size (`int`, *optional*, defaults to 8000): Symbols including special ones; a text may have fewer.
         min_frequency (`int`, *optional*, defaults to 1): Minimum count of words, pairs or characters in the vocabulary.
         lowercase (`bool`, *optional*, defaults to `False`): Whether to lowercase all text.
         max_length (`int`, *optional*, defaults to 1024): `model_max_length` of the tokenizer.
@@ -161,8 +160,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
 
     Args:
         path (`str` or `Path`): Folder or model id.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in its files may run; there is no
-            prompt.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Run code in its files without a prompt.
         **kwargs: Those of `from_pretrained`.
 
     Raises:
@@ -176,8 +174,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
 def load_unchecked(path: str | Path, what: str = "tokenizer", **kwargs: Any) -> PreTrainedTokenizerBase:
     """
     Load a tokenizer, which messages call `what`, without settings that would be saved with it: how it was loaded, and
-    `auto_map`, which names remote code even where an installed class was used. If the tokenizer's class is remote code,
-    saving adds the entry again.
+    `auto_map`, which names remote code even where an installed class was used. Saving a class of remote code adds it.
     """
     from transformers import AutoTokenizer
 

@@ -75,10 +75,7 @@ def vocabulary_sizes(config: Any) -> tuple[int, int]:
 
 
 def number_of_symbols(tokenizer: PreTrainedTokenizerBase, is_target: bool = False) -> int:
-    """
-    Return the number of a tokenizer's symbols. MarianMT's may have a vocabulary for each side, and that of M2M-100 does
-    not count its languages.
-    """
+    """Return the number of symbols. MarianMT may have a vocabulary for each side; M2M-100 does not count languages."""
     separate, languages = getattr(tokenizer, "target_encoder", None), getattr(tokenizer, "lang_code_to_id", None)
     if is_target and isinstance(separate, Mapping):
         return len(separate)
@@ -98,10 +95,7 @@ def missing_padding_error(tokenizer: PreTrainedTokenizerBase, side: str) -> User
 
 
 def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
-    """
-    Raise `UserError` if a tokenizer's symbols or its encodings do not match its stamp (stamps of older releases have no
-    encodings).
-    """
+    """Raise `UserError` if symbols or encodings do not match a stamp. Those of older releases have no encodings."""
     own = stamp(tokenizer, expected.get("symbols"), side == "target")
     if own["sha256"] != expected.get("sha256"):
         raise UserError("tokenizer.other_symbols", field=f"{side} tokenizer")

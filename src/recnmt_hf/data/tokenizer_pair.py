@@ -12,14 +12,7 @@ from transformers.utils import has_file
 from .._loading_errors import explained_loading, looks_local
 from ..errors import UserError
 from .tokenization import load_unchecked
-from .tokenizer_checks import (
-    STAMPS,
-    check_end,
-    check_stamp,
-    missing_padding_error,
-    number_of_symbols,
-    vocabulary_sizes,
-)
+from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error, number_of_symbols, vocabulary_sizes
 from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 
 
@@ -36,8 +29,7 @@ class TokenizerPair:
 
     Args:
         source (`PreTrainedTokenizerBase`): Tokenizer of the source.
-        target (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target; defaults to that of the source, for one
-            vocabulary on both sides.
+        target (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target; defaults to that of the source.
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
     """
 
@@ -70,8 +62,7 @@ class TokenizerPair:
             path (`str` or `Path`): Folder or model id. The target's own tokenizer is in the subfolder
                 `target_tokenizer`; without one, the source's tokenizer is used for both sides.
             source_subfolder (`str`, *optional*): Subfolder of a local folder with the tokenizer of the source.
-            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the files may run; there is no
-                prompt.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Run code in the files without a prompt.
             **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
         Raises:

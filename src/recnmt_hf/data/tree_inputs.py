@@ -135,8 +135,7 @@ class TreeEncoder:
     Encodes sentences with their trees for a model.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source, which must know the word of each of its tokens
-            (a fast one).
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source, a fast one, which knows the words of tokens.
         relations ([`Relations`]): Names of the relations.
         subwords (`str`, *optional*, defaults to `"first_piece"`): A word of several tokens. `"first_piece"`: its first
             token has the word's edge, to the first token of the head, and the others depend on that one with the

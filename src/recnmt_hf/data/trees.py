@@ -30,8 +30,7 @@ class ParsedSentence(str):
 
     Args:
         words (`list[str]` or `tuple[str]`): The words.
-        heads (`list[int]` or `tuple[int]`): For each word the number of its head, counted from 1; 0 for a root. Several
-            roots are allowed.
+        heads (`list[int]` or `tuple[int]`): For each word the number of its head, from 1; 0 for roots, one or several.
         relations (`list[str]` or `tuple[str]`): For each word its relation to the head.
 
     Raises:

@@ -27,12 +27,13 @@ from .._values import (
     remember_given,
     stated,
 )
-from ..data.corpora import ON_LONG, Corpus, parse_corpora
+from ..data.corpora import Corpus, parse_corpora
 from ..data.deduplication import KEYS_OF_DUPLICATES
 from ..data.files import open_output
 from ..data.sharded import Mixture
 from ..data.sharding import ShardSettings
 from ..data.tags import check_tags
+from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
 from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
@@ -62,7 +63,7 @@ class DataSection:
         default_factory=lambda: [parse(Corpus, {"generated": "validation"}, "data.validation[0]")],
         metadata={"help": "corpora to evaluate on during training; the generated one by default"},
     )
-    on_empty: str = option("error", "treatment of pairs with an empty side", choices=("error", "skip"))
+    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
     max_source_length: Annotated[int, _LENGTH] = option(
         256,
         "maximum number of source tokens of a training pair; validation pairs may be as long as the model's positions",
@@ -422,7 +423,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         kinds = {"model": ModelSection, "data": DataSection, "tokenizer": TokenizerSection, "average": AverageSection}
-        kinds["guided_alignment"] = GuidedAlignment
+        kinds |= {"guided_alignment": GuidedAlignment, "decoding": DecodingOptions}
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 setattr(self, name, parse(kind, getattr(self, name), name))
@@ -431,8 +432,6 @@ class Recipe:
         self.data.check()  # before the decoding options are derived from it
         if not isinstance(self.training, TrainingSection):
             self.training = TrainingSection.parse(self.training)
-        if not isinstance(self.decoding, DecodingOptions):
-            self.decoding = parse(DecodingOptions, self.decoding, "decoding")
         if self.data.on_long == "truncate":
             given = {"on_long": "truncate", "max_source_length": self.data.max_source_length, **stated(self.decoding)}
             self.decoding = parse(DecodingOptions, given, "decoding")
@@ -449,12 +448,7 @@ class Recipe:
         self.check()
 
     def check(self) -> None:
-        """
-        Check everything that needs no file.
-
-        Raises:
-            UserError: A value has the wrong type or range, or contradicts another.
-        """
+        """Check all that needs no file: `UserError` for a value of a wrong type or range, or against another one."""
         for section in (self.model, self.data, self.tokenizer, self.training):
             section.check()
         check_fields(self.average, "average")
@@ -520,10 +514,8 @@ class Recipe:
 
     def with_whole_steps(self, earlier: Any = None) -> Recipe:
         """
-        Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps.
-
-        Args:
-            earlier (*optional*): The number of a resumed run, which stays, even if the run has more steps now.
+        Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps. `earlier` is
+        the number of a resumed run, which stays, even if the run has more steps now.
         """
         share, max_steps = self.training.baseline_steps, self.training.max_steps
         if share is None or share >= 1:

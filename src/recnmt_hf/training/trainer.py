@@ -163,8 +163,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             rises to its schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and
             Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
-            or ROUGE evaluates, except the beams. By default, at most 20 tokens more than the source; long sources are
-            split.
+            or ROUGE evaluates, except the beams. By default, `max_length_extra` is 20 and long sources are split.
         bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
             ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are cut by the lengths without it.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
@@ -217,8 +216,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer, relations)
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
-        # transformers' own models need the decoder's input where the Trainer smooths labels.
         self.reads_trees = tree_options(getattr(model, "config", None)) is not None
+        # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
@@ -263,22 +262,17 @@ class TranslationTrainer(Seq2SeqTrainer):
         limits = BatchLimits(self.args.max_tokens, self.args.max_sentences, squared or None)
         processes = self.accelerator.num_processes if shuffle else 1
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
+        settings: dict[str, Any] = {"num_processes": processes, "seed": seed}
         if isinstance(dataset, ShardedDataset) and dataset.mixture.schedule:
             if self.args.max_steps <= 0:
                 raise UserError("prepare.schedule_of_epochs", field="data.schedule", value=self.args.num_train_epochs)
             in_step = self.args.gradient_accumulation_steps * processes
-            settings = {"num_processes": processes, "seed": seed}
             return ScheduledBatchSampler(dataset, limits, self.args.max_steps * in_step, in_step, **settings)
+        settings["shuffle"] = shuffle
         if isinstance(dataset, ShardedDataset):
-            return PooledBatchSampler(dataset, limits, num_processes=processes, shuffle=shuffle, seed=seed)
-        return TokenBatchSampler(
-            dataset["source_length"][:],
-            dataset["target_length"][:],
-            num_processes=processes,
-            shuffle=shuffle,
-            seed=seed,
-            **vars(limits),
-        )
+            return PooledBatchSampler(dataset, limits, **settings)
+        source, target = (dataset[f"{side}_length"][:] for side in ("source", "target"))
+        return TokenBatchSampler(source, target, **settings, **vars(limits))
 
     def loader(self, dataset: Dataset | ShardedDataset, sampler: Any, training: bool = False) -> DataLoader[Any]:
         """Return the loader of a prepared dataset; only that for `training` has links and BPE dropout."""
