@@ -74,10 +74,7 @@ def run(args: argparse.Namespace) -> None:
         assert gold is not None, "`check` rejects --links without --gold"
         print(alignment_error_rate([links.possible for links in read_links(args.links)], gold))
         return
-    if args.text:
-        pairs = [SentencePair(*args.text)]
-    else:
-        pairs = arguments.read_pairs(args)
+    pairs = [SentencePair(*args.text)] if args.text else arguments.read_pairs(args)
     if gold is not None:
         check_gold(gold, pairs, args.gold)
     if args.pair > len(pairs):
@@ -86,13 +83,12 @@ def run(args: argparse.Namespace) -> None:
     inputs = [path for path in (args.source, args.target, args.gold, args.source_trees) if path is not None]
     if args.plot is not None:
         check_picture(args.plot)
-        refuse_inputs(args.plot, inputs)
-        outputs = [os.path.realpath(path) for path in (args.output, args.plot) if path is not None]
-        arguments.refuse_duplicates(outputs, "--plot")
-    if args.shortlist is not None:
-        refuse_inputs(args.shortlist, inputs)
-        outputs = [os.path.realpath(path) for path in (args.output, args.plot, args.shortlist) if path is not None]
-        arguments.refuse_duplicates(outputs, "--shortlist")
+    outputs = [] if args.output is None else [os.path.realpath(args.output)]
+    for flag, path in (("--plot", args.plot), ("--shortlist", args.shortlist)):
+        if path is not None:
+            refuse_inputs(path, inputs)
+            outputs.append(os.path.realpath(path))
+            arguments.refuse_duplicates(outputs, flag)
     has_links = args.output is not None or (gold is None and args.plot is None and args.shortlist is None)
     with open_output(arguments.stream(args.output), inputs) if has_links else nullcontext() as out:
         translator = arguments.load_translator(args)

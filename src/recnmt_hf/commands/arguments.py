@@ -184,10 +184,7 @@ def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
 
 
 def load_translator(args: argparse.Namespace) -> Translator:
-    """
-    Load the model, or several models as an ensemble, as specified by the arguments. `UserError` for `--source-trees` if
-    it reads none.
-    """
+    """Load the model of the arguments, or an ensemble. `UserError` for `--source-trees` if it reads no trees."""
     from ..inference.devices import keep_freed_memory, resolve_device
     from ..inference.translator import Translator
 
@@ -203,15 +200,9 @@ def load_translator(args: argparse.Namespace) -> Translator:
 
 def add_generate_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option for further settings of generation, which [`read_settings`] parses."""
-    parser.add_argument(
-        "--generate",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="further settings of transformers' GenerationConfig, with values in YAML: "
-        "do_sample=true temperature=0.8 top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ...",
-    )
+    text = "further settings of transformers' GenerationConfig, with values in YAML: do_sample=true temperature=0.8 "
+    text += "top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ..."
+    parser.add_argument("--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=text)
 
 
 def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:

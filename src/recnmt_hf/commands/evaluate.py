@@ -49,9 +49,8 @@ def read_n_best(path: str) -> list[list[str]]:
                 raise TypeError("text must be text, and line count from 0 upwards")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError(
-                "records.line", field=f"{path}, line {number}", keys="line and text", reason=reason
-            ) from error
+            place = f"{path}, line {number}"
+            raise UserError("records.line", field=place, keys="line and text", reason=reason) from error
         if sentence == len(lists):
             lists.append([])
         lists[-1].append(text)

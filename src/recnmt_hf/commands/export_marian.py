@@ -13,10 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.format == "npz":
-        from ..hub.marian_files import export_marian_file
+        from ..hub.marian_files import export_marian_file as export
+    else:
+        from ..hub.marian import export_marian as export
 
-        print(export_marian_file(args.source, args.output))
-        return
-    from ..hub.marian import export_marian
-
-    print(export_marian(args.source, args.output))
+    print(export(args.source, args.output))

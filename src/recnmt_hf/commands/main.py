@@ -193,10 +193,7 @@ def is_argument(file: str, argv: Sequence[str]) -> bool:
 
 
 def prepare_streams() -> None:
-    """
-    Write UTF-8 to the standard streams, and reserve the descriptors of closed ones, so that no file opened later takes
-    them.
-    """
+    """Write UTF-8 to standard output, and reserve the descriptors of closed streams, so that no file takes them."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

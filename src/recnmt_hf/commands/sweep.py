@@ -38,36 +38,27 @@ def run(args: argparse.Namespace) -> None:
 
     from ..analysis.plots import check_picture
     from ..data.text import tsv
-    from ..experiments.sweep import (
-        cells_of,
-        grouped,
-        main_score,
-        plot_sweep,
-        read_axis,
-        read_rows,
-        sweep,
-        table_of,
-        with_size,
-    )
+    from ..experiments import sweep
 
     if args.plot is not None:
         check_picture(args.plot)
-    rows = {} if args.rows is None else with_size(read_rows(args.rows), args.size, args.recipe, args.overrides)
-    cells = cells_of(rows, [read_axis(text) for text in args.vary], args.seeds)
+    rows = {} if args.rows is None else sweep.read_rows(args.rows)
+    rows = sweep.with_size(rows, args.size, args.recipe, args.overrides)
+    cells = sweep.cells_of(rows, [sweep.read_axis(text) for text in args.vary], args.seeds)
     if args.list:
         for cell in cells:
             print(cell.name, *cell.overrides, sep="\t")
         return
     output = Path(args.output or Path("outputs") / f"{Path(args.recipe).stem}_sweep")
-    results = sweep(args.recipe, cells, output, args.overrides, args.score)
-    print(tsv(table_of(results)), end="")
-    score = args.score or main_score(results)
-    groups = grouped(results, score)
+    results = sweep.sweep(args.recipe, cells, output, args.overrides, args.score)
+    print(tsv(sweep.table_of(results)), end="")
+    score = args.score or sweep.main_score(results)
+    groups = sweep.grouped(results, score)
     if args.seeds:
         print(f"{score}: mean (from, to) over seeds")
         for key, values in groups.items():
             mean = sum(values) / len(values)
             print(f"  {', '.join(key) or 'all'}: {mean:.2f} ({min(values):.2f}, {max(values):.2f})")
     if args.plot is not None:
-        plot_sweep(results, args.plot, score)
+        sweep.plot_sweep(results, args.plot, score)
         print(f"{args.plot}: {score} of {len(groups)} settings")

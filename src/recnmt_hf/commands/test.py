@@ -29,10 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ("NAME", "SOURCE REFERENCE [REFERENCE ...]")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
     add("--set", nargs="+", action="append", required=True, metavar=names, help=sets)
-    trees = (
-        "name of a test set, and a CoNLL-U file with the dependency trees of its sources, whose words are separated "
-    )
-    trees += "by spaces, for a model that reads trees; repeat for several sets"
+    trees = "name of a test set, and a CoNLL-U file with the dependency trees of its sources, whose words are "
+    trees += "separated by spaces, for a model that reads trees; repeat for several sets"
     arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     baseline = "model already tested on the same sets; adds the p-value of a paired bootstrap"
     add("--baseline", metavar="MODEL", help=baseline)

@@ -5,6 +5,10 @@ import argparse
 from .arguments import whole
 
 
+# Options that are arguments of `train_tokenizer`.
+OPTIONS = ("kind", "vocab_size", "min_frequency", "lowercase", "byte_fallback", "tags")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", help="text files, plain, gzip or Zstandard; both languages for a joint tokenizer")
@@ -25,14 +29,6 @@ def run(args: argparse.Namespace) -> None:
 
     texts = (line for path in args.files for line in read_lines(path) if line)
     with open_output_folder(args.output, must_be_new=True) as working:
-        tokenizer = train_tokenizer(
-            texts,
-            args.kind,
-            args.vocab_size,
-            args.min_frequency,
-            args.lowercase,
-            byte_fallback=args.byte_fallback,
-            tags=args.tags,
-        )
+        tokenizer = train_tokenizer(texts, **{name: getattr(args, name) for name in OPTIONS})
         tokenizer.save_pretrained(str(working))
     print(f"{args.output}: {len(tokenizer)} symbols")

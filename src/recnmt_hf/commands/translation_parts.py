@@ -105,9 +105,7 @@ def launched_processes() -> tuple[int, int]:
 def translate_in_parts(args: argparse.Namespace) -> None:
     """
     Translate `args.input` to `args.output` with `args.workers` processes, or as one of the processes of a launcher.
-
-    Raises:
-        UserError: As `recnmt translate`; a process was killed, or the folder of the parts has other files.
+    `UserError` also if a process was killed, or the folder of the parts has other files.
     """
     from ..data.files import check_replaceable, explained_preparation, refuse_inputs
     from ..data.locks import lock
