@@ -126,11 +126,6 @@ def build_config(section: ModelSection, **vocabulary: Any) -> Any:
             raise error.inside("model.fields") from error
 
 
-def has_field(section: ModelSection, name: str) -> bool:
-    """Return whether the configuration of a recipe's model has a field."""
-    return name in {field.name for field in fields(config_class_of(section.type))}
-
-
 def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """
     Build the configuration of a recipe's model for its tokenizers; with a baseline stage, after that of the baseline.
@@ -148,7 +143,7 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
         "bos_token_id": target.bos_token_id,
         "decoder_start_token_id": start,
     }
-    if tokenizers.relations is not None and has_field(section, "num_relations"):
+    if tokenizers.relations is not None and hasattr(config_class_of(section.type), "num_relations"):
         vocabulary["num_relations"] = len(tokenizers.relations)
     for name in ("vocab_size", "decoder_vocab_size", "num_relations"):
         size, symbols = section.fields.get(name), vocabulary.get(name, 0)

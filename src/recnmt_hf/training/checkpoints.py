@@ -102,15 +102,15 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
     return faults
 
 
-def is_complete(folder: str | Path) -> bool:
-    """Return whether a checkpoint has a manifest, and its files have the sizes in it."""
-    return not faults_of(folder, contents=False)
-
-
 def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
     """Return steps and folders of all checkpoints of a run, complete or not, oldest first."""
     matches = ((_CHECKPOINT.match(folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
     return sorted((int(match.group(1)), folder) for match, folder in matches if match)
+
+
+def is_complete(folder: str | Path) -> bool:
+    """Return whether a checkpoint has a manifest, and its files have the sizes in it."""
+    return not faults_of(folder, contents=False)
 
 
 def checkpoints_in(run: str | Path) -> list[tuple[int, Path]]:
@@ -287,10 +287,7 @@ def write_card_of_mean(folder: Path) -> None:
 
 
 def check_not_deleted(marked: Sequence[Path]) -> None:
-    """
-    Raise `MissingFileError` if a checkpoint lost its manifest. It is deleted first, so the files that were read are
-    complete otherwise.
-    """
+    """Raise `MissingFileError` if a checkpoint lost its manifest, which is deleted before the files that were read."""
     for folder in marked:
         if not (folder / MANIFEST).exists():
             raise MissingFileError("checkpoint.deleted", field=str(folder))

@@ -45,9 +45,8 @@ def check_before_training(
     recipe: Recipe, arguments: TranslationTrainingArguments, from_checkpoint: bool = False
 ) -> None:
     """
-    Check everything that does not need data: missing files, a model that cannot be built or exceeds the memory,
-    settings that a library rejects. Reads no corpus and writes nothing. A run that resumes from a checkpoint needs no
-    baseline.
+    Check everything that does not need data: missing files (a run that resumes from a checkpoint needs no baseline), a
+    model that cannot be built or exceeds the memory, settings that a library rejects. Reads no corpus, writes nothing.
     """
     model_section, data = recipe.model, recipe.data
     if model_section.init_from is not None and not from_checkpoint:

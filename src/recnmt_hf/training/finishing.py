@@ -17,6 +17,7 @@ from .._values import stated
 from ..data.corpora import load_test_set
 from ..data.files import open_output
 from ..data.sharded import ShardedDataset
+from ..data.text import write_lines
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
@@ -110,8 +111,7 @@ def drawn_pairs(trainer: TranslationTrainer) -> dict[str, list[int]]:
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     """
     Recompute the running averages of batch norms for averaged weights from training batches: the mean over checkpoints
-    is not that of the averaged weights (Izmailov et al., 2018). Dropout is off, as in translation. Has no effect on
-    models without such norms.
+    is not that of the averaged weights (Izmailov et al., 2018). Dropout is off, as in translation.
     """
     model = load_model(folder, trainer.args.device)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
@@ -157,11 +157,9 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     for name, corpora in recipe.test.items():
         sources, references = load_test_set(corpora, data.source_lang, data.target_lang, data.on_empty)
         dataset = [stated(corpus) for corpus in corpora]
-        language = data.target_lang
-        tag = corpora[0].target_tag
+        language, tag = data.target_lang, corpora[0].target_tag
         score, texts, line = test_model(translator, name, sources, references, language, options, scorer, dataset, tag)
-        with open_output(folder.parent / f"{FINAL}-{name}.{data.target_lang}") as file:
-            file.writelines(f"{text}\n" for text in texts)
+        write_lines(folder.parent / f"{FINAL}-{name}.{language}", texts)
         logger.info(line)
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}
         with Evidence.changing(folder) as evidence:

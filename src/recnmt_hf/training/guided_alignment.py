@@ -74,12 +74,8 @@ class AlignmentGuide:
     target_length, source_length)`, the probability p(i|j) of each source token i for a target token j. The loss is
     divided like the model's own ([`~recnmt_hf.models.seq2seq_loss.divisor`]).
 
-    The weights of the head are computed from the inputs of its attention, in addition to the attention itself, so that
-    no layer changes its implementation. They are those without dropout.
-
-    Args:
-        model (`PreTrainedModel`): A generating model of this package; it gets hooks.
-        settings ([`GuidedAlignment`]): Layer, head and weight.
+    The model, a generating one of this package, gets hooks. The weights of the head, without dropout, are computed from
+    the inputs of its attention, in addition to the attention itself, so that no layer changes its implementation.
     """
 
     def __init__(self, model: Any, settings: GuidedAlignment):

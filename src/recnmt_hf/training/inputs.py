@@ -163,8 +163,7 @@ def prepare_in_shards(
 def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
     """
     Draw pairs from prepared corpora until each pair of each corpus was drawn, with probabilities proportional to
-    `size ** (1 / temperature)` (Arivazhagan et al., 2019, "Massively Multilingual Neural Machine Translation in the
-    Wild", section 4.2).
+    `size ** (1 / temperature)` (Arivazhagan et al., 2019, section 4.2).
     """
     weights = [len(part) ** (1 / temperature) for part in parts]
     probabilities = [weight / sum(weights) for weight in weights]
@@ -211,8 +210,7 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
         return None
     if tokenizers.relations is None:
         pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
-        sources = (pair.source for pair in pairs)
-        tokenizers.relations = Relations.count(sources, recipe.tokenizer.relation_subtypes)
+        tokenizers.relations = Relations.count((pair.source for pair in pairs), recipe.tokenizer.relation_subtypes)
         logger.info(f"{len(tokenizers.relations)} relations of dependency trees.")
     if places := [place for place, corpus in recipe.corpora if not corpus.has_trees]:
         logger.warning(f"Warning: no dependency trees in {', '.join(places)}. The model reads their sources without.")
@@ -220,10 +218,7 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
 
 
 def save_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
-    """
-    Write tokenizers into the output folder. The source's folder is moved into place last: if it exists, both tokenizers
-    are complete.
-    """
+    """Write tokenizers into the output folder, the source's last: if its folder exists, both are complete."""
     delete_tokenizers(output_dir)
     working = output_dir / PARTIAL_TOKENIZERS
     tokenizers.save(working, source_subfolder=SOURCE_TOKENIZER)

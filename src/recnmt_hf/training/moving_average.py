@@ -19,10 +19,6 @@ class MovingAverage(TrainerCallback):
     """
     Callback that keeps the moving average `a <- decay * a + (1 - decay) * w` of a model's weights after each update,
     from those of the first update on. Evaluations and checkpoints of [`~recnmt_hf.TranslationTrainer`] have it.
-
-    Args:
-        model (`torch.nn.Module`): The model that is trained.
-        decay (`float`): Share of the average that an update keeps, such as 0.999.
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):

@@ -116,8 +116,7 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool, was_killed: bo
     """
     Make sure that the run may write into its folder: it is new, resumed, or deleted on demand. Return whether it is
     empty now, except for prepared data. `ExistingFileError` for an earlier run that is neither resumed nor overwritten,
-    and for files of other programs. The folder of a killed run may have only tokenizers, because they are written
-    before the recipe.
+    and for files of other programs. A killed run may have left only tokenizers, which are written before the recipe.
     """
     overwrite = overwrite and not resume
     contents, field = contents_of(output_dir), str(output_dir)
@@ -226,10 +225,7 @@ def most_checkpoints(arguments: TranslationTrainingArguments) -> int:
 
 @contextlib.contextmanager
 def explain_sudden_end(output_dir: Path) -> Iterator[None]:
-    """
-    Report the newest checkpoint if the user interrupts the run, or the disk is full (`UserError`), and delete partial
-    files.
-    """
+    """Report the newest checkpoint after an interrupt, or a full disk (`UserError`), and then delete partial files."""
     try:
         yield
     except KeyboardInterrupt:
@@ -260,9 +256,8 @@ def disk_full(error: BaseException | None) -> str | None:
         if number in SPACE_ERRORS:
             return os.strerror(number)
         text = str(error)  # of torch, whose errors have no number
-        if isinstance(error, RuntimeError) and (
-            "PytorchStreamWriter failed writing" in text or "unexpected pos" in text
-        ):
+        signs = ("PytorchStreamWriter failed writing", "unexpected pos")
+        if isinstance(error, RuntimeError) and any(sign in text for sign in signs):
             return "the disk is full, or writing failed"
         error = error.__cause__ or error.__context__
     return None

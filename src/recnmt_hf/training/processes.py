@@ -45,10 +45,7 @@ logger.addHandler(MainProcessHandler())
 
 
 class Processes:
-    """
-    Processes of this run. Collectives of training may take `timeout` seconds. `UserError` if `ddp_backend` cannot be
-    used.
-    """
+    """Processes of this run. A collective of training may take `timeout` seconds. `UserError` for a wrong backend."""
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
         end_with_launcher()

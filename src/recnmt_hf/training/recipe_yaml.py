@@ -88,10 +88,7 @@ for _name in ("int", "float"):
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """
-    Parse a YAML document or value, which messages call `name` (a file or an override). `UserError` if it is not valid
-    YAML.
-    """
+    """Parse a YAML document or value, which messages call `name` (a file or an override), or raise `UserError`."""
     position = ""
     try:
         return _Loader(text).get_single_data()

@@ -20,6 +20,7 @@ from .._values import default_of, stated
 from ..data.corpora import parse_corpora
 from ..data.files import open_output
 from ..data.sharded import ShardedDataset
+from ..data.sharding import ShardSettings
 from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError
 from .arguments import TranslationTrainingArguments
@@ -56,10 +57,8 @@ OF_EVALUATIONS = {"data.validation"} | training_fields(
     "bleu_beams bleu_lowercase bleu_samples greater_is_better metric_for_best_model rouge_units text_metric"
 )
 # Fields of the prepared data and of an update. If the run has a record, `check_record` compares their results instead.
-RECORDED = {"training.gradient_accumulation_steps", "data.train", "data.validation"}
-RECORDED |= {f"data.{name}" for name in ("max_length_ratio", "max_source_length", "max_target_length")}
-RECORDED |= {f"data.{name}" for name in ("prepared", "shard_size", "deduplicate", "min_language_score")}
-RECORDED |= {f"data.{name}" for name in ("on_empty", "on_long", "source_lang", "target_lang")}
+RECORDED = {"training.gradient_accumulation_steps", "data.train", "data.validation", "data.prepared"}
+RECORDED |= {f"data.{entry.name}" for entry in fields(ShardSettings)}
 CHANGED = "Changed since the start of the run: "
 
 
@@ -117,9 +116,8 @@ def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
     damaged, or were made with another recipe.
     """
     remove_leftovers(output_dir)
-    checkpoint = newest_intact_checkpoint(output_dir, logger.info) or newest_intact_checkpoint(
-        output_dir / BASELINE, logger.info
-    )
+    newest = (newest_intact_checkpoint(folder, logger.info) for folder in (output_dir, output_dir / BASELINE))
+    checkpoint = next(filter(None, newest), None)
     if checkpoint is None:
         logger.info("No complete checkpoint: training from the start.")
         delete_tokenizers(output_dir)  # they may be another recipe's
@@ -133,10 +131,7 @@ def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
 
 
 def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:
-    """
-    Return the fields of a recipe that differ from the recipe in the folder, with `"old -> new"`; `None` if there is
-    none that can be read.
-    """
+    """Return the fields of a recipe that differ from the folder's, with `"old -> new"`; `None` if it cannot be read."""
     old = mapping_in(output_dir / RECIPE)
     if not old:
         return None
@@ -236,11 +231,8 @@ def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, c
     if old is None:
         return []
     if old.training_data != new.training_data:
-        counts = {"old": old.training_pairs, "new": new.training_pairs}
-        recipe = output_dir / RECIPE
-        raise UserError(
-            "resume.other_training_data", field="data.train", checkpoint=checkpoint, recipe=recipe, **counts
-        )
+        details = {"old": old.training_pairs, "new": new.training_pairs, "recipe": output_dir / RECIPE}
+        raise UserError("resume.other_training_data", field="data.train", checkpoint=checkpoint, **details)
     lines = []
     if old.validation_data != new.validation_data:
         counts = {"old": old.validation_pairs, "new": new.validation_pairs}
@@ -249,10 +241,8 @@ def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, c
         change = f"{old.validation_pairs} sentence pairs before, {new.validation_pairs} now"
         lines.append(f"The validation data changed ({change}): evaluations before and after are not comparable.")
     batches = old.processes * old.accumulation
-    change = (
-        f"processes: {old.processes} -> {new.processes}, gradient_accumulation_steps: {old.accumulation} -> "
-        f"{new.accumulation}"
-    )
+    change = f"processes: {old.processes} -> {new.processes}"
+    change += f", gradient_accumulation_steps: {old.accumulation} -> {new.accumulation}"
     if batches != new.processes * new.accumulation:
         needed = batches / new.processes
         raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
 
 from ..data.sharded import ShardedDataset
 from ..data.tokenizer_pair import TokenizerPair
@@ -34,7 +34,7 @@ class Stage:
     """A part of a run that trains one model. Steps count from the beginning of the run."""
 
     arguments: TranslationTrainingArguments
-    config: PreTrainedConfig
+    config: Any
     beams: int  # default beam size of the model
     patience: int | None = None  # of early stopping
     last_step: int | None = None  # `None`: the arguments end it
@@ -147,9 +147,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         pairs = f"{len(train_data)} training pairs, {len(validation_data)} validation pairs"
         logger.info(f"{pairs}; {count} on {processes.state.device}.")
         last = stages[-1]
-        is_in_last = checkpoint is not None and (
-            checkpoint.parent == last.arguments.folder or checkpoint == last.baseline
-        )
+        is_in_last = checkpoint and (checkpoint.parent == last.arguments.folder or checkpoint == last.baseline)
         remaining = [last] if is_in_last else stages
 
         def check_and_record() -> None:
@@ -163,26 +161,21 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 processes.state.device.type,
             )
             if checkpoint is not None:
-                resuming.check_config(
-                    next(stage.config for stage in stages if stage.arguments.folder == checkpoint.parent), checkpoint
-                )
+                config = next(stage.config for stage in stages if stage.arguments.folder == checkpoint.parent)
+                resuming.check_config(config, checkpoint)
                 for change in resuming.check_record(record, recipe.compares_evaluations, output_dir, checkpoint):
                     logger.info(change)
                 for stage in stages[: -len(remaining)]:
                     if newest_checkpoint(stage.arguments.folder) is not None:
                         rotate_checkpoints(stage.arguments)  # a killed run may not have done so
-            output_folder.check_free_space(
-                output_dir, [(build_on_meta(stage.config), stage.arguments) for stage in stages]
-            )
+            models = [(build_on_meta(stage.config), stage.arguments) for stage in stages]
+            output_folder.check_free_space(output_dir, models)
             recipe.save(output_dir / output_folder.RECIPE)
             record.save(output_dir)
-            config: Any = last.config
-            is_variant = config.baseline_first is not None and config.baseline() is not None
-            if checkpoint is None and last.init_from is None and is_variant:
-                logger.warning(
-                    f"Warning: {config.baseline_first}. Set training.baseline_steps, or model.init_from to a "
-                    "trained baseline."
-                )
+            reason = last.config.baseline_first
+            if checkpoint is None and last.init_from is None and reason and last.config.baseline() is not None:
+                remedy = "Set training.baseline_steps, or model.init_from to a trained baseline."
+                logger.warning(f"Warning: {reason}. {remedy}")
 
         processes.on_main(check_and_record)
         trainer = None
@@ -190,9 +183,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             if trainer is not None:
                 accelerator, trainer = trainer.accelerator, None
                 accelerator.free_memory()
-            own_checkpoint = (
-                checkpoint if checkpoint is not None and checkpoint.parent == stage.arguments.folder else None
-            )
+            own_checkpoint = checkpoint if checkpoint and checkpoint.parent == stage.arguments.folder else None
             trainer = TranslationTrainer(
                 stage.build_model(own_checkpoint),
                 stage.arguments,

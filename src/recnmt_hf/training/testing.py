@@ -8,8 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..data.files import open_output
-from ..data.text import read_lines
+from ..data.text import read_lines, write_lines
 from ..errors import MissingFileError, UserError
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
@@ -76,8 +75,7 @@ test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 def add_score(evidence: Evidence, folder: Path, score: TestScore, texts: Sequence[str]) -> None:
     """Write translations into a model's folder (`UserError` for a link), and add their score to its evidence."""
     refuse_links(folder / score.translations)
-    with open_output(folder / score.translations) as file:
-        file.writelines(f"{text}\n" for text in texts)
+    write_lines(folder / score.translations, texts)
     evidence.add(score)
 
 
