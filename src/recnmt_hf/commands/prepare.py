@@ -22,17 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--part", default="1/1", help="part of the shards to make on this machine, e.g. 3/64 (default: all)")
 
 
-def parse_part(text: str) -> tuple[int, int]:
-    """Parse a part such as `3/64`. `UserError` if it is none."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+def check(args: argparse.Namespace) -> None:
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", args.part)
     part = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part[0] <= part[1]:
-        raise UserError("prepare.part", field="--part", value=text)
-    return part
-
-
-def check(args: argparse.Namespace) -> None:
-    args.part = parse_part(args.part)
+        raise UserError("prepare.part", field="--part", value=args.part)
+    args.part = part
 
 
 def run(args: argparse.Namespace) -> None:

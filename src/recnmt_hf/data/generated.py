@@ -21,6 +21,8 @@ from .generated_lexicon import Determiner, Noun, Verb
 
 # Probability of a relative, complement or adverbial clause if the depth allows one.
 EMBEDDING = 0.45
+# The splits of a corpus, in the order in which they are drawn.
+DRAWN = ("validation", "test", "test_deep", "train")
 
 
 class Pair(NamedTuple):
@@ -333,16 +335,9 @@ def generate_corpus(
             pairs.append(pair)
         return pairs
 
-    test_splits = {
-        "validation": draw(validation, max_depth, -1),
-        "test": draw(test, max_depth, -1),
-        "test_deep": draw(test_deep, deep_depth, max_depth),
-    }
-    return {"train": draw(train, max_depth, -1), **test_splits}
-
-
-# In the order in which `generate_corpus` draws them.
-DRAWN = ("validation", "test", "test_deep", "train")
+    depths = dict.fromkeys(DRAWN, (max_depth, -1)) | {"test_deep": (deep_depth, max_depth)}
+    splits = {name: draw(sizes[name], *depths[name]) for name in DRAWN}
+    return {name: splits[name] for name in sizes}
 
 
 def generate_split(name: str, size: int, seed: int = 1) -> list[Pair]:

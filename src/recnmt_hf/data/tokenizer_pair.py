@@ -75,11 +75,8 @@ class TokenizerPair:
 
     def save(self, folder: str | Path, *, source_subfolder: str = "") -> None:
         """
-        Save the tokenizers in a folder for [`load`]; one for both sides is saved once.
-
-        Args:
-            folder (`str` or `Path`): The folder, often that of the model.
-            source_subfolder (`str`, *optional*): As for [`load`].
+        Save the tokenizers in a folder, often that of the model, for [`load`] with the same `source_subfolder`. One for
+        both sides is saved once.
         """
         self.source.save_pretrained(str(Path(folder) / source_subfolder))
         self.save_beside_source(folder)

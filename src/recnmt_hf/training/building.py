@@ -158,11 +158,6 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
 
 def generation_config(config: Any, beams: int) -> GenerationConfig:
     """Return the defaults of `model.generate`; the Translator applies Vaswani's length penalty."""
-    return GenerationConfig(
-        decoder_start_token_id=config.decoder_start_token_id,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        bos_token_id=config.bos_token_id,
-        max_length=min(config.max_position_embeddings, 256),
-        num_beams=beams,
-    )
+    names = ("decoder_start_token_id", "pad_token_id", "eos_token_id", "bos_token_id")
+    tokens = {name: getattr(config, name) for name in names}
+    return GenerationConfig(**tokens, max_length=min(config.max_position_embeddings, 256), num_beams=beams)

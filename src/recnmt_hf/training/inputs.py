@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.corpora import Corpus, load_pairs, prepare_dataset, tokenizer_fingerprint
 from ..data.files import explained_preparation, open_output, reject_model_folder
 from ..data.locks import lock
-from ..data.sharded import ShardedDataset, load_manifest
+from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardRecord, prepare_shards, read_json
 from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
@@ -89,7 +89,6 @@ def prepare_inputs(
 def load_with_shards(recipe: Recipe) -> TokenizerPair:
     """Load the tokenizers of data in shards. `UserError` if a warm start's baseline has others."""
     folder = str(recipe.data.prepared)
-    load_manifest(Path(folder))
     tokenizers = TokenizerPair.load(folder, source_subfolder=SOURCE_TOKENIZER)
     if recipe.model.init_from is not None:
         baseline = load_tokenizers(recipe.model.init_from)
