@@ -122,7 +122,7 @@ def read_logic(folder: str | Path, split: str, operators: int) -> list[LogicPair
     """
     Read the pairs of a split (`"train"` or `"test"`) with a number of operators from 0 to 12. A line has relation, left
     and right formula, separated by tabs. The folder contains `train0.tsv` to `test12.tsv`, plain or with `.gz` or
-    `.zst`, or, as in the public corpus, without ending. `UserError` for a missing file, or a line that is no such pair.
+    `.zst`, or, as in the public corpus, without ending. `UserError` for a missing file, or a malformed line.
     """
     folder, name = Path(folder), f"{split}{operators}"
     paths = [path for ending in (".tsv", ".tsv.gz", ".tsv.zst", "") if (path := folder / f"{name}{ending}").is_file()]

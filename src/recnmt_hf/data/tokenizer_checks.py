@@ -75,7 +75,7 @@ def vocabulary_sizes(config: Any) -> tuple[int, int]:
 
 
 def number_of_symbols(tokenizer: PreTrainedTokenizerBase, is_target: bool = False) -> int:
-    """Return the number of symbols. MarianMT may have a vocabulary for each side; M2M-100 does not count languages."""
+    """Return the number of symbols. MarianMT may have one vocabulary per side; M2M-100 does not count its languages."""
     separate, languages = getattr(tokenizer, "target_encoder", None), getattr(tokenizer, "lang_code_to_id", None)
     if is_target and isinstance(separate, Mapping):
         return len(separate)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,29 +49,19 @@ def prepare_inputs(
     else:
         tokenizers = prepare_tokenizers(recipe, output_dir) if data.prepared is None else load_with_shards(recipe)
     trees = prepare_trees(recipe, tokenizers)
-    longest = (data.max_source_length, data.max_target_length)
+    prepare: Callable[..., Dataset] = partial(
+        prepare_dataset,
+        source_tokenizer=tokenizers.source,
+        target_tokenizer=tokenizers.target,
+        cache_dir=data.cache_dir or output_dir / DATA,
+        trees=trees,
+        **{name: getattr(data, name) for name in ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")},
+    )
+    longest = {name: getattr(data, name) for name in ("max_source_length", "max_target_length")}
     # Validation pairs are limited only by the model's positions.
-    positions = recipe.model.fields.get("max_position_embeddings", 1024) - 1
-    longest_validation = longest if data.on_long == "truncate" else tuple(max(positions, length) for length in longest)
-
-    def prepare(corpora: list[Corpus], lengths: Sequence[int], **settings: Any) -> Dataset:
-        return prepare_dataset(
-            corpora,
-            data.source_lang,
-            data.target_lang,
-            tokenizers.source,
-            tokenizers.target,
-            data.cache_dir or output_dir / DATA,
-            max_source_length=lengths[0],
-            max_target_length=lengths[1],
-            on_empty=data.on_empty,
-            num_proc=data.num_proc,
-            on_long=data.on_long,
-            trees=trees,
-            **settings,
-        )
-
-    validation = prepare(data.validation, longest_validation, keep_text=True)
+    least = 0 if data.on_long == "truncate" else recipe.model.fields.get("max_position_embeddings", 1024) - 1
+    longest_validation = {name: max(length, least) for name, length in longest.items()}
+    validation = prepare(data.validation, keep_text=True, **longest_validation)
     if data.prepared is not None:
         return tokenizers, load_shards(recipe, tokenizers), validation
     corpora = training_corpora(recipe)
@@ -79,9 +70,9 @@ def prepare_inputs(
             if (tag := getattr(corpus, name)) is not None:
                 check_known(tokenizer, tag, f"{place}.{name}", is_target=name == "target_tag")
     if data.temperature is None or len(corpora) == 1:
-        train = prepare(corpora, longest, max_length_ratio=data.max_length_ratio)
+        train = prepare(corpora, max_length_ratio=data.max_length_ratio, **longest)
     else:
-        parts = [prepare([corpus], longest, max_length_ratio=data.max_length_ratio) for corpus in corpora]
+        parts = [prepare([corpus], max_length_ratio=data.max_length_ratio, **longest) for corpus in corpora]
         train = mix(parts, data.temperature, recipe.training.seed)
     return tokenizers, train, validation
 

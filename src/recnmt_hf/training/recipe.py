@@ -448,7 +448,7 @@ class Recipe:
         self.check()
 
     def check(self) -> None:
-        """Check all that needs no file: `UserError` for a value of a wrong type or range, or against another one."""
+        """Check everything that needs no file. `UserError` for a value that is not allowed or contradicts another."""
         for section in (self.model, self.data, self.tokenizer, self.training):
             section.check()
         check_fields(self.average, "average")

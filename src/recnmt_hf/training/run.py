@@ -151,15 +151,9 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         remaining = [last] if is_in_last else stages
 
         def check_and_record() -> None:
-            record = resuming.RunRecord(
-                processes.count,
-                arguments.gradient_accumulation_steps,
-                resuming.digest_of(train_data),
-                len(train_data),
-                resuming.digest_of(validation_data),
-                len(validation_data),
-                processes.state.device.type,
-            )
+            batches = processes.count, arguments.gradient_accumulation_steps
+            digests = [(resuming.digest_of(data), len(data)) for data in (train_data, validation_data)]
+            record = resuming.RunRecord(*batches, *digests[0], *digests[1], processes.state.device.type)
             if checkpoint is not None:
                 config = next(stage.config for stage in stages if stage.arguments.folder == checkpoint.parent)
                 resuming.check_config(config, checkpoint)
