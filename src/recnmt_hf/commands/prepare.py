@@ -42,10 +42,9 @@ def run(args: argparse.Namespace) -> None:
     output = args.output or recipe.data.prepared
     if output is None:
         raise UserError("usage.requires", field="recnmt prepare", other="--output, or data.prepared in the recipe")
-    for place, corpus in recipe.corpora:
-        if place.startswith("data.train"):
-            corpus.check_languages(recipe.data.source_lang, recipe.data.target_lang)
-            corpus.check_files(recipe.data.source_lang, recipe.data.target_lang)
+    for corpus in recipe.data.train:
+        corpus.check_languages(recipe.data.source_lang, recipe.data.target_lang)
+        corpus.check_files(recipe.data.source_lang, recipe.data.target_lang)
 
     def report(record: ShardRecord) -> None:
         logger.info(f"Shard {record.name}: {record.pairs} of {record.read} pairs.")

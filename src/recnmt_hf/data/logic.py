@@ -95,15 +95,9 @@ def draw_pairs(seed: int) -> Iterator[LogicPair]:
 
 def generate_logic(pairs: int = 500_000, seed: int = 1) -> dict[str, list[list[LogicPair]]]:
     """
-    Generate a corpus of logical inference in the way of Bowman et al. (2015).
-
-    Args:
-        pairs (`int`, *optional*, defaults to 500000): Number of pairs to draw; duplicates are removed.
-        seed (`int`, *optional*, defaults to 1): Seed of the generator.
-
-    Returns:
-        For `"train"` and `"test"` one list of pairs per number of operators from 0 to 12 (or more). The last 15% of
-        each number are for the test.
+    Generate a corpus of logical inference in the way of Bowman et al. (2015): draw a number of pairs, and remove
+    duplicates. Return for `"train"` and `"test"` one list of pairs per number of operators from 0 to 12 (or more). The
+    last 15% of each number are for the test.
     """
     pairs = check_value("pairs", pairs, int, Range(least=1, most=10**8))
     seed = check_value("seed", seed, int, Range(least=0, most=MOST_SEED))

@@ -196,16 +196,9 @@ class PooledBatchSampler(Sampler[list[int]]):
     batches. So only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are in a
     pool; the order of the pools is drawn anew in each epoch. A single pool has the batches of data without shards.
 
-    Args:
-        data ([`ShardedDataset`]): The data.
-        limits ([`BatchLimits`]): Limits of a batch.
-        num_processes (`int`, *optional*, defaults to 1): The number of batches of each pool is a multiple of it.
-        shuffle, seed: As for [`TokenBatchSampler`].
-        weights (sequence of `float`, *optional*): How often each corpus is read; by default as the data's mixture says.
-        pool (`int`, *optional*, defaults to 2**20): Number of pairs of a pool, at least.
-
-    Raises:
-        UserError: There are fewer pairs than processes.
+    The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. The `weights`
+    of the corpora, how often each is read, are by default those of the data's mixture. `shuffle` and `seed` are as for
+    [`TokenBatchSampler`]. `UserError` if there are fewer pairs than processes.
     """
 
     def __init__(
@@ -300,14 +293,8 @@ class PooledBatchSampler(Sampler[list[int]]):
 class ScheduledBatchSampler(Sampler[list[int]]):
     """
     Batches of a [`ShardedDataset`] whose mixture has a schedule: stages of [`PooledBatchSampler`], each for its number
-    of batches. The whole training is one epoch.
-
-    Args:
-        data ([`ShardedDataset`]): The data.
-        limits ([`BatchLimits`]): Limits of a batch.
-        batches (`int`): Number of batches of the whole training.
-        batches_per_step (`int`): Number of batches of a step of all processes.
-        num_processes, seed, pool (`int`): As for [`PooledBatchSampler`].
+    of batches. The whole training is one epoch of `batches` batches, `batches_per_step` in a step of all processes. The
+    other arguments are those of [`PooledBatchSampler`].
     """
 
     def __init__(
