@@ -482,7 +482,7 @@ def prepare_dataset(
         for side, column, tokenizer in sides:
             if tokenizer.unk_token_id is not None:
                 ids = pc.list_flatten(data.data.column(column))
-                warn_about_unknown_tokens(count_equal(ids, tokenizer.unk_token_id), len(ids), side)
+                warn_about_unknown(count_equal(ids, tokenizer.unk_token_id), len(ids), side)
         source, target = (np.array(data[name][:]) for name in ("source_length", "target_length"))
         fits = (source <= max_source_length) & (target <= max_target_length)
         if max_length_ratio is not None:
@@ -516,7 +516,7 @@ def load_prepared(folder: Path) -> Dataset | None:
         return None
 
 
-def warn_about_unknown_tokens(unknown: int, total: int, side: str | None = None) -> None:
+def warn_about_unknown(unknown: int, total: int, side: str | None = None) -> None:
     """Log a warning if more than a few tokens (of a side) are unknown."""
     if unknown > UNKNOWN_SHARE * total:
         of_side = f"{side} " if side else ""
@@ -548,14 +548,19 @@ def collect(
         schema |= zip(COLUMNS, map(pa.list_, (text, pa.int32(), text)), strict=True)
     with ArrowWriter(path=path, schema=pa.schema(schema)) as writer:
         for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
-            row: dict[str, Any] = {"source": str(pair.source), "target": str(pair.target)}
-            if has_links:
-                row["alignment"] = getattr(pair.target, "alignment", None)
-            writer.write(row | columns_of_sentence(pair.source) if trees else row)
+            writer.write(row_of_pair(pair, has_links, trees))
         count, _ = writer.finalize()
     if not count:
         raise UserError("corpus.all_blank", field="on_empty", value=on_empty)
     return Dataset.from_file(path)
+
+
+def row_of_pair(pair: SentencePair, has_links: bool, has_trees: bool) -> dict[str, Any]:
+    """Return a pair as a row of a dataset, with its links and the tree of its source if there are columns for them."""
+    row: dict[str, Any] = {"source": str(pair.source), "target": str(pair.target)}
+    if has_links:
+        row["alignment"] = getattr(pair.target, "alignment", None)
+    return row | columns_of_sentence(pair.source) if has_trees else row
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

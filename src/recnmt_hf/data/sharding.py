@@ -27,7 +27,7 @@ import pyarrow as pa
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
 from ..errors import UserError
-from .corpora import Corpus, count_equal, tagged, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown_tokens
+from .corpora import Corpus, count_equal, row_of_pair, tagged, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .deduplication import KEYS_OF_DUPLICATES, first_occurrences, keys_of
 from .files import explained_writing, open_output
 from .language_filter import are_in_languages
@@ -36,7 +36,6 @@ from .modifiers import modified
 from .text import ON_EMPTY, ON_LONG, SentencePair, is_plain_file, lines_of_bytes
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
-from .trees import COLUMNS, columns_of_sentence
 
 
 # Version of the files.
@@ -160,22 +159,9 @@ def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iter
     """Yield the blocks of a corpus that one process has to read."""
     pairs = corpus.plain_pairs(settings.source_lang, settings.target_lang, settings.on_empty, streaming=True)
     for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
-        columns = columns_of_pairs(first, bool(corpus.alignments), corpus.has_trees)
+        rows = [row_of_pair(pair, corpus.alignments is not None, corpus.has_trees) for pair in first]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
         yield Block(number, block, block * settings.shard_size + 1, columns=columns)
-
-
-def columns_of_pairs(pairs: Sequence[SentencePair], has_links: bool, has_trees: bool) -> dict[str, list[Any]]:
-    """Return the columns of some pairs, for [`~recnmt_hf.data.corpora.tokenize_pairs`]."""
-    columns: dict[str, list[Any]] = {
-        "source": [str(pair.source) for pair in pairs],
-        "target": [str(pair.target) for pair in pairs],
-    }
-    if has_links:
-        columns["alignment"] = [getattr(pair.target, "alignment", None) for pair in pairs]
-    if has_trees:
-        rows = [columns_of_sentence(pair.source) for pair in pairs]
-        columns |= {name: [row[name] for row in rows] for name in COLUMNS}
-    return columns
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
@@ -389,7 +375,7 @@ def finish(
     if not manifest["pairs"]:
         removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
         raise UserError("prepare.nothing_left", field=str(output), read=manifest["read"], removed=removed)
-    warn_about_unknown_tokens(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
+    warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
     with open_output(output / MANIFEST) as file:
         json.dump(manifest, file, indent=1, ensure_ascii=False)
     for path in folder.iterdir():
