@@ -159,7 +159,7 @@ def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iter
     """Yield the blocks of a corpus that one process has to read."""
     pairs = corpus.plain_pairs(settings.source_lang, settings.target_lang, settings.on_empty, streaming=True)
     for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
-        rows = [row_of_pair(pair, corpus.alignments is not None, corpus.has_trees) for pair in first]
+        rows = [row_of_pair(pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         yield Block(number, block, block * settings.shard_size + 1, columns=columns)
 

@@ -102,15 +102,15 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
     return faults
 
 
+def is_complete(folder: str | Path) -> bool:
+    """Return whether a checkpoint has a manifest, and its files have the sizes in it."""
+    return not faults_of(folder, contents=False)
+
+
 def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
     """Return steps and folders of all checkpoints of a run, complete or not, oldest first."""
     matches = ((_CHECKPOINT.match(folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
     return sorted((int(match.group(1)), folder) for match, folder in matches if match)
-
-
-def is_complete(folder: str | Path) -> bool:
-    """Return whether a checkpoint has a manifest, and its files have the sizes in it."""
-    return not faults_of(folder, contents=False)
 
 
 def checkpoints_in(run: str | Path) -> list[tuple[int, Path]]:
