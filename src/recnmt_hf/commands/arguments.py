@@ -230,7 +230,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, example: str, override
     """Add a recipe, its overrides and the output folder."""
     add = parser.add_argument
     add("recipe", help=f"YAML file, e.g. {example}")
-    add("overrides", nargs="*", metavar="SECTION.FIELD=VALUE", help=overrides)
+    add("overrides", nargs="*", default=[], metavar="SECTION.FIELD=VALUE", help=overrides)
     add("--output", "-o", help=output)
 
 

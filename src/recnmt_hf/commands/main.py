@@ -91,7 +91,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     if rest and (late != rest or not hasattr(args, "overrides")):
         args.refuse(rest)
     if late:
-        args.overrides += late
+        args.overrides = args.overrides + late
     return args
 
 
