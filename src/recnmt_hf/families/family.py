@@ -45,6 +45,10 @@ class PaperTask:
     tests: tuple[str, ...]  # test sets
     development: str = ""  # development set, if the paper names it
 
+    def table(self, name: str, size: str, *rows: PaperRow, **fields: Any) -> PaperTable:
+        """Return a table with these rows, and further fields of [`PaperTable`]."""
+        return PaperTable(name, self, size, rows, **fields)
+
 
 @dataclass(frozen=True)
 class PaperTable:

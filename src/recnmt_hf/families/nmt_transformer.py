@@ -1,13 +1,13 @@
 """The base Transformer."""
 
-from .family import Family, PaperRow, PaperTable, PaperTask
+from .family import Family, PaperRow, PaperTask
 
 
 WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU (multi-bleu)", ("newstest2014",), development="newstest2013")
 
 TABLES = (
-    PaperTable("table 2", WMT14, "base", (PaperRow("Transformer", (27.3,), parameters=65),)),
-    PaperTable("table 2", WMT14, "big", (PaperRow("Transformer", (28.4,), parameters=213),)),
+    WMT14.table("table 2", "base", PaperRow("Transformer", (27.3,), parameters=65)),
+    WMT14.table("table 2", "big", PaperRow("Transformer", (28.4,), parameters=213)),
 )
 
 FAMILY = Family(

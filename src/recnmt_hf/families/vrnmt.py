@@ -1,19 +1,16 @@
 """VRNMT: latent variables in the decoder of a recurrent encoder-decoder."""
 
-from .family import Family, PaperRow, PaperTable
+from .family import Family, PaperRow
 from .rnmt import NIST
 
 
 # The figures of Zhang et al. (2018).
 TABLES = (
-    PaperTable(
+    NIST.table(
         "table 1",
-        NIST,
         "zh_en",
-        (
-            PaperRow("RNNsearch*", (37.93, 40.53, 36.65, 35.80, 37.73)),
-            PaperRow("VRNMT", (38.08, 41.07, 36.82, 36.72, 38.17)),
-        ),
+        PaperRow("RNNsearch*", (37.93, 40.53, 36.65, 35.80, 37.73)),
+        PaperRow("VRNMT", (38.08, 41.07, 36.82, 36.72, 38.17)),
         note="Printed by Zhang et al. (2018), the paper of RNMT.",
     ),
 )
