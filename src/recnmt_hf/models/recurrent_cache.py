@@ -20,15 +20,17 @@ class RecurrentStates:
     """
 
     attends = False
-    states: dict[str, torch.Tensor]
-    history: dict[str, torch.Tensor]
-    steps_seen: int | torch.Tensor
-    recording: bool
 
-    def start_states(self) -> None:
-        self.states, self.history = {}, {}
-        self.steps_seen = 0
-        self.recording = False
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.start_states()
+
+    def start_states(self, recording: bool = False) -> None:
+        """Forget all states."""
+        self.states: dict[str, torch.Tensor] = {}
+        self.history: dict[str, torch.Tensor] = {}
+        self.steps_seen: int | torch.Tensor = 0
+        self.recording = recording
         self.first_recorded = 0  # steps seen when recording began
 
     def get_state(self, name: str = "state") -> torch.Tensor | None:
@@ -63,28 +65,18 @@ class RecurrentStates:
         if not self.recording or self.steps_seen - self.first_recorded < steps:
             raise UserError("cache.past_not_recorded", steps=steps)
         if steps == self.steps_seen:
-            self.restart()
+            self.start_states(self.recording)
             return
         for name, past in self.history.items():
             self.history[name] = past[:, :-steps]
             self.store_state(name, self.history[name][:, -1])
         self.steps_seen -= steps
 
-    def restart(self) -> None:
-        """Forget all states; recording continues."""
-        recording = self.recording
-        self.start_states()
-        self.recording = recording
-
 
 class RecurrentStateLayer(RecurrentStates, DynamicLayer):
     """A growing cache layer with recurrent states, and with keys if it attends."""
 
     _layer_type = "recnmt_recurrent"
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.start_states()
 
     def update_states(self, **new_states: torch.Tensor) -> None:
         super().update_states(**new_states)
@@ -102,7 +94,7 @@ class RecurrentStateLayer(RecurrentStates, DynamicLayer):
     def reset(self) -> None:
         self.keys = self.values = None
         self.is_initialized = False
-        self.restart()
+        self.start_states(self.recording)
 
     def map_states(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Change all states, keys and values."""
@@ -145,12 +137,8 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
 
     _layer_type = "recnmt_recurrent"
 
-    def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
-        super().__init__(max_cache_len=max_cache_len, **kwargs)
-        self.start_states()
-
-    def start_states(self) -> None:
-        super().start_states()
+    def start_states(self, recording: bool = False) -> None:
+        super().start_states(recording)
         self.steps_seen = torch.tensor(0)  # an int would make a compiled graph for every number
 
     def store_state(self, name: str, state: torch.Tensor) -> None:
@@ -169,7 +157,7 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.restart()
+        self.start_states(self.recording)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.is_initialized:
