@@ -28,6 +28,7 @@ from .seq2seq_loading import Initialization, is_loaded
 from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
 from .seq2seq_stacks import TokenAndPositionInput
 from .simple_recurrent_unit import SimpleRecurrentUnit
+from .transformer_layers import TransformerStack
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -248,10 +249,8 @@ class SlicedProjection(nn.Module):
         return projected.reshape(*states.shape[:-1], heads * head_dim) + self.bias
 
 
-def partition_heads(config: RPETransformerConfig, side: str, index: int, attention: Any) -> None:
+def partition_heads(config: RPETransformerConfig, attention: Any) -> None:
     """Replace the projections of the first layer's self-attention according to `rpe_head_partition`."""
-    if index > 0 or config.rpe_head_partition == "none" or not config.splits_input(side):
-        return
     for name in ("q_proj", "k_proj", "v_proj"):
         if config.rpe_head_partition == "slice":
             setattr(attention, name, SlicedProjection(attention.num_heads, attention.head_dim))
@@ -266,10 +265,28 @@ class RPETransformerPreTrainedModel(NMTTransformerPreTrainedModel):
     config: RPETransformerConfig
 
 
-class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder):
+class RecurrentPositionStack(RPETransformerPreTrainedModel, TransformerStack):
+    """A stack whose input is split, with `positions`, the class of [`RecurrentPositions`] of its side."""
+
+    positions: type[RecurrentPositions]
+
+    def build_input(self, config: RPETransformerConfig) -> nn.Module:
+        if config.splits_input(self.side):
+            return RecurrentPositionInput(config, self.side, self.positions)
+        return super().build_input(config)
+
+    def build_layer(self, config: Any, index: int) -> nn.Module:
+        layer: Any = super().build_layer(config, index)
+        if index == 0 and config.rpe_head_partition != "none" and config.splits_input(self.side):
+            partition_heads(config, layer.self_attn)
+        return layer
+
+
+class RPETransformerEncoder(RecurrentPositionStack, NMTTransformerEncoder):
     """Transformer encoder with recurrent positional embeddings; usable alone through `get_encoder()`."""
 
     output_class = RPETransformerEncoderOutput
+    positions = SourceRecurrentPositions
     _can_record_outputs = {
         **NMTTransformerEncoder._can_record_outputs,
         "source_recurrent_positions": OutputRecorder(SourceRecurrentPositions),
@@ -280,35 +297,16 @@ class RPETransformerEncoder(RPETransformerPreTrainedModel, NMTTransformerEncoder
         self.needs_token_mask = config.has_recurrence("encoder")
         self.post_init()
 
-    def build_input(self, config: RPETransformerConfig) -> nn.Module:
-        if config.splits_input("encoder"):
-            return RecurrentPositionInput(config, "encoder", SourceRecurrentPositions)
-        return super().build_input(config)
 
-    def build_layer(self, config: Any, index: int) -> nn.Module:
-        layer: Any = super().build_layer(config, index)
-        partition_heads(config, "encoder", index, layer.self_attn)
-        return layer
-
-
-class RPETransformerDecoder(RPETransformerPreTrainedModel, NMTTransformerDecoder):
+class RPETransformerDecoder(RecurrentPositionStack, NMTTransformerDecoder):
     """Transformer decoder with recurrent positional embeddings; each new word costs one step of the recurrence."""
 
     output_class = RPETransformerDecoderOutput
+    positions = TargetRecurrentPositions
     _can_record_outputs = {
         **NMTTransformerDecoder._can_record_outputs,
         "target_recurrent_positions": OutputRecorder(TargetRecurrentPositions),
     }
-
-    def build_input(self, config: RPETransformerConfig) -> nn.Module:
-        if config.splits_input("decoder"):
-            return RecurrentPositionInput(config, "decoder", TargetRecurrentPositions)
-        return super().build_input(config)
-
-    def build_layer(self, config: Any, index: int) -> nn.Module:
-        layer: Any = super().build_layer(config, index)
-        partition_heads(config, "decoder", index, layer.self_attn)
-        return layer
 
 
 class RPETransformerModel(RPETransformerPreTrainedModel, Seq2SeqModelBase):
