@@ -24,7 +24,7 @@ from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderO
 from .recurrent_layers import take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization
-from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput, takes_cache
+from .seq2seq_outputs import Seq2SeqTranslationOutput
 from .seq2seq_stacks import TokenAndPositionInput
 from .user_errors import UserError
 
@@ -285,19 +285,6 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
             return BagOfWords()
         return super().build_layer(config, index, input_size)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        dependency_heads: torch.Tensor | None = None,
-        dependency_relations: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqEncoderOutput:
-        """Args as for [`GCNRNMTForConditionalGeneration`]."""
-        trees = {"dependency_heads": dependency_heads, "dependency_relations": dependency_relations}
-        return super().forward(input_ids, attention_mask, inputs_embeds, **trees, **kwargs)
-
     def run(
         self,
         hidden_states: torch.Tensor,
@@ -340,18 +327,12 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
                     "them. Pass dependency_heads and dependency_relations (recnmt: --source-trees)."
                 )
             return None
-        rows, length = states.shape[:2]
-        if heads.dim() not in (2, 3) or heads.shape[:2] != (rows, length):
-            raise UserError(
-                "model.tree_shape", field="dependency_heads", value=tuple(heads.shape), shape=f"({rows}, {length})"
-            )
-        if relations is not None and relations.shape != heads.shape:
-            raise UserError(
-                "model.tree_shape",
-                field="dependency_relations",
-                value=tuple(relations.shape),
-                shape=str(tuple(heads.shape)),
-            )
+        words, shape = tuple(states.shape[:2]), tuple(heads.shape)
+        if len(shape) not in (2, 3) or shape[:2] != words:
+            raise UserError("model.tree_shape", field="dependency_heads", value=shape, shape=words)
+        if relations is not None and relations.shape != shape:
+            value = tuple(relations.shape)
+            raise UserError("model.tree_shape", field="dependency_relations", value=value, shape=shape)
         edges = Edges.from_columns(heads, relations, token_mask)
         self.check_relations(edges.relations)
         return edges
@@ -404,7 +385,6 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
 
     model_class = GCNRNMTModel
 
-    @takes_cache
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
