@@ -4,7 +4,6 @@ from typing import Any, ClassVar, Literal
 
 from .configuration_seq2seq import DERIVED, Filled, interval, probability, size, strict_config
 from .configuration_transformer import TransformerConfig
-from .user_errors import UserError
 
 
 def student_sizes(d_model: int, decoder_layers: int, ffn_dim: int) -> dict[str, Any]:
@@ -83,10 +82,10 @@ class NMTTransformerConfig(TransformerConfig):
     def default_position_embedding_type(self) -> str:
         if self.self_attention_type != "relative":
             return "sinusoidal"
-        if self.decoder_autoregression != "self_attention":  # it would have no positions at all
-            context = f"self_attention_type='relative', decoder_autoregression={self.decoder_autoregression!r}"
-            fields = {"field": "position_embedding_type", "value": None, "context": context}
-            raise UserError("config.conflict", allowed="given; 'none' removes the decoder's positions too", **fields)
+        # A recurrence would have no positions at all.
+        has_positions = self.decoder_autoregression == "self_attention"
+        allowed, other = "given; 'none' removes the decoder's positions too", "decoder_autoregression"
+        self.require(has_positions, "position_embedding_type", allowed, "self_attention_type", other)
         return "none"
 
     def cache_layer_types(self) -> list[str] | None:

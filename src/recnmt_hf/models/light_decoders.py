@@ -96,7 +96,6 @@ class LinearScan(CustomGradient):
 
 
 def scan_shapes(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> Any:
-    """Return shape and type of the states of all steps."""
     return [(values.shape, values.dtype)]
 
 
@@ -203,8 +202,7 @@ class AverageAttention(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, is not averaged."""
         averages = self.average(hidden_states, attention_mask, cache).to(hidden_states.dtype)
-        outputs = self.gated(hidden_states, self.feed_forward(averages))
-        return outputs, None
+        return self.gated(hidden_states, self.feed_forward(averages)), None
 
     def average(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None

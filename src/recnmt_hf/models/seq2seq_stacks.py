@@ -329,9 +329,8 @@ class Seq2SeqDecoder(Seq2SeqStack):
         states = self.run(hidden_states, kernel_mask, attention_mask, memories, cache, **kwargs)
         last = self.finish(states, memories, cache)
         choice = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        hidden_states = select_hidden_states(states, last, choice)
-        named: dict[str, Any] = {CACHE: cache}
-        return self.output_class(last_hidden_state=last, hidden_states=hidden_states, **named)
+        named: dict[str, Any] = {CACHE: cache, "hidden_states": select_hidden_states(states, last, choice)}
+        return self.output_class(last_hidden_state=last, **named)
 
     def run(
         self,

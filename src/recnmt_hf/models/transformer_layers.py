@@ -81,10 +81,9 @@ class TransformerDecoderLayer(TransformerSublayers):
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def __call__(self, hidden_states: torch.Tensor, kernel_mask: Any, memories: Memories, **kwargs: Any) -> Any:
-        states: list[torch.Tensor] = []
-        if self.gradient_checkpointing and self.training:
-            # Reentrant checkpointing follows gradients only into tensors that are positional arguments themselves.
-            states = [memory.states for memory in memories.values()]
+        # Reentrant checkpointing follows gradients only into tensors that are positional arguments themselves.
+        is_checkpointed = self.gradient_checkpointing and self.training
+        states = [memory.states for memory in memories.values()] if is_checkpointed else []
         return super().__call__(hidden_states, kernel_mask, memories, *states, **kwargs)
 
     def forward(
