@@ -21,7 +21,6 @@ from recnmt_hf.models.recurrent_layers import (
     CachedRecurrence,
     MaskedRNN,
     RecurrentLayer,
-    initialize_recurrent,
     masked_mean,
 )
 from recnmt_hf.models.seq2seq_loading import Initialization
@@ -165,7 +164,7 @@ def test_recurrent_parameters_start_gate_by_gate(cell):
     layer, start = cell(6, 4), Initialization(d_model=4)
     layer.child = nn.Linear(3, 3)
     before = layer.child.weight.clone()
-    initialize_recurrent(start, layer)
+    start.recurrent_(layer)
     for gate in layer.weight_hh_l0.split(4):
         torch.testing.assert_close(gate @ gate.T, torch.eye(4))
     bound = (6 / sum(layer.weight_ih_l0.shape)) ** 0.5
@@ -175,11 +174,11 @@ def test_recurrent_parameters_start_gate_by_gate(cell):
         forget_gate[4:8] = 1.0
     assert torch.equal(layer.bias_ih_l0, forget_gate) and (layer.bias_hh_l0 == 0).all()
     assert torch.equal(layer.child.weight, before)
-    initialize_recurrent(Initialization(d_model=4, uniform=0.01), layer)
+    Initialization(d_model=4, uniform=0.01).recurrent_(layer)
     for name, parameter in layer.named_parameters(recurse=False):
         assert parameter.abs().max() <= 0.01 and (parameter.dim() == 1 or parameter.std() > 0.004), name
         nn.init.constant_(parameter, 7.0)._is_hf_initialized = True
-    initialize_recurrent(start, layer)
+    start.recurrent_(layer)
     assert all((parameter == 7).all() for parameter in layer.parameters(recurse=False))
 
 

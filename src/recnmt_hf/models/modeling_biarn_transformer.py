@@ -25,13 +25,12 @@ from .modeling_nmt_transformer import (
     NMTTransformerEncoder,
     NMTTransformerPreTrainedModel,
     build_decoder_attention,
-    build_decoder_mask,
 )
 from .multi_column import MultiColumn
-from .recurrent_layers import MaskedRNN, initialize_recurrent, masked_mean, reversed_order, take
+from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
-from .transformer_layers import TransformerDecoderLayer, TransformerDecoderStack, TransformerSublayers
+from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -343,13 +342,6 @@ class BiARNTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
         "RecurrentEncoderLayer",
     ]
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.RNNCellBase):
-            initialize_recurrent(self.initialization, module)
-        else:
-            super()._init_weights(module)
-
 
 class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEncoder):
     """Transformer encoder and recurrence encoder on the same embeddings; usable alone through `get_encoder()`."""
@@ -450,7 +442,7 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         return gate * attended + (1 - gate) * recurrent
 
 
-class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecoderStack):
+class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, NMTTransformerDecoder):
     """Transformer decoder whose top layer, or every layer, also attends to the recurrence states."""
 
     output_class = BiARNTransformerDecoderOutput
@@ -466,15 +458,12 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, TransformerDecode
             self.attended = "recurrence_cross_attentions"
         self.post_init()
 
-    def build_layer(self, config: BiARNTransformerConfig, index: int) -> nn.Module:
+    def build_layer(self, config: Any, index: int) -> nn.Module:
         self_attn, encoder_attn = build_decoder_attention(config, index)
         fuses = config.recurrence_encoder_type is not None and config.decoder_memory == "both"
         if fuses and (config.fusion_layers == "all" or index == config.decoder_layers - 1):
             return RecurrenceFusionDecoderLayer(config, self_attn, encoder_attn, index)
         return TransformerDecoderLayer(config, self_attn, encoder_attn)
-
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
-        return build_decoder_mask(self.config, states, token_mask, cache)
 
     def run(
         self,

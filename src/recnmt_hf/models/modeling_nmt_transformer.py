@@ -11,7 +11,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import MultiHeadAttention, causal_mask, key_positions, masked_softmax, visible_positions
+from .attention import MultiHeadAttention, key_positions, masked_softmax, visible_positions
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .kernels_shared import dropout
 from .light_decoders import LIGHT_DECODERS
@@ -94,15 +94,6 @@ def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[n
     return self_attn, MultiHeadAttention(config, *sizes, layer_idx=index, memory="encoder")
 
 
-def build_decoder_mask(
-    config: NMTTransformerConfig, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None
-) -> Any:
-    """Return the mask of the decoder's self-attention, or for what replaces it the token mask of the new words."""
-    if config.decoder_autoregression == "self_attention":
-        return causal_mask(config, states, token_mask, cache)
-    return None if token_mask is None or token_mask.dim() != 2 else token_mask[:, -states.shape[1] :]
-
-
 def directional_mask(
     attention_mask: torch.Tensor | None, num_heads: int, length: int, include_self: bool, device: torch.device
 ) -> torch.Tensor:
@@ -121,9 +112,8 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
 
     def __init__(self, config: NMTTransformerConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
-        kind = config.self_attention_type
-        if kind != "absolute" and self.config._attn_implementation not in ("sdpa", "eager"):
-            implementation = self.config._attn_implementation
+        kind, implementation = config.self_attention_type, self.config._attn_implementation
+        if kind != "absolute" and implementation not in ("sdpa", "eager"):
             raise UserError("model.attention_kernel", field="attn_implementation", value=implementation, kind=kind)
 
 
@@ -163,7 +153,10 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
     def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
-        return build_decoder_mask(self.config, states, token_mask, cache)
+        if self.config.decoder_autoregression == "self_attention":
+            return super().build_mask(states, token_mask, cache)
+        # What replaces it reads the token mask of the new words.
+        return None if token_mask is None or token_mask.dim() != 2 else token_mask[:, -states.shape[1] :]
 
 
 class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):

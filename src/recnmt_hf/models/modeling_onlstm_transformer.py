@@ -333,15 +333,11 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         return outputs
 
 
-class ONLSTMTransformerDecoder(ONLSTMTransformerPreTrainedModel, NMTTransformerDecoder):
-    """Transformer decoder."""
-
-
 class ONLSTMTransformerModel(ONLSTMTransformerPreTrainedModel, Seq2SeqModelBase):
     """The hybrid of recurrent and self-attention layers, without an output layer (Hao et al., 2019)."""
 
     encoder_class = ONLSTMTransformerEncoder
-    decoder_class = ONLSTMTransformerDecoder
+    decoder_class = NMTTransformerDecoder
 
 
 class ONLSTMTransformerForConditionalGeneration(

@@ -24,7 +24,7 @@ from .configuration_rnmt import RNMTConfig
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
 from .kernels_shared import allowed, dropout, is_plain, project, wide_linear, wide_type
 from .recurrent_cache import RecurrentStates, recurrent_layer
-from .recurrent_layers import MaskedRNN, initialize_recurrent, inverse, left_aligned, masked_mean, reversed_order, take
+from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput
@@ -283,13 +283,6 @@ class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
     def initialization(self) -> Initialization:
         return Initialization(self.config.d_model, self.config.init_std, self.config.init_uniform)
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.RNNCellBase):
-            initialize_recurrent(self.initialization, module)
-        else:
-            super()._init_weights(module)
-
 
 class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
     """
@@ -542,14 +535,12 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         **kwargs: Any,
     ) -> list[torch.Tensor]:
         words, (annotations, _, visible) = hidden_states, memories["encoder"]
-        layer = recurrent_layer(cache)
-        state = self.previous_state(memories["encoder"], layer, words.shape[0])
+        layer, rows = recurrent_layer(cache), words.shape[0]
+        state = self.previous_state(memories["encoder"], layer, rows)
         keys, values = annotations, None
         if self.recurrence.is_fast():
-            project_memory = self.recurrence.project_memory
-            keys, values, visible = read_source_memory(
-                "encoder", 0, project_memory, annotations, visible, cache, words.shape[0]
-            )
+            compute = self.recurrence.project_memory
+            keys, values, visible = read_source_memory("encoder", 0, compute, annotations, visible, cache, rows)
         if token_mask is not None:
             token_mask = token_mask[:, -words.shape[1] :]
         states, _, features = self.recurrence(words, keys, values, visible, state, token_mask)

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .kernels_shared import dropout, graph_operator, is_exporting, project, scan_steps, wide_type, with_autocast
 from .recurrent_cache import recurrent_layer
-from .seq2seq_loading import Initialization, is_loaded
+from .seq2seq_loading import Initialization
 from .user_errors import UserError
 
 
@@ -23,28 +22,6 @@ warnings.filterwarnings("ignore", "RNN module weights are not part of single con
 
 # Gates of each cell, in torch's order.
 CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
-
-
-def initialize_recurrent(start: Initialization, module: Any) -> None:
-    """
-    Initialize a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
-    matrices for each gate, zero biases (forget gate of an LSTM: 1).
-    """
-    for name, parameter in module.named_parameters(recurse=False):
-        if parameter.dim() > 1 and start.uniform is not None:
-            start.matrix_(parameter)
-        elif "weight_hh" in name:
-            if not is_loaded(parameter):
-                for gate in parameter.split(parameter.shape[1]):
-                    init.orthogonal_(gate)
-        elif "weight_ih" in name:
-            init.xavier_uniform_(parameter)
-        else:
-            init.zeros_(parameter)
-            # torch adds both biases: one of them carries the whole forget bias.
-            is_lstm = parameter.shape[0] == 4 * module.hidden_size
-            if start.uniform is None and is_lstm and "bias_ih" in name and not is_loaded(parameter):
-                init.ones_(parameter.chunk(4)[1])
 
 
 class RecurrentLayer(nn.Module):
@@ -77,7 +54,7 @@ class RecurrentLayer(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def initialize(self, start: Initialization) -> None:
-        initialize_recurrent(start, self)
+        start.recurrent_(self)
 
     def extra_repr(self) -> str:
         return f"{self.cell}, {self.input_size}, {self.hidden_size}"
@@ -116,7 +93,6 @@ class RecurrentLayer(nn.Module):
 
 
 def layer_shapes(inputs: torch.Tensor, state: torch.Tensor, *rest: torch.Tensor, **settings: Any) -> Any:
-    """Return shape and type of the output of a layer."""
     return [((*inputs.shape[:2], state.shape[-1]), state.dtype)]
 
 
@@ -153,7 +129,6 @@ def cell_step(
 
 
 def cell_shapes(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str) -> Any:
-    """Return shapes and types of the states of all steps."""
     return [((gates.shape[0], *state.shape), torch.promote_types(gates.dtype, state.dtype)) for state in carry]
 
 

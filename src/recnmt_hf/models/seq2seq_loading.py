@@ -51,6 +51,27 @@ class Initialization:
             std = self.d_model**-0.5 if std is None else std  # the model scales embeddings by `sqrt(d_model)`
             init.normal_(table, mean=0.0, std=std if self.std is None else self.std)
 
+    def recurrent_(self, module: Any) -> None:
+        """
+        Initialize a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
+        matrices for each gate, zero biases (forget gate of an LSTM: 1).
+        """
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1 and self.uniform is not None:
+                self.matrix_(parameter)
+            elif "weight_hh" in name:
+                if not is_loaded(parameter):
+                    for gate in parameter.split(parameter.shape[1]):
+                        init.orthogonal_(gate)
+            elif "weight_ih" in name:
+                init.xavier_uniform_(parameter)
+            else:
+                init.zeros_(parameter)
+                # torch adds both biases: one of them carries the whole forget bias.
+                is_lstm = parameter.shape[0] == 4 * module.hidden_size
+                if self.uniform is None and is_lstm and "bias_ih" in name and not is_loaded(parameter):
+                    init.ones_(parameter.chunk(4)[1])
+
 
 @dataclass
 class WarmStartReport:
@@ -97,6 +118,8 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             start.matrix_(module.weight)
             if module.bias is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, nn.RNNCellBase):
+            start.recurrent_(module)
         else:
             super()._init_weights(module)
 
