@@ -13,7 +13,7 @@ from user_errors import rejects
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration, VRNMTConfig, VRNMTForConditionalGeneration
 from recnmt_hf.commands.main import main
 from recnmt_hf.models import kernels_vrnmt, modeling_vrnmt
-from recnmt_hf.models.kernels_rnmt import SavedSteps
+from recnmt_hf.models.kernels_rnmt import AttentionalSteps, SavedSteps
 from recnmt_hf.models.modeling_vrnmt import gaussian_kl
 from recnmt_hf.models.seq2seq_outputs import CACHE
 from recnmt_hf.training.checks import check_model
@@ -261,8 +261,8 @@ def test_steps_pass_gradcheck(conditional, kind):
 
         def run(gates, given, keys, values, state, *parameters, held=held):
             parameters = (*parameters, *[None] * (13 - len(parameters)))
-            inputs = (gates, given, noise, keys, values, visible, state, held)
-            return kernels_vrnmt.LatentAttentionalSteps.apply(SavedSteps(), *inputs, *parameters)
+            inputs = (gates, keys, values, visible, state, held, *parameters[:7], given, noise, *parameters[7:])
+            return AttentionalSteps.apply(SavedSteps(kernels_vrnmt.LatentPart), *inputs)
 
         check_gradients(run, (*tensors, *weights, *(() if kind == "given" else latent)))
 

@@ -6,6 +6,7 @@ decoder with additive attention (Eqs. 2-5, 13). The plain references are in `mod
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -217,6 +218,11 @@ class StepWeights(NamedTuple):
     gate_bias: torch.Tensor  # (3 d,) of the second GRU's input
 
 
+STEP_WEIGHTS = len(StepWeights._fields)
+# Places of the tensors that only [`steps_forward`] reads: gates, visible, state, two inputs of a further part.
+READ_BY_STEPS = (0, 3, 4, 6 + STEP_WEIGHTS, 7 + STEP_WEIGHTS)
+
+
 def run_steps(
     recurrence: Any,
     words: torch.Tensor,
@@ -238,11 +244,8 @@ def run_steps(
     gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
     values = values[..., : 3 * width].to(dtype)
     real = None if token_mask is None else (token_mask != 0).t()[:, :, None]
-    tensors = gates, keys, values, visible, state, real
-    if maps is None:
-        states, attention = attentional_states(*tensors, *weights)
-    else:
-        states, attention = steps_forward(weights, None, *tensors, maps=maps)
+    tensors = gates, keys, values, visible, state, real, *weights
+    states, attention = attentional_states(*tensors) if maps is None else steps_forward(tensors, maps=maps)
     return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
 
 
@@ -286,10 +289,15 @@ def attentional_shapes(gates: torch.Tensor, keys: torch.Tensor, *rest: torch.Ten
 
 @graph_operator(attentional_shapes)
 def attentional_states(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
-    """Return states and attention of all steps; the arguments are those of [`AttentionalSteps`]."""
+    """Return states and attention of all steps; the arguments are the tensors of [`steps_forward`]."""
+    return differentiable_steps(tensors)
+
+
+def differentiable_steps(tensors: Sequence[Any], further: Any = None) -> list[torch.Tensor]:
+    """Run [`steps_forward`], as [`AttentionalSteps`] where gradients are needed."""
     if torch.is_grad_enabled() and not is_exporting():
-        return list(AttentionalSteps.apply(SavedSteps(), *tensors))
-    return list(steps_forward(StepWeights(*tensors[6:]), None, *tensors[:6]))  # type: ignore[arg-type]
+        return list(AttentionalSteps.apply(SavedSteps(further), *tensors))
+    return steps_forward(tensors, further=further)
 
 
 def tanh_(values: torch.Tensor) -> torch.Tensor:
@@ -316,29 +324,28 @@ def step_matmuls(weights: StepWeights, steps: int) -> tuple[Any, StepMatmuls, St
 
 
 def steps_forward(
-    weights: StepWeights,
-    saved: list[tuple[torch.Tensor | None, ...]] | None,
-    gates: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    real: torch.Tensor | None,
-    *,
+    tensors: Sequence[Any],
+    saved: list[tuple[torch.Tensor | None, ...]] | None = None,
+    further: Any = None,
     maps: Sequence[Any] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> list[torch.Tensor]:
     """
-    Run all steps without gradients, from the words' part of the (first) GRU's gates `(steps, batch_size, 3 * d)`, keys
-    and values; where `real` `(steps, batch_size, 1)` is `False` the state does not change. Append to `saved` what
-    [`AttentionalSteps`] needs of each step. `maps` replaces [`step_matmuls`]. Return states and attention weights
-    `(steps, batch_size, ..)`.
+    Run all steps without gradients. The `tensors` are the words' part of the (first) GRU's gates `(steps, batch_size,
+    3 * d)`, keys, values, which keys are visible, the first state, `real` `(steps, batch_size, 1)`, which is `False`
+    where the state does not change, the parameters of [`StepWeights`], and those of `further`, a class for a part of
+    each step between attention and second GRU, such as [`~.kernels_vrnmt.LatentPart`].
+
+    Append to `saved` what [`AttentionalSteps`] needs of each step. `maps` replaces [`step_matmuls`]. Return states,
+    attention weights and results of `further`, `(steps, batch_size, ..)`.
     """
+    gates, keys, values, visible, state, real, *rest = tensors
+    weights = StepWeights(*rest[:STEP_WEIGHTS])
+    part = None if further is None else further(len(gates), *rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
     map_word, map_query, map_context = step_matmuls(weights, gates.shape[0]) if maps is None else maps
-    states, attentions = [], []
 
-    def advance(gate: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def advance(state: torch.Tensor, gate: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
         first: tuple[torch.Tensor | None, ...] = (None, None, None)
         middle = state
         if is_conditional:
@@ -347,35 +354,46 @@ def steps_forward(
             first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
         query = map_query(middle)
         attention = attend(query, keys, visible, weights.score)
-        context = torch.matmul(attention, values).view(-1, 3 * width) + weights.gate_bias
+        reads = torch.matmul(attention, values).view(-1, values.shape[-1])
+        results, kept = [], ()
+        if part is None:
+            context = reads + weights.gate_bias
+        else:
+            added, results, kept = part.step(middle, reads[:, 3 * width :], *inputs)
+            context = reads[:, : 3 * width] + weights.gate_bias + added
         recurrent = map_context(middle)
         next_state, both, new = gru_step(context if is_conditional else context + gate, recurrent, middle)
         if saved is not None:
-            saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone()))
-        return next_state, attention.view(-1, length)
+            saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone(), *kept))
+        return [next_state, attention.view(-1, length), *results]
+
+    inputs = [gates] if part is None else [gates, *part.inputs]
 
     def scan_step(carry: Sequence[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        next_state, attention = advance(row[:, : 3 * width], carry[0])
+        parts = row.split(sizes, dim=-1)
+        results = advance(carry[0], *parts[: len(inputs)])
         if real is not None:
-            next_state = torch.where(row[:, 3 * width :] != 0, next_state, carry[0])
-        return [next_state], [next_state, attention]
+            results[0] = torch.where(parts[-1] != 0, results[0], carry[0])
+        return results[:1], results
 
     with with_autocast(keys.device, None):
         if is_exporting():  # any number of steps
-            inputs = gates if real is None else torch.cat([gates, real.to(gates.dtype)], dim=-1)
-            all_states, all_attentions = scan_steps(scan_step, [state], inputs)
-            return all_states, all_attentions
-        for j, gate in enumerate(gates.unbind(0)):
-            next_state, attention = advance(gate, state)
-            state = next_state if real is None else torch.where(real[j], next_state, state)
-            states.append(state)
-            attentions.append(attention)
-    return torch.stack(states), torch.stack(attentions)
+            columns = [column.to(gates.dtype) for column in (*inputs, *([] if real is None else [real]))]
+            sizes = [column.shape[-1] for column in columns]
+            return scan_steps(scan_step, [state], torch.cat(columns, dim=-1))
+        steps = []
+        for j, rows in enumerate(zip(*(tensor.unbind(0) for tensor in inputs), strict=True)):
+            results = advance(state, *rows)
+            state = results[0] = results[0] if real is None else torch.where(real[j], results[0], state)
+            steps.append(results)
+    return [torch.stack(column) for column in zip(*steps, strict=True)]
 
 
+@dataclass
 class SavedSteps:
-    """Tensors that [`steps_forward`] saves for each step; there are too many to return them."""
+    """The argument `further` of [`steps_forward`], and the tensors saved for each step, too many to return them."""
 
+    further: Any = None
     tensors: tuple[torch.Tensor | None, ...] = ()
 
 
@@ -383,62 +401,65 @@ class AttentionalSteps(CustomGradient):
     """[`steps_forward`] with its backward pass, which recomputes the attention's energies. Not differentiable twice."""
 
     @staticmethod
-    def forward(saved: SavedSteps, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run [`steps_forward`] with its tensors and the parameters of [`StepWeights`]."""
+    def forward(saved: SavedSteps, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        """Run [`steps_forward`] with its tensors."""
         steps: list[tuple[torch.Tensor | None, ...]] = []
-        results = steps_forward(StepWeights(*tensors[6:]), steps, *tensors[:6])
+        results = steps_forward(tensors, steps, saved.further)
         saved.tensors = tuple(tensor for step in steps for tensor in step)
-        return results
+        return tuple(results)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        saved, gates, keys, values, visible, state, real, *weights = inputs
-        ctx.autocast_dtype = autocast_dtype(keys.device)
-        ctx.has_steps = bool(saved.tensors)
-        tensors = saved.tensors if ctx.has_steps else (gates, visible, state)
-        ctx.save_for_backward(keys, values, real, output[1], *weights, *tensors)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        saved, *tensors = inputs
+        ctx.autocast_dtype = autocast_dtype(tensors[1].device)
+        ctx.further, ctx.sizes = saved.further, (len(output), len(tensors))
+        if saved.tensors:
+            tensors = [None if place in READ_BY_STEPS else tensor for place, tensor in enumerate(tensors)]
+        ctx.save_for_backward(*tensors, *output[1:], *saved.tensors)
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], saved: SavedSteps, *inputs: Any) -> Any:
         # Steps of several samples are not saved: the backward pass repeats them.
-        return super().vmap(info, in_dims, SavedSteps(), *inputs)
+        return super().vmap(info, in_dims, SavedSteps(saved.further), *inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad_states: torch.Tensor, grad_attention: torch.Tensor) -> Any:
-        compute = functools.partial(AttentionalSteps.gradients, ctx.autocast_dtype, ctx.has_steps)
-        with with_autocast(grad_states.device, None):
-            return None, *final_gradients(compute, grad_states, grad_attention, *ctx.saved_tensors)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        compute = functools.partial(AttentionalSteps.gradients, ctx.autocast_dtype, ctx.further, *ctx.sizes)
+        with with_autocast(gradients[0].device, None):
+            return None, *final_gradients(compute, *gradients, *ctx.saved_tensors)
 
     @staticmethod
     def gradients(
-        autocast: torch.dtype | None,
-        has_steps: bool,
-        grad_states: torch.Tensor,
-        grad_attention: torch.Tensor,
-        *saved: Any,
+        autocast: torch.dtype | None, further: Any, results: int, inputs: int, *saved: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        keys, values, real, attention, *rest = saved
-        weights, tensors, count = StepWeights(*rest[:7]), rest[7:], len(attention)
+        (grad_states, grad_attention, *grad_others), saved = saved[:results], saved[results:]
+        tensors, saved = saved[:inputs], saved[inputs:]
+        (attention, *others), saved = saved[: results - 1], saved[results - 1 :]
+        _, keys, values, _, _, real, *rest = tensors
+        weights, count = StepWeights(*rest[:STEP_WEIGHTS]), len(attention)
         with with_autocast(keys.device, autocast):
             map_word, map_query, map_context = step_matmuls(weights, count)
+            part = None if further is None else further(count, *rest[STEP_WEIGHTS:])
             steps: list[Any] = []
-            if not has_steps:
-                gates, visible, state = tensors
-                steps_forward(weights, steps, gates, keys, values, visible, state, real)
-        if has_steps:
-            size = len(tensors) // count
-            steps = [tensors[j * size : (j + 1) * size] for j in range(count)]
+            if not saved:
+                steps_forward(tensors, steps, further)
+        if saved:
+            size = len(saved) // count
+            steps = [saved[j * size : (j + 1) * size] for j in range(count)]
         rows, width = grad_states.shape[1], keys.shape[2]
         is_conditional = weights.word_weight is not None
         new = grad_states.new_empty
-        grad_gates = new(count, rows, 3 * width)
+        grad_gates: Any = new(count, rows, 3 * width) if is_conditional else None
         grad_first: Any = new(count, rows, 3 * width) if is_conditional else None  # of its recurrent part
-        grad_context, grad_second = new(count, rows, 3 * width), new(count, rows, 3 * width)
-        grad_queries = new(count, rows, width)
+        grad_second, grad_queries = new(count, rows, 3 * width), new(count, rows, width)
+        grad_reads = new(count, rows, values.shape[-1])
+        grad_context = grad_reads[..., : 3 * width]
         attention_gradients = AttentionGradients(keys, values, weights.score)
+        if part is not None:
+            part.start_backward(others, grad_others, grad_context, grad_reads[..., 3 * width :])
         gradient = torch.zeros_like(grad_states[0])
         for j in reversed(range(count)):
-            state, middle, query, both1, new1, inner1, both2, new2, inner2 = steps[j]
+            state, middle, query, both1, new1, inner1, both2, new2, inner2, *kept = steps[j]
             gradient = gradient + grad_states[j]
             skipped = None
             if real is not None:
@@ -447,9 +468,9 @@ class AttentionalSteps(CustomGradient):
             # s_j = GRU(a_j, s~_j)
             grad_middle = gru_step_backward(gradient, middle, both2, new2, inner2, grad_context[j], grad_second[j])
             grad_middle += map_context.backward(grad_second[j])
-            attention_gradients.add_step(
-                query, attention[j], grad_context[j], grad_attention[j], grad_query=grad_queries[j]
-            )
+            if part is not None:
+                part.step_backward(j, grad_middle, kept)
+            attention_gradients.add_step(query, attention[j], grad_reads[j], grad_attention[j], grad_queries[j])
             grad_middle += map_query.backward(grad_queries[j])
             # s~_j = GRU(y_{j-1}, s_{j-1})
             if is_conditional:
@@ -468,8 +489,8 @@ class AttentionalSteps(CustomGradient):
             grad_gates, grad_word_weight, grad_word_bias = grad_context, None, None
         return (
             grad_gates,
-            attention_gradients.of_keys(),
-            attention_gradients.of_values(attention, grad_context),
+            attention_gradients.slopes * weights.score,
+            attention_gradients.of_values(attention, grad_reads),
             None,
             gradient,
             None,
@@ -480,6 +501,7 @@ class AttentionalSteps(CustomGradient):
             map_context.weight_gradient(grad_second, middles),
             grad_second.sum(dim=(0, 1)),
             grad_context.sum(dim=(0, 1)),
+            *(() if part is None else part.gradients(middles, [step[9:] for step in steps])),
         )
 
 
@@ -526,10 +548,6 @@ class AttentionGradients:
             self.slopes.addcmul_(grad_score.view(sources, length, 1), slopes[:, 0])
         else:
             self.slopes += (grad_score[..., None] * slopes).sum(dim=1)
-
-    def of_keys(self) -> torch.Tensor:
-        """Return the gradient of the keys."""
-        return self.slopes * self.score
 
     def of_values(self, attention: torch.Tensor, grad_reads: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the values from the weights and the gradients of the sums of all steps."""

@@ -261,24 +261,24 @@ class VRNMTRecurrence(DecoderRecurrence):
         else:
             network = self.prior if targets is None else self.posterior
             inputs = self.word_part(network, words, targets)
-        steps = run_latent_steps(
+        states, attention, *results = run_latent_steps(
             self, words, keys[:, 0], values[:, 0], visible, state, token_mask, network, inputs, noise
         )
+        if network is not None:
+            queries, moments, latents = results
         # What is read from the annotations after the steps, from weights in rows of their source.
         start = 3 * state.shape[-1] + (0 if network is None else inputs.shape[-1])
-        grouped = steps.attention[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
+        grouped = attention[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
         reads = torch.matmul(grouped.to(values.dtype), values[:, 0, :, start:]).view(*words.shape[:2], -1)
         kl = None
-        if targets is not None and given is None:
-            assert steps.moments is not None and steps.queries is not None
+        if targets is not None and network is not None:
             prior = None
             if self.prior is not None:
-                hidden = wide_linear(steps.queries, self.columns(self.prior)[0]) + self.word_part(self.prior, words)
+                hidden = wide_linear(queries, self.columns(self.prior)[0]) + self.word_part(self.prior, words)
                 prior = self.prior.moments(torch.tanh(hidden + reads[..., self.readout.size :]))
-            mean, log_variance = steps.moments.chunk(2, dim=-1)
+            mean, log_variance = moments.chunk(2, dim=-1)
             kl = gaussian_kl((mean, clamped(log_variance)), prior)
-        features = reads[..., : self.readout.size]
-        return steps.states, steps.attention, features, latents if network is None else steps.latents, kl
+        return states, attention, reads[..., : self.readout.size], latents, kl
 
     def word_part(self, network: Any, words: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Return the words' part of a network's hidden layer, `(batch_size, target_length, latent_hidden_size)`."""
