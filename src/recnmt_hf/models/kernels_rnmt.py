@@ -340,7 +340,7 @@ def steps_forward(
     """
     gates, keys, values, visible, state, real, *rest = tensors
     weights = StepWeights(*rest[:STEP_WEIGHTS])
-    part = None if further is None else further(len(gates), *rest[STEP_WEIGHTS:])
+    part = None if further is None else further(gates.shape[0], *rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
     map_word, map_query, map_context = step_matmuls(weights, gates.shape[0]) if maps is None else maps
