@@ -96,6 +96,7 @@ class LinearScan(CustomGradient):
 
 
 def scan_shapes(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> Any:
+    """Return shape and type of the states of all steps."""
     return [(values.shape, values.dtype)]
 
 

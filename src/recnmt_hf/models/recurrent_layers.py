@@ -93,6 +93,7 @@ class RecurrentLayer(nn.Module):
 
 
 def layer_shapes(inputs: torch.Tensor, state: torch.Tensor, *rest: torch.Tensor, **settings: Any) -> Any:
+    """Return shape and type of the output of a layer."""
     return [((*inputs.shape[:2], state.shape[-1]), state.dtype)]
 
 
@@ -129,6 +130,7 @@ def cell_step(
 
 
 def cell_shapes(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str) -> Any:
+    """Return shapes and types of the states of all steps."""
     return [((gates.shape[0], *state.shape), torch.promote_types(gates.dtype, state.dtype)) for state in carry]
 
 

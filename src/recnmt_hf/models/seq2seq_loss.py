@@ -128,6 +128,7 @@ class ChunkedCrossEntropy(CustomGradient):
 
 
 def loss_shapes(states: torch.Tensor, matrix: torch.Tensor, *others: torch.Tensor | None, **settings: Any) -> Any:
+    """Return shapes and types of the results of [`chunked_losses`]."""
     wide = torch.promote_types(states.dtype, torch.float32)
     return [((), wide)] + ([] if others[-1] is None else [(states.shape, states.dtype), (matrix.shape, wide)])
 

@@ -56,6 +56,7 @@ class SimpleRecurrentUnit(nn.Module):
 
 
 def memory_shapes(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.Tensor) -> Any:
+    """Return shapes and types of the outputs of all steps."""
     return [((gates.shape[0], *memory.shape), gates.dtype)] * 2
 
 
