@@ -24,7 +24,7 @@ from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderO
 from .recurrent_layers import take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization
-from .seq2seq_outputs import Seq2SeqTranslationOutput
+from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput
 from .seq2seq_stacks import TokenAndPositionInput
 from .user_errors import UserError
 
@@ -284,6 +284,20 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         if config.encoder_type == "bow":
             return BagOfWords()
         return super().build_layer(config, index, input_size)
+
+    # `generate` reads the names of the encoder's arguments, since a Trainer may replace the model's `forward`.
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        dependency_heads: torch.Tensor | None = None,
+        dependency_relations: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqEncoderOutput:
+        """Args as for [`GCNRNMTForConditionalGeneration`]."""
+        trees = {"dependency_heads": dependency_heads, "dependency_relations": dependency_relations}
+        return super().forward(input_ids, attention_mask, inputs_embeds, **trees, **kwargs)
 
     def run(
         self,
