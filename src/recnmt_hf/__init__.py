@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ._interrupts import handle_from_now_on
 from ._lazy import lazy_names
 from ._registration import is_command, register
-from .families import MODEL_TYPES
+from .families import FAMILIES, MODEL_TYPES
 
 
 __version__ = "0.2.0"
@@ -96,7 +96,8 @@ if TYPE_CHECKING:
     from .training.run import train as train
     from .training.trainer import TranslationTrainer as TranslationTrainer
 
-__getattr__, __dir__, _lazy_names = lazy_names(__name__)
+_of_families = {name: module for family in FAMILIES.values() for name, module in family.class_modules.items()}
+__getattr__, __dir__, _lazy_names = lazy_names(__name__, **_of_families)
 __all__ = ["MODEL_TYPES", "__version__", *_lazy_names]
 
 if is_command():

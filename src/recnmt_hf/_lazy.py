@@ -22,9 +22,12 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
     return {alias.asname or alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package that imports its names on first use."""
-    modules, own = names_for_type_checkers(package), sys.modules[package].__dict__
+def lazy_names(package: str, **further: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """
+    Return `__getattr__`, `__dir__` and `__all__` of a package that imports its names on first use: those for type
+    checkers, and `further` ones with their modules.
+    """
+    modules, own = names_for_type_checkers(package) | further, sys.modules[package].__dict__
 
     def get(name: str) -> Any:
         if name not in modules:
