@@ -33,7 +33,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         num_processes (`int`, *optional*, defaults to 1): The number of batches is a multiple of it.
         shuffle (`bool`, *optional*, defaults to `True`): Draw a new order of batches in each epoch, and new groups of
             the sentences of equal lengths; the number of batches is constant. `False`: sort by length.
-        seed (`int` or sequence of them, *optional*, defaults to 0): Decides all random choices, with the epoch.
+        seed (`int` or sequence of them, *optional*, defaults to 0): Decides all random choices together with the epoch.
         multiple (`int`, *optional*, defaults to 1): Batches of more than this many sentences have a multiple of it,
             except the last one.
 

@@ -134,9 +134,10 @@ def missing_file_error(path: Path) -> MissingFileError:
 
 def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
     """
-    Yield the lines of a file that [`open_bytes`] opens, UTF-8 text, without line ends and surrounding spaces, or other
-    characters to `strip`. Only line feeds end a line, not the other line ends of Unicode. A byte order mark is removed.
-    `UserError` if a line is not UTF-8 or too long, or a compressed file is truncated.
+    Yield the lines of a file of UTF-8 text that [`open_bytes`] opens, without line ends. The characters `strip`, by
+    default all kinds of space, are removed at both ends of a line, and so is a byte order mark. Only line feeds end a
+    line, not the other line ends of Unicode. `UserError` if a line is not UTF-8 or too long, or a compressed file is
+    truncated.
     """
     name, number, line = "standard input" if path is None else str(path), 0, b""
     with open_bytes(path) as file:

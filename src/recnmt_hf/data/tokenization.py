@@ -174,7 +174,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
 def load_unchecked(path: str | Path, what: str = "tokenizer", **kwargs: Any) -> PreTrainedTokenizerBase:
     """
     Load a tokenizer, which messages call `what`, without settings that would be saved with it: how it was loaded, and
-    `auto_map`, which names remote code even where an installed class was used. Saving a class of remote code adds it.
+    `auto_map`, which names remote code even where an installed class was used. Saving remote code adds it again.
     """
     from transformers import AutoTokenizer
 

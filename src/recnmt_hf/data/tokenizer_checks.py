@@ -68,7 +68,7 @@ def checksum(text: str) -> str:
 
 
 def vocabulary_sizes(config: Any) -> tuple[int, int]:
-    """Return the numbers of source and target token ids of a model, whose two sides may have own configurations."""
+    """Return the numbers of source and target token ids; each side may have a configuration of its own."""
     own = getattr(config, "vocab_size", None)
     source, target = (own if own is not None else getattr(config, side).vocab_size for side in ("encoder", "decoder"))
     return source, getattr(config, "decoder_vocab_size", None) or target

@@ -103,7 +103,7 @@ class Evidence:
 
     model: dict[str, Any] = field(default_factory=dict)
     languages: list[str] = field(default_factory=list)  # source and target
-    recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # values unlike the defaults of recipes, by section
+    recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # values that differ from defaults, by section
     data: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)

@@ -45,7 +45,7 @@ logger.addHandler(MainProcessHandler())
 
 
 class Processes:
-    """Processes of this run. A collective of training may take `timeout` seconds. `UserError` for a wrong backend."""
+    """Processes of this run. Collectives may take `timeout` seconds. `UserError` for a wrong `ddp_backend`."""
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
         end_with_launcher()
