@@ -402,6 +402,10 @@ def test_datasets_are_read_as_streams(tokenizers, tmp_path):
     corpus = Corpus(dataset="parquet", data_files=[str(tmp_path / "rows.parquet")])
     manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings())
     assert manifest["pairs"] == 90 and len(manifest["shards"]) == 3
+    matching = Corpus(dataset="parquet", data_files=str(tmp_path / "r*.parquet"))
+    before = matching.fingerprint()
+    pq.write_table(pa.Table.from_pylist(rows[:60]), tmp_path / "rows.parquet")
+    assert matching.fingerprint() != before
 
 
 def test_urls(files, tokenizers, tmp_path):

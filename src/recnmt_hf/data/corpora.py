@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -286,7 +287,8 @@ class Corpus:
     def fingerprint(self) -> list[Any]:
         """Return [`identity`] and checksums of local files, which identify the content."""
         files = self.local_files()
-        files += [self.data_files] if isinstance(self.data_files, str) else self.data_files or []
+        for path in [self.data_files] if isinstance(self.data_files, str) else self.data_files or []:
+            files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
         return [self.identity(), [digest_of_file(path) for path in files if Path(path).is_file()]]
