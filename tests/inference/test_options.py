@@ -410,6 +410,10 @@ def test_names_of_transformers_are_converted():
     options = decoding_options(DecodingOptions(beams=3, buffer=9), {"num_return_sequences": 2})
     assert options == DecodingOptions(beams=3, buffer=9, num_hypotheses=2)
     assert decoding_options(None, {"num_beams": 2}) == DecodingOptions(beams=2)
+    options = DecodingOptions(generate={"no_repeat_ngram_size": 3, "repetition_penalty": 1.5})
+    changed = decoding_options(options, {"repetition_penalty": 1.2, "beams": 2})
+    assert changed.generate == {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2} and changed.beams == 2
+    assert decoding_options(options, {"generate": {"min_new_tokens": 2}}).generate == {"min_new_tokens": 2}
 
 
 @pytest.mark.parametrize(

@@ -285,8 +285,15 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
-    """Return options (`None`: the default ones) with changes, named as for [`convert_option_names`]."""
+    """
+    Return options (`None`: the default ones) with changes, named as for [`convert_option_names`]. Single settings of
+    `generate` are added to those of the options; `generate` itself replaces them.
+    """
     if not isinstance(options, DecodingOptions | None):
         raise UserError("option.not_options", value=type(options).__name__)
-    changes = convert_option_names(changes)
-    return replace(options, **changes) if options else DecodingOptions(**changes)
+    converted = convert_option_names(changes)
+    if options is None:
+        return DecodingOptions(**converted)
+    if "generate" in converted and "generate" not in changes:
+        converted["generate"] = options.generate | converted["generate"]
+    return replace(options, **converted)
