@@ -21,9 +21,9 @@ fi
 wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum)"
 if [ "$(cat "$venv/installed-for" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing recnmt_hf and the pinned packages (some minutes the first time)."
-    # Torch first and pinned: left to itself pip may take a build for other hardware.
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$constraints" torch
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$constraints" -e "$root[dev]"
+    # Most modules are never loaded; the others are compiled when they are.
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" -e "$root[dev]"
     echo "$wanted" > "$venv/installed-for"
 fi
 export PATH="$venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE  # compiled modules are kept for the next process
