@@ -37,9 +37,9 @@ def number_of_positions(config: Any, side: str) -> int | None:
 
 
 def end_ids(model: Any) -> set[int]:
-    """Return the ids of the tokens that end a sentence."""
+    """Return the ids of the tokens that end a sentence; none if the model has no such token."""
     end = setting(model, "eos_token_id")
-    return set(end) if isinstance(end, (list, tuple)) else {end}
+    return set(end) if isinstance(end, (list, tuple)) else {end} - {None}
 
 
 def start_id(model: Any) -> int:
