@@ -312,7 +312,15 @@ def test_a_model_without_an_end_token(tiny_folder):
     translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
     with rejects("model.no_end_token", "eos_token_id"):
         Translator(translator.model, translator.tokenizer)
-    assert Translator(translator.model, translator.tokenizer, check=False).end_ids() == set()
+    unchecked = Translator(translator.model, translator.tokenizer, check=False)
+    (translation,) = unchecked(["The dog."], max_new_tokens=5)
+    tokens = translation.hypotheses[0].tokens
+    assert unchecked.end_ids() == set() and len(tokens) == 5
+    given = unchecked.score(["The dog."], [tokens])[0]
+    assert given.log_prob == pytest.approx(translation.hypotheses[0].log_prob, abs=1e-4)
+    assert len(unchecked.score(["The dog."], ["Der Hund."])[0].token_log_probs) == len(
+        translator.encode_target("Der Hund.")
+    )
 
 
 def test_training_stamps_the_tokenizers(tokenizer, other):

@@ -190,9 +190,14 @@ class Languages:
         """Return the token ids of a translation, with an end token."""
         is_bare = direction.frame is not None
         ids = self.encode(self.tokenizers.target, text, not is_bare, not is_bare)
-        if not ids or ids[-1] not in end_ids(self.model):
+        if self.lacks_end(ids):
             ids.append(self.end_id())
         return self.target_tokens([*direction.given, *ids] if is_bare else ids, direction)
+
+    def lacks_end(self, ids: Sequence[int]) -> bool:
+        """Return whether the token ids of a translation lack the end token that the model has."""
+        ends = end_ids(self.model)
+        return bool(ends) and ends.isdisjoint(ids[-1:])
 
     def end_id(self) -> int:
         """Return the id of the token at the end of a translation."""
@@ -221,7 +226,7 @@ class Languages:
         is_bare = direction.frame is not None
         with lock_of(self.tokenizers.target):
             ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
-        if not ids or ids[-1] not in end_ids(self.model):
+        if self.lacks_end(ids):
             ids, words = [*ids, self.end_id()], [*words, None]
         if is_bare:
             ids, words = [*direction.given, *ids], [*[None] * len(direction.given), *words]
