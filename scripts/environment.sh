@@ -21,7 +21,7 @@ fi
 wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum)"
 if [ "$(cat "$venv/installed-for" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing recnmt_hf and the pinned packages (some minutes the first time)."
-    # Most modules are never loaded; the others are compiled when they are.
+    # Python compiles each module when it is first loaded; most never are.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" -e "$root[dev]"
     echo "$wanted" > "$venv/installed-for"
 fi

@@ -13,7 +13,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.data import TokenizerPair
 from recnmt_hf.data.tokenizer_checks import stamp, stamp_tokenizers
-from recnmt_hf.inference import Translator
+from recnmt_hf.inference import Translator, align_pairs
 from recnmt_hf.inference.model_checks import check_loading, check_weights, list_names, missing_values
 from recnmt_hf.models.user_errors import UserError
 
@@ -318,9 +318,9 @@ def test_a_model_without_an_end_token(tiny_folder):
     assert unchecked.end_ids() == set() and len(tokens) == 5
     given = unchecked.score(["The dog."], [tokens])[0]
     assert given.log_prob == pytest.approx(translation.hypotheses[0].log_prob, abs=1e-4)
-    assert len(unchecked.score(["The dog."], ["Der Hund."])[0].token_log_probs) == len(
-        translator.encode_target("Der Hund.")
-    )
+    own = unchecked.tokenizer("Der Hund.")["input_ids"]  # with the tokenizer's end token
+    assert len(unchecked.score(["The dog."], ["Der Hund."])[0].token_log_probs) == len(own)
+    assert next(align_pairs(unchecked, ["The dog."], ["Der Hund."])).weights.shape == (2, 3)
 
 
 def test_training_stamps_the_tokenizers(tokenizer, other):
