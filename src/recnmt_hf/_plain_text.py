@@ -55,11 +55,14 @@ def ids_of_texts(
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
 
 
-def truncated(ids: list[int], limit: int, ends: Collection[int | None]) -> list[int]:
-    """Truncate token ids to `limit`, and keep an end token at the end."""
+def truncated(ids: list[int], limit: int, controls: Collection[int | None]) -> list[int]:
+    """Truncate token ids to `limit`, and keep the control tokens at the end."""
     if len(ids) <= limit:
         return ids
-    kept = [*range(limit - 1), len(ids) - 1 if ids[-1] in ends else limit - 1]
+    end = len(ids)
+    while end > len(ids) - limit and ids[end - 1] in controls:
+        end -= 1
+    kept = [*range(limit - (len(ids) - end)), *range(end, len(ids))]
     select = getattr(ids, "select", None)  # of tokens with a tree
     return [ids[position] for position in kept] if select is None else select(kept)
 

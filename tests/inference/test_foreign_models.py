@@ -499,6 +499,23 @@ def test_threads_with_different_languages(zoo, sentences, name):
 # -- models that lack something ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_training_data_have_the_languages_of_the_tokenizer(zoo, sentences, name, tmp_path):
+    source, target, other = LANGUAGES[name]
+    (tmp_path / "a.tsv").write_text(f"{sentences[0]}\t{sentences[1]}\n")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(zoo.make(name), src_lang=source)
+    for language in (target, other):
+        tokenizer.tgt_lang = language
+        arguments = [{"tsv": tmp_path / "a.tsv"}, "a", "b", tokenizer, tokenizer, tmp_path / "data"]
+        whole = tokenizer(sentences[0], text_target=sentences[1])
+        assert recnmt_hf.data.prepare_dataset(*arguments)[0]["labels"] == whole["labels"]
+        part = recnmt_hf.data.prepare_dataset(*arguments, 6, 6, on_long="truncate")[0]
+        for column in ("input_ids", "labels"):  # language and end token are kept, wherever they are
+            limits = tokenizer("a", text_target="a", max_length=6, truncation=True)[column]
+            kept = [id for id in part[column] if id in tokenizer.all_special_ids]
+            assert kept == [id for id in limits if id in tokenizer.all_special_ids] and len(part[column]) == 6
+
+
 def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):
     folder = zoo.make("bart")
     without = transformers.AutoTokenizer.from_pretrained(folder)

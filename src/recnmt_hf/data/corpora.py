@@ -19,7 +19,7 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .._plain_text import encode_plain, ids_of_texts, truncated
+from .._plain_text import control_ids, encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import ExistingFileError, MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
@@ -379,8 +379,8 @@ def tokenize_pairs(
         for row, ids in zip(parsed, trees(list(parsed.values())), strict=True):
             sources[row] = ids
     if most is not None:
-        sources = [truncated(ids, most[0], {source_tokenizer.eos_token_id}) for ids in sources]
-        targets = [truncated(ids, most[1], {target_tokenizer.eos_token_id}) for ids in targets]
+        sources = [truncated(ids, most[0], control_ids(source_tokenizer)) for ids in sources]
+        targets = [truncated(ids, most[1], control_ids(target_tokenizer)) for ids in targets]
     columns: dict[str, list[Any]] = {
         "input_ids": sources,
         "labels": targets,
@@ -568,16 +568,18 @@ def row_of_pair(pair: SentencePair, has_links: bool, has_trees: bool) -> dict[st
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a checksum that is the same for tokenizers that encode text in the same way."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
+
+    def ids_of(text: str, is_target: bool) -> list[int]:
+        return encode_plain(tokenizer, text, is_target)["input_ids"]
+
     if backend is None:
         # Settings have no common interface, so compare the encoding of a text, which depends on them.
         probe = "A b-c, 1.5 Ä 你好 </s>"
-        state = [
-            type(tokenizer).__name__,
-            tokenizer.get_vocab(),
-            [encode_plain(tokenizer, probe, is_target)["input_ids"] for is_target in (False, True)],
-        ]
+        state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), [ids_of(probe, side) for side in (False, True)]]
     else:
         state = json.loads(backend.to_str())
         state.pop("padding", None)
         state.pop("truncation", None)
+        if (controls := ids_of("", True)) != ids_of("", False):  # the language of translations is no part of it
+            state["target_controls"] = controls
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
