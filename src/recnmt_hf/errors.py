@@ -378,6 +378,9 @@ MESSAGES |= {
     "run compares evaluations. Restore it, or set average.which: last and remove early_stopping_patience.",
     "resume.other_batches": "{field}={value} changes the batches per update of {checkpoint} ({change}); the product "
     "must stay {batches}. {remedy}.",
+    "resume.no_optimizer": "{field} has no state of the optimizer, so that training cannot go on from it as if it had "
+    "not been interrupted. Use a checkpoint that was saved without training.save_only_model, set model.init_from to "
+    "this one in another folder, or start again with --overwrite.",
     "resume.other_model": "The model of {field} differs from that of the recipe: {changes}. Resume with the old "
     "recipe, or start again with --overwrite or in another folder.",
     # evidence

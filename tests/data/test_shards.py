@@ -17,6 +17,7 @@ from recnmt_hf import GCNRNMTConfig
 from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus, prepare_dataset
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
+from recnmt_hf.data.language_filter import main_language, probability
 from recnmt_hf.data.modifiers import modified
 from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, line_ends, prepare_shards
@@ -238,7 +239,9 @@ def test_mixtures(large):
     data = ShardedDataset(large, Mixture(weights=[0.5, 3]))
     sampler = PooledBatchSampler(data, LIMITS, pool=500)
     assert sampler.drawn_pairs() == [1000, 3000]
-    counts = Counter(row for batch in sampler for row in batch)
+    reads = [row for batch in sampler for row in batch]
+    assert len(set(reads)) == 4000 and data[reads[-1]] == data[reads[-1] % 3000]  # each with a number of its own
+    counts = Counter(row % 3000 for row in reads)
     assert {counts[row] for row in range(2000)} == {0, 1} and {counts[row] for row in range(2000, 3000)} == {3}
     assert Mixture(temperature=5).repeats([1600, 100]) == pytest.approx([1.0, 16**0.8])
     assert Mixture().repeats([5, 7]) == [1.0, 1.0]
@@ -256,7 +259,7 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
         for weights, counts in (([1, 0.4], [300, 40]), ([1, 1.5], [300, 150]), ([0.4, 2.25], [120, 225])):
             sampler = PooledBatchSampler(data, LIMITS, weights=weights)
             assert sampler.drawn_pairs() == counts
-            rows = sorted(row for batch in sampler for row in batch)
+            rows = sorted(row % 400 for batch in sampler for row in batch)
             assert [sum(row < 300 for row in rows), sum(row >= 300 for row in rows)] == counts
             assert set(Counter(rows[counts[0] :]).values()) <= {int(weights[1]), int(weights[1]) + 1}
             lengths = [len(data[row][name]) for row in rows for name in ("input_ids", "labels")]
@@ -265,7 +268,7 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
                 sampler = PooledBatchSampler(data, LIMITS, num_processes=processes, weights=weights)
                 sampler.set_epoch(1)
                 batches = list(sampler)
-                assert sorted(row for batch in batches for row in batch) == rows and len(batches) == len(sampler)
+                assert sorted(row % 400 for batch in batches for row in batch) == rows and len(batches) == len(sampler)
         data.mixture = Mixture(temperature=1.5)
         assert PooledBatchSampler(data, LIMITS).drawn_pairs() == [300, 144]
 
@@ -276,8 +279,10 @@ def test_schedules(large):
     make = lambda: ScheduledBatchSampler(data, LIMITS, 400, 2, num_processes=2, pool=500)  # noqa: E731
     batches = list(make())
     assert len(batches) == len(make()) == 400
-    corpora = [{row >= 2000 for row in batch} for batch in batches]
+    corpora = [{row % 3000 >= 2000 for row in batch} for batch in batches]
     assert corpora == [{False}] * 40 + [{True}] * 360
+    reads = [row for batch in batches for row in batch]
+    assert len(set(reads)) == len(reads) > 3000  # a row that is read again has another number
     for skipped in (10, 40, 333):
         sampler = make()
         sampler.skipped = skipped
@@ -308,6 +313,8 @@ def test_languages(tokenizers, tmp_path):
     corpus = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
     manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings(min_language_score=0.5))
     assert manifest["pairs"] == 1 and manifest["removed"] == {"language": 1}
+    nynorsk = "Me har ikkje høyrt noko frå dei sidan dei reiste heim til Bergen i går kveld."
+    assert probability(nynorsk, main_language("nn-NO")) > 0.9
 
 
 def test_filters_read_the_original_texts(tokenizers, tmp_path):

@@ -1,6 +1,7 @@
 """Sweeps: the runs they name, that finished ones are kept, their table and their plot."""
 
 import json
+from unittest import mock
 
 import pytest
 from user_errors import rejects
@@ -10,6 +11,7 @@ from recnmt_hf.experiments.sweep import (
     CellResult,
     cells_of,
     grouped,
+    is_done,
     main_score,
     plot_sweep,
     read_axis,
@@ -18,6 +20,9 @@ from recnmt_hf.experiments.sweep import (
     table_of,
 )
 from recnmt_hf.training import output_folder
+from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import train
 
 
 RECIPE = """
@@ -83,6 +88,24 @@ def test_a_second_sweep_into_a_folder_is_refused(tmp_path, monkeypatch):
     with output_folder.locked(tmp_path / "out"), rejects("output.in_use", field=str(tmp_path / "out")):
         sweep(tmp_path / "small.yaml", cells, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_interrupted_run_with_a_changed_recipe_is_not_done(tmp_path):
+    """It has written its recipe beside the model of the earlier one."""
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    recipe, later = (Recipe.from_file(tmp_path / "small.yaml", [f"training.max_steps={steps}"]) for steps in (2, 4))
+    train(recipe, tmp_path / "run")
+    assert is_done(tmp_path / "run", recipe)
+    later.save(tmp_path / "run/recipe.yaml")
+    assert not is_done(tmp_path / "run", later) and not is_done(tmp_path / "run", recipe)
+    with (
+        mock.patch("recnmt_hf.training.finishing.test", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(later, tmp_path / "run", resume=True)
+    assert not is_done(tmp_path / "run", later)  # the model is new, and not tested yet
+    train(later, tmp_path / "run", resume=True)
+    assert is_done(tmp_path / "run", later) and Evidence.load(tmp_path / "run/model").training["steps"] == 4
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
+from recnmt_hf.data.alignments import AlignedSide
 from recnmt_hf.inference import DecodingOptions, Translator, waiting
 from recnmt_hf.inference.languages import find_code, nearest_codes
 
@@ -514,6 +515,10 @@ def test_training_data_have_the_languages_of_the_tokenizer(zoo, sentences, name,
             limits = tokenizer("a", text_target="a", max_length=6, truncation=True)[column]
             kept = [id for id in part[column] if id in tokenizer.all_special_ids]
             assert kept == [id for id in limits if id in tokenizer.all_special_ids] and len(part[column]) == 6
+        if tokenizer.is_fast:  # links are those of words
+            side = AlignedSide(tokenizer, sentences[1], part["labels"], "words", is_target=True)
+            linked = {part["labels"][place] for places in side.tokens.values() for place in places}
+            assert linked and linked.isdisjoint(tokenizer.all_special_ids)
 
 
 def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):

@@ -49,6 +49,21 @@ def test_characters():
     assert found[0].signature == f"nrefs:1|units:characters|{tool}"
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("मेरा नाम, क्‍या?", ["मेरा", "नाम", "क्या"]),  # vowel signs are no borders, nor is a joiner
+        ("cafe\u0301 CAFÉ", ["café", "café"]),
+        ("ภาษาไทย ที่นี่", ["ภาษาไทย", "ที่นี่"]),
+        ("a_b 1.5, I'm ❤️ so-so!", ["a_b", "1", "5", "i", "m", "so", "so"]),
+        ("狗。猫", ["狗", "猫"]),
+        ("", []),
+    ],
+)
+def test_words_of_scripts_with_marks(text, words):
+    assert units_of("words")(text) == words
+
+
 def test_words_know_every_script_and_english_only_its_own():
     german = (["Der Hüne grüßt Öl."], ["der hüne trinkt öl"])
     assert [each.score for each in rouge_scores(*german)] == pytest.approx(

@@ -17,6 +17,7 @@ from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.guided_alignment import AlignmentGuide, GuidedAlignment
+from recnmt_hf.training.inputs import mix
 from recnmt_hf.training.moving_average import TRAINED
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.resuming import digest_of
@@ -85,6 +86,8 @@ def test_links_of_tokens_and_corpora_without_links(corpus, pieces, tmp_path):
     assert [pairs_of(row) for row in mixed] == expected + [[]] * 3
     assert mixed["source"][:] == SOURCES * 2
     without = prepare(plain, pieces, tmp_path)
+    interleaved = mix([without, prepare(corpus, pieces, tmp_path)], 2.0, seed=1)
+    assert all((len(row["links"]) > 0) <= (row["corpus"] == 1) for row in interleaved) and digest_of(interleaved)
     assert without.column_names == ["input_ids", "labels", "source_length", "target_length"]
     assert Corpus(**plain).fingerprint()[0].keys().isdisjoint({"alignments", "alignment_units"})
     assert digest_of(without) != digest_of(prepare(corpus, pieces, tmp_path))

@@ -117,6 +117,26 @@ def test_allowed_changes_are_reported(finished, run, capsys):
     assert [entry["learning_rate"] for entry in log if entry["step"] == 5 and "loss" in entry] == [pytest.approx(0.01)]
 
 
+def test_a_finished_run_of_epochs_is_not_trained_again(finished, tmp_path):
+    plan = small(finished, training={"max_steps": -1, "num_train_epochs": 1.5, "save_steps": 2})
+    train(plan, tmp_path / "run")
+    steps = [step for step, _ in checkpoints_in(tmp_path / "run")]
+    train(plan, tmp_path / "run", resume=True)
+    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == steps
+
+
+def test_without_the_state_of_the_optimizer(finished, tmp_path):
+    """The Trainer would begin with a new optimizer and a new warm-up, silently."""
+    plan = small(finished, training={"save_only_model": True})
+    train(plan, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/model")
+    train(plan, tmp_path / "run", resume=True)  # no step is missing
+    plan.training.max_steps = 6
+    newest = str(newest_checkpoint(tmp_path / "run"))
+    with rejects("resume.no_optimizer", newest):
+        train(plan, tmp_path / "run", resume=True)
+
+
 def test_another_number_of_processes(finished, run, capsys):
     """The product of processes and accumulated batches must stay the same."""
     record = json.loads((run / "run.json").read_text())

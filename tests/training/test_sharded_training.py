@@ -247,6 +247,10 @@ def test_only_the_fields_that_differ_are_named(prepared, tmp_path):
         recipe["data"] |= changes
         with rejects("prepare.other_recipe", "data.prepared", changes=expected):
             train(Recipe(**recipe), tmp_path / "run")
+    recipe = plan(prepared)
+    recipe["tokenizer"] = {"kind": "character", "vocab_size": 200, "dropout": 0.0}
+    with rejects("prepare.other_recipe", "data.prepared", changes="tokenizer.kind: 'word' -> 'character'"):
+        train(Recipe(**recipe), tmp_path / "run")
 
 
 def test_a_schedule_needs_steps(prepared, tmp_path):

@@ -159,6 +159,26 @@ def test_a_resumed_run_is_the_same(run, corpora, tmp_path):
         assert (tmp_path / "run/model" / name).read_bytes() == (folder / "model" / name).read_bytes()
 
 
+def test_prepared_data_have_trees(run, corpora, tmp_path):
+    """The same training as from memory; a warm start has the relations of its baseline."""
+    recipe = recipe_of(corpora, test={})
+    recipe.save(tmp_path / "recipe.yaml")
+    for _ in range(2):  # the second time there is nothing left to do
+        assert main(["prepare", f"{tmp_path}/recipe.yaml", "-o", f"{tmp_path}/data", "--workers", "1"]) in (0, None)
+    recipe.data.prepared = f"{tmp_path}/data"
+    train(recipe, tmp_path / "run")
+    for name in ("model.safetensors", "relations.json"):
+        assert (tmp_path / "run/model" / name).read_bytes() == (run[0] / "model" / name).read_bytes()
+    warm = {**SECTIONS["model"], "init_from": f"{tmp_path}/run/model"}
+    train(recipe_of(corpora, model=warm, test={}), tmp_path / "warm")
+    train(recipe_of(corpora, model=warm, test={}), tmp_path / "warm", overwrite=True)
+    assert Relations.load(tmp_path / "warm/model") == Relations.load(tmp_path / "run/model")
+    recipe.model.fields["gcn_subwords"] = "first_piece"
+    with rejects("prepare.other_recipe", "data.prepared") as error:
+        train(recipe, tmp_path / "other")
+    assert "dependency trees" in str(error.value)
+
+
 def test_changed_trees_are_rejected(corpora, tmp_path):
     """The same words with other edges are other data."""
     pairs = [corpora["train"]["source"], corpora["train"]["target"]]

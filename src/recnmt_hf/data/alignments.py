@@ -137,7 +137,8 @@ class AlignedSide:
             numbers = [number if is_own else None for number, is_own in zip(np.cumsum(own) - 1, own, strict=True)]
             self.count = sum(own)
         self.tokens: dict[int, list[int]] = {}
-        kept = len(ids) if list(ids) == whole[: len(ids)] else len(ids) - 1  # without an end token that was moved
+        # Without control tokens that were moved to the end of the truncated text.
+        kept = next((i for i, (own, other) in enumerate(zip(ids, whole, strict=False)) if own != other), len(ids))
         for position, number in enumerate(numbers[:kept]):
             if number is not None:
                 self.tokens.setdefault(int(number), []).append(position)

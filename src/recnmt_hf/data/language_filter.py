@@ -11,7 +11,7 @@ from .._extras import packages_of_extra
 
 
 # Languages that its model has no code for -> those it recognizes them as.
-SAME = {"nb": "no", "nn": "no", "cmn": "zh", "yue": "zh"}
+SAME = {"nb": "no", "cmn": "zh"}
 # Number of languages per text whose probabilities are compared.
 PROBABLE = 8
 

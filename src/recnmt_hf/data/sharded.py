@@ -51,10 +51,11 @@ class OpenShard:
 
 
 class Part(NamedTuple):
-    """A shard in a pool: all of its pairs, or a fixed random choice of them."""
+    """A shard in a pool: all of its pairs, or a fixed random choice of them; `turn` counts its reads in an epoch."""
 
     shard: int
     pairs: int
+    turn: int
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Mixture:
 
 class ShardedDataset(Dataset[dict[str, list[int]]]):
     """
-    Training data that `recnmt prepare` has written. Shards are opened, and their checksums checked, when needed.
+    Training data that `recnmt prepare` has written. Shards are opened, and their checksums checked, when needed. Rows
+    are counted on after the last one, from the first one again: samplers number the reads of a row.
 
     Args:
         folder (`str` or `Path`): The folder.
@@ -114,6 +116,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         return self.firsts[-1]
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
+        index %= len(self)
         number = bisect_right(self.firsts, index) - 1
         return self.open(number).row(index - self.firsts[number], self.columns)
 
@@ -197,8 +200,9 @@ class PooledBatchSampler(Sampler[list[int]]):
     pool; the order of the pools is drawn anew in each epoch. A single pool has the batches of data without shards.
 
     The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. The `weights`
-    of the corpora, how often each is read, are by default those of the data's mixture. `shuffle` and `seed` are as for
-    [`TokenBatchSampler`]. `UserError` if there are fewer pairs than processes.
+    of the corpora, how often each is read, are by default those of the data's mixture. Rows that are read again have
+    other numbers, so that BPE dropout divides them anew. `shuffle` and `seed` are as for [`TokenBatchSampler`].
+    `UserError` if there are fewer pairs than processes.
     """
 
     def __init__(
@@ -217,10 +221,12 @@ class PooledBatchSampler(Sampler[list[int]]):
         self.shuffle, self.seed = shuffle, seed
         self.epoch = 0
         self.skipped = 0  # batches of the epoch that are not needed
+        self.first_turn = 0  # reads of the rows before this epoch, if they are to be numbered
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
         if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
             raise UserError("batches.too_few_pairs", value=num_processes, pairs=drawn)
+        self.turns = 1 + max(part.turn for pool in self.pools for part in pool)
         data.most_open = max(data.most_open, *map(len, self.pools))
         self.counts = [self.count(pool) for pool in self.pools]
 
@@ -275,11 +281,12 @@ class PooledBatchSampler(Sampler[list[int]]):
     def read(self, pool: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the rows of a pool in the data, and the lengths of their sources and targets."""
         columns = []
-        for shard, pairs in pool:
+        for shard, pairs, turn in pool:
             rows = np.arange(self.data.shards[shard].pairs)
             if pairs < len(rows):
                 rows = np.sort(np.random.default_rng([self.seed, shard]).permutation(rows)[:pairs])
-            columns.append((rows + self.data.firsts[shard], *(lengths[rows] for lengths in self.data.lengths(shard))))
+            first = self.data.firsts[shard] + (self.first_turn + turn) * len(self.data)
+            columns.append((rows + first, *(lengths[rows] for lengths in self.data.lengths(shard))))
         rows, sources, targets = map(np.concatenate, zip(*columns, strict=True))
         return rows, sources, targets
 
@@ -338,11 +345,13 @@ class ScheduledBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         skipped = self.skipped
         self.skipped = 0
+        turn = 0
         for count, sampler in self.stages:
             epoch = 0
             while count:
                 sampler.set_epoch(epoch)
-                sampler.skipped = skipped
+                sampler.skipped, sampler.first_turn = skipped, turn
+                turn += sampler.turns
                 for batch in islice(sampler, count):
                     count -= 1
                     skipped = max(skipped - 1, 0)
@@ -358,14 +367,14 @@ def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, p
     rng = np.random.default_rng([seed, len(shards)])
     drawn: list[Part] = []
     for corpus in sorted({record.corpus for record in shards}):
-        own = [Part(number, record.pairs) for number, record in enumerate(shards) if record.corpus == corpus]
+        own = [(number, record.pairs) for number, record in enumerate(shards) if record.corpus == corpus]
         times = int(repeats[corpus])
-        drawn += own * times
-        rest = round((repeats[corpus] - times) * sum(part.pairs for part in own))
+        drawn += [Part(*shard, turn) for turn in range(times) for shard in own]
+        rest = round((repeats[corpus] - times) * sum(pairs for _, pairs in own))
         for number in rng.permutation(len(own)).tolist():
             shard, pairs = own[number]
             if rest > 0:
-                drawn.append(Part(shard, min(pairs, rest)))
+                drawn.append(Part(shard, min(pairs, rest), times))
                 rest -= pairs
     pools: list[list[Part]] = [[]]
     size = 0

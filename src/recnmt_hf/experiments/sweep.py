@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import AutoConfig
 
 from ..analysis.plots import QUANTITIES, grid_of_scores, points_of_scores
@@ -22,9 +21,10 @@ from ..errors import MissingFileError, UserError
 from ..families import paper_table_of
 from ..training.checkpoints import newest_intact_checkpoint, state_of
 from ..training.checks import build_on_meta, check_decoding, check_model
+from ..training.evidence import Evidence, differences, without_private
 from ..training.metrics import TEXT_METRICS
 from ..training.output_folder import FINAL, RESULTS, locked
-from ..training.processes import logger
+from ..training.processes import Processes, logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import load_yaml, read_yaml
 from ..training.resuming import changes_of_recipe, earlier_baseline_steps
@@ -194,7 +194,8 @@ def sweep(
             check_score(score, scores_of(recipes[-1]))
     results: list[CellResult] = []
     failures = []
-    with locked(output) if PartialState().is_main_process else nullcontext():
+    is_main = Processes(recipes[0].training.runs_on_cpu).is_main
+    with locked(output) if is_main else nullcontext():
         for number, (cell, cell_recipe) in enumerate(zip(cells, recipes, strict=True), start=1):
             folder = output / cell.name
             is_finished = is_done(folder, cell_recipe)
@@ -209,7 +210,8 @@ def sweep(
             first = next(other.name for other in cells if other.seed == cell.seed)
             results.append(replace(result_of(cell, folder), baseline=first))
             compare(results[-1], baseline_of(results[-1], results), cell_recipe, output)
-            write_results(results, table_of(results), output / "sweep.json")
+            if is_main:
+                write_results(results, table_of(results), output / "sweep.json")
     if failures:
         details = {"failures": "; ".join(failures), "count": len(failures), "runs": len(cells)}
         raise UserError("sweep.failed_runs", field=str(output), **details)
@@ -231,8 +233,12 @@ def check_score(score: str, columns: Sequence[str]) -> None:
 
 def is_done(folder: Path, recipe: Recipe) -> bool:
     """Return whether a folder contains the final model of a recipe, and its scores."""
-    finished = (folder / FINAL / "config.json").is_file() and (not recipe.test or (folder / RESULTS).is_file())
-    return finished and changes_of_recipe(recipe.with_whole_steps(earlier_baseline_steps(folder)), folder) == {}
+    if not (folder / FINAL / "config.json").is_file() or (recipe.test and not (folder / RESULTS).is_file()):
+        return False
+    recipe = recipe.with_whole_steps(earlier_baseline_steps(folder))
+    # A run with another recipe that was interrupted has written that recipe, and left the earlier model.
+    is_of_model = Evidence.load(folder / FINAL).recipe == without_private(differences(recipe))
+    return is_of_model and changes_of_recipe(recipe, folder) == {}
 
 
 def result_of(cell: Cell, folder: Path) -> CellResult:

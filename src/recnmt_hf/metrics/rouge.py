@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -27,7 +28,7 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
 
     Args:
         kind (`str`): `"characters"`: all but spaces, as is usual for Chinese (Hu et al., 2015). `"words"`: runs of
-            letters and digits of any script, in lower case. `"english"`: those of `rouge-score` and of the original
+            letters with their marks and digits of any script, in lower case. `"english"`: those of `rouge-score` and of the original
             script, with only the letters a to z and Porter's stemmer; for figures of CNN/DailyMail or XSum.
 
     Raises:
@@ -37,11 +38,27 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
     if kind == "characters":
         return lambda text: list("".join(text.split()))
     if kind == "words":
-        return lambda text: re.findall(r"\w+", text.lower())
+        return words_of
     with packages_of_extra("metrics", "ROUGE"):
         from rouge_score.tokenizers import DefaultTokenizer
 
     return DefaultTokenizer(use_stemmer=True).tokenize
+
+
+@cache
+def kind_of_character(character: str) -> str:
+    """Return `"letter"` (or digit), `"mark"`, `"invisible"` (of no width) or `"other"`."""
+    if character.isalnum() or character == "_":
+        return "letter"
+    category = unicodedata.category(character)
+    return "mark" if category[0] == "M" else "invisible" if category == "Cf" else "other"
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case, in which vowel signs and accents belong to their letters."""
+    kinds = [(character, kind_of_character(character)) for character in unicodedata.normalize("NFC", text.lower())]
+    words = "".join(" " if kind == "other" else character for character, kind in kinds if kind != "invisible").split()
+    return [word for word in words if any(kind_of_character(character) == "letter" for character in word)]
 
 
 class _RougeSignature(Signature):

@@ -51,6 +51,7 @@ def finish(
     if len(chosen) > 1:
         refresh_norms(working, trainer)
     evidence_of_run(recipe, output_dir, trainer, [folder.name for folder in chosen]).save(working)
+    (output_dir / RESULTS).unlink(missing_ok=True)  # of an earlier model
     replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
         results = test(recipe, final, arguments.device)

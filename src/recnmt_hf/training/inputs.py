@@ -17,14 +17,14 @@ from datasets import Dataset, interleave_datasets
 from transformers import PreTrainedTokenizerBase
 
 from ..data.corpora import Corpus, load_pairs, prepare_dataset, tokenizer_fingerprint
-from ..data.files import explained_preparation, open_output, reject_model_folder
+from ..data.files import explained_preparation, open_output, reject_model_folder, remove
 from ..data.locks import lock
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardRecord, prepare_shards, read_json
 from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
-from ..data.tree_inputs import Relations, TreeEncoder, tree_options
+from ..data.tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 from ..errors import ExistingFileError, UserError, short_repr
 from .building import stage_configs
 from .processes import logger
@@ -35,6 +35,8 @@ from .recipe import DataSection, Recipe, TokenizerSection
 DATA = "data"
 SOURCE_TOKENIZER = "tokenizer"
 PARTIAL_TOKENIZERS = "tokenizers.partial"
+# What tokenizers consist of in that folder, the last one written last.
+TOKENIZER_FILES = (RELATIONS_FILE, TARGET_TOKENIZER, SOURCE_TOKENIZER)
 # File of the section `tokenizer` with which the tokenizers of data in shards were made.
 TOKENIZER_SECTION = "tokenizer_section.json"
 
@@ -63,7 +65,7 @@ def prepare_inputs(
     longest_validation = {name: max(length, least) for name, length in longest.items()}
     validation = prepare(data.validation, keep_text=True, **longest_validation)
     if data.prepared is not None:
-        return tokenizers, load_shards(recipe, tokenizers), validation
+        return tokenizers, load_shards(recipe, tokenizers, trees), validation
     corpora = training_corpora(recipe)
     for place, corpus in recipe.corpora:
         for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
@@ -89,9 +91,10 @@ def load_with_shards(recipe: Recipe) -> TokenizerPair:
     return tokenizers
 
 
-def load_shards(recipe: Recipe, tokenizers: TokenizerPair) -> ShardedDataset:
+def load_shards(recipe: Recipe, tokenizers: TokenizerPair, trees: TreeEncoder | None) -> ShardedDataset:
     """Load training data in shards. `UserError` if it was prepared with another recipe or other tokenizers."""
-    data = ShardedDataset(str(recipe.data.prepared), recipe.data.mixture)
+    folder = str(recipe.data.prepared)
+    data = ShardedDataset(folder, recipe.data.mixture)
     prepared = data.manifest
     settings = asdict(recipe.data.shard_settings)
     before = [corpus for corpus, _ in prepared["corpora"]]
@@ -100,12 +103,21 @@ def load_shards(recipe: Recipe, tokenizers: TokenizerPair) -> ShardedDataset:
     pairs.append(("number of corpora in data.train", len(before), len(now)))
     for number, (old, new) in enumerate(zip(before, now, strict=False)):
         pairs += [(f"data.train[{number}].{name}", old.get(name), new.get(name)) for name in old | new]
+    section = section_of_data(recipe)
+    made = read_json(Path(folder) / TOKENIZER_SECTION) or section
+    pairs += [(f"tokenizer.{name}", made.get(name), value) for name, value in section.items()]
+    pairs.append(("dependency trees", prepared.get("trees"), None if trees is None else trees.fingerprint()))
     changes = [f"{name}: {short_repr(old)} -> {short_repr(new)}" for name, old, new in pairs if old != new]
     if prepared["tokenizers"] != list(map(tokenizer_fingerprint, tokenizers)):
         changes.append("tokenizers")
     if changes:
         raise UserError("prepare.other_recipe", field="data.prepared", changes="; ".join(changes))
     return data
+
+
+def section_of_data(recipe: Recipe) -> dict[str, Any]:
+    """Return the section `tokenizer` without what is for training alone."""
+    return asdict(replace(recipe.tokenizer, dropout=0.0))
 
 
 def training_corpora(recipe: Recipe) -> list[Corpus]:
@@ -128,7 +140,7 @@ def prepare_in_shards(
         if not (output / TOKENIZER_SECTION).exists() and any(output.iterdir()):
             raise ExistingFileError("output.not_empty", field=str(output))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
-        section = asdict(replace(recipe.tokenizer, dropout=0.0))  # of training
+        section = section_of_data(recipe)
         earlier = read_json(output / TOKENIZER_SECTION)
         if earlier is not None and earlier != section:
             raise UserError("prepare.other_data", field=str(output), changed="tokenizer settings")
@@ -136,7 +148,7 @@ def prepare_in_shards(
             json.dump(section, file, indent=1)
         tokenizers = prepare_tokenizers(recipe, output)
         trees = prepare_trees(recipe, tokenizers)
-        if not (output / SOURCE_TOKENIZER).is_dir() or trees is not None:
+        if not (output / SOURCE_TOKENIZER).is_dir() or (trees and not (output / RELATIONS_FILE).is_file()):
             save_tokenizers(tokenizers, output)
     return prepare_shards(
         training_corpora(recipe),
@@ -158,6 +170,10 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
     weights = [len(part) ** (1 / temperature) for part in parts]
     probabilities = [weight / sum(weights) for weight in weights]
     marked = [part.add_column("corpus", [number] * len(part)) for number, part in enumerate(parts)]
+    if kind := next((part.features["links"] for part in parts if "links" in part.column_names), None):
+        for number, part in enumerate(marked):
+            if "links" not in part.column_names:  # of a corpus without alignments
+                marked[number] = part.add_column("links", [[]] * len(part), feature=kind)
     return interleave_datasets(marked, probabilities, seed=seed, stopping_strategy="all_exhausted")
 
 
@@ -208,24 +224,25 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
 
 
 def save_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
-    """Write tokenizers into the output folder, the source's last: if its folder exists, both are complete."""
+    """Write tokenizers into the output folder, the source's last: if its folder exists, all is complete."""
     delete_tokenizers(output_dir)
     working = output_dir / PARTIAL_TOKENIZERS
     tokenizers.save(working, source_subfolder=SOURCE_TOKENIZER)
-    if not tokenizers.is_joint:
-        os.replace(working / TARGET_TOKENIZER, output_dir / TARGET_TOKENIZER)
-    os.replace(working / SOURCE_TOKENIZER, output_dir / SOURCE_TOKENIZER)
+    for name in TOKENIZER_FILES:
+        if (working / name).exists():
+            os.replace(working / name, output_dir / name)
     working.rmdir()
 
 
 def delete_tokenizers(output_dir: Path) -> None:
-    """Delete the tokenizers in the output folder; the source's folder is renamed first."""
+    """Delete the tokenizers in the output folder, with the relations; the source's folder is renamed first."""
     working = output_dir / PARTIAL_TOKENIZERS
     shutil.rmtree(working, ignore_errors=True)
     if (output_dir / SOURCE_TOKENIZER).is_dir():
         os.replace(output_dir / SOURCE_TOKENIZER, working)
         shutil.rmtree(working)
-    shutil.rmtree(output_dir / TARGET_TOKENIZER, ignore_errors=True)
+    for name in TOKENIZER_FILES:
+        remove(output_dir / name)
 
 
 def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerPair:

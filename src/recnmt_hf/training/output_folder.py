@@ -16,11 +16,10 @@ from accelerate.utils import convert_bytes
 
 from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
 from ..data.locks import lock
-from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..errors import ExistingFileError, UserError
 from .arguments import TranslationTrainingArguments
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
-from .inputs import DATA, PARTIAL_TOKENIZERS, SOURCE_TOKENIZER
+from .inputs import DATA, PARTIAL_TOKENIZERS, TOKENIZER_FILES
 from .processes import logger
 from .recipe import SECTIONS
 
@@ -37,14 +36,15 @@ REPLACED = f"{FINAL}.old"
 # Seconds that the processes of a killed run may need to end.
 LOCK_PATIENCE = 3.0
 
+# Files that a run writes before its recipe.
+_TOKENIZERS = (*TOKENIZER_FILES, PARTIAL_TOKENIZERS)
+_EARLY = re.compile(rf"{'|'.join(map(re.escape, _TOKENIZERS))}|\..+\.partial")
 _OF_RUNS = re.compile(
-    rf"checkpoint-\d+|{FINAL}(\.partial|\.old|-[\w.-]+\.\w+)?|{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}"
-    rf"|{re.escape(PARTIAL_TOKENIZERS)}|{re.escape(RECIPE)}|{re.escape(RECORD)}|{re.escape(RESULTS)}|runs|\..+\.partial"
+    rf"checkpoint-\d+|{FINAL}(\.partial|\.old|-[\w.-]+\.\w+)?|{'|'.join(map(re.escape, (RECIPE, RECORD, RESULTS)))}"
+    rf"|runs|{_EARLY.pattern}"
 )
 # Contents of the folder of a baseline.
 _OF_BASELINES = re.compile(r"checkpoint-\d+|runs")
-# Files that a run writes before its recipe.
-_EARLY = re.compile(rf"{SOURCE_TOKENIZER}|{TARGET_TOKENIZER}|{re.escape(PARTIAL_TOKENIZERS)}|\..+\.partial")
 
 
 # -- the lock --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def clean_up_on_failure(output_dir: Path) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, PARTIAL_TOKENIZERS, RECIPE, RECORD):
+            for name in (*_TOKENIZERS, RECIPE, RECORD):
                 remove(output_dir / name)
             (output_dir / BASELINE).rmdir()  # made by the trainer, and empty
         raise

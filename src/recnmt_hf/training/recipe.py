@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
+
 from .._values import (
     DEFAULT,
     LANGUAGE,
@@ -345,6 +347,11 @@ class TrainingSection(TrainingDefaults, RunSection):
         if name not in others:
             raise AttributeError(f"The recipe's section training does not set {name}")
         return others[name]
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether the run uses the CPU."""
+        return not torch.accelerator.is_available() if self.use_cpu is None else self.use_cpu
 
     @property
     def scorer(self) -> TextScorer:

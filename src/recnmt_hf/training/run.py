@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
 
 from ..data.sharded import ShardedDataset
 from ..data.tokenizer_pair import TokenizerPair
+from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from . import output_folder, resuming
 from .arguments import TranslationTrainingArguments
@@ -58,12 +58,14 @@ class Stage:
             if trainer.args.should_save:
                 rotate_checkpoints(trainer.args)  # a killed run may not have done so
             # The Trainer would make one more step before it checks the limit.
-            if steps_of(checkpoint) >= trainer.args.max_steps > 0:
-                logger.info(f"{checkpoint.name} has all {trainer.args.max_steps} steps already.")
+            if steps_of(checkpoint) >= (planned := trainer.planned_steps()):
+                logger.info(f"{checkpoint.name} has all {planned} steps already.")
                 return
             if resuming.stopped_early(checkpoint, self.patience):
                 logger.info(f"{checkpoint.name} ended the run by early stopping.")
                 return
+            if trainer.lacks_optimizer(checkpoint):
+                raise UserError("resume.no_optimizer", field=str(checkpoint))
         start = checkpoint or self.baseline
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         newest = newest_checkpoint(self.arguments.folder)
@@ -112,7 +114,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     output_dir = Path(output_dir)
     recipe.check()
     training = recipe.training
-    use_cpu = training.use_cpu if training.use_cpu is not None else not torch.accelerator.is_available()
+    use_cpu = training.runs_on_cpu
     if use_cpu:
         keep_freed_memory()
     processes = Processes(use_cpu, training.ddp_timeout, training.ddp_backend)

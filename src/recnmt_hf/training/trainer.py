@@ -28,6 +28,7 @@ from transformers import (
     TrainerControl,
     TrainerState,
 )
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -78,7 +79,7 @@ class RunCallback(TrainerCallback):
         sampler.set_epoch(epoch)
         if self.trainer.resegmented is not None:
             self.trainer.resegmented.set_epoch(epoch)
-        if not isinstance(sampler, TokenBatchSampler):  # the Trainer will skip these batches
+        if not isinstance(sampler, TokenBatchSampler) and not args.ignore_data_skip:  # the Trainer skips these batches
             sampler.skipped = steps * args.gradient_accumulation_steps * sampler.num_processes
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -321,6 +322,11 @@ class TranslationTrainer(Seq2SeqTrainer):
             return self.args.max_steps
         updates = self.updates_of(self.token_sampler(self.train_dataset, shuffle=True))
         return math.ceil(self.args.num_train_epochs * updates)
+
+    def lacks_optimizer(self, checkpoint: Path) -> bool:
+        """Return whether a checkpoint has no state of the optimizer. The Trainer would begin with a new one."""
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # in files of other names
+        return not is_sharded and not (checkpoint / OPTIMIZER_NAME).is_file()
 
     # -- learning rate -----------------------------------------------------------------------------------------------
 
