@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -209,9 +210,46 @@ def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatc
     assert "[translate.streams]" in capsys.readouterr().err
 
 
+def test_an_output_in_the_folder_of_the_model_is_continued(tiny_folder, texts, tmp_path):
+    """The parts themselves are no files of the model, while any other file there may be one."""
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    words = ["translate", str(model), "-i", str(texts), "-o", f"{model}/out.de"]
+    args = parse(build_parser("translate"), words)
+    args.options = DecodingOptions()
+    before = translation_parts.plan_of(args)
+    (model / "out.de.parts").mkdir()
+    for path in (model / "out.de", model / "out.de.parts/00000000"):
+        path.write_text("x")
+    assert translation_parts.plan_of(args) == before
+    (model / "other").write_text("x")
+    assert translation_parts.plan_of(args) != before
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_devices_of_several_processes(tiny_folder, texts, monkeypatch, quantization):
+    """Each has a GPU, if the model runs on one."""
+    devices = []
+
+    def load(args):
+        devices.append(args.device)
+        raise InterruptedError
+
+    monkeypatch.setattr(translation_parts.arguments, "load_translator", load)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(translation_parts, "PART", 7)
+    options = [] if quantization is None else ["--quantization", quantization]
+    words = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "o"), *options]
+    settings = vars(parse(build_parser("translate"), words))
+    for rank in range(3):
+        with pytest.raises(InterruptedError):
+            translation_parts.translate_own_parts(settings, texts.parent, rank, 3)
+    assert devices == ([None] * 3 if quantization else ["cuda:0", "cuda:1", "cuda:0"])
+
+
 def test_another_shortlist_is_another_command(tiny_folder, texts, tmp_path):
     arguments = parse(
-        build_parser("translate"), ["translate", str(tiny_folder), "-i", str(texts), "--shortlist", "list"]
+        build_parser("translate"), ["translate", str(tiny_folder), "-i", str(texts), "-o", "o", "--shortlist", "list"]
     )
     arguments.options = dataclasses.replace(DecodingOptions(), shortlist=str(tmp_path / "list"))
     plans = set()

@@ -123,6 +123,37 @@ def test_samples_follow_their_seed(corpus, tokenizer, tmp_path):
     assert draw(2**32 - 1) == draw(2**32 - 1)
 
 
+def test_settings_of_the_model(corpus, tokenizer, tmp_path):
+    """What generation_config.json forbids, the engine does not say either."""
+    folder = saved(tmp_path / "model", corpus, tokenizer)
+    plain = {"length_penalty_type": "hf", "length_penalty": 1.0, "max_length_factor": 0.0, "max_length_extra": 12}
+    sources = [pair.en for pair in corpus["test"][:4]]
+    usual = recnmt_hf.Translator.from_pretrained(folder)(sources, beams=1, **plain)
+    first, second, third = usual[0].hypotheses[0].tokens[:3]
+    before = json.loads((folder / "generation_config.json").read_text())
+    for number, settings in enumerate(
+        (
+            {"suppress_tokens": [first], "no_repeat_ngram_size": 2},
+            {"bad_words_ids": [[second, third], [first], [2]]},
+            {"min_length": 7, "repetition_penalty": 1.2},
+        )
+    ):
+        (folder / "generation_config.json").write_text(json.dumps(before | settings))
+        assert main(["export", str(folder), str(tmp_path / f"{number}"), "--format", "ctranslate2"]) == 0
+        own, engine = (recnmt_hf.Translator.from_pretrained(path) for path in (folder, tmp_path / f"{number}"))
+        expected, found = (
+            [each.hypotheses[0].tokens for each in translator(sources, beams=1, **plain)]
+            for translator in (own, engine)
+        )
+        assert found == expected != [each.hypotheses[0].tokens for each in usual]
+    settings = json.loads((tmp_path / "0/recnmt_engine.json").read_text())
+    settings["generation_config"]["begin_suppress_tokens"] = [first]
+    (tmp_path / "0/recnmt_engine.json").write_text(json.dumps(settings))
+    engine = recnmt_hf.Translator.from_pretrained(tmp_path / "0")
+    with pytest.raises(recnmt_hf.UserError, match=r"begin_suppress_tokens in generation_config\.json"):
+        engine(sources)
+
+
 def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
     for number, (prefix, fields, code, wrong) in enumerate(
         (
@@ -146,7 +177,8 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
     engine = recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
     for options, name in (
         ({"alignments": True}, "alignments"),
-        ({"generate": {"bad_words_ids": [[5]]}}, "bad_words_ids"),
+        ({"generate": {"sequence_bias": [[[5], 1.0]]}}, "sequence_bias"),
+        ({"generate": {"bad_words_ids": [[10**6]]}}, "bad_words_ids"),
         ({"generate": {"do_sample": True}, "beams": 2}, "beams"),
     ):
         with pytest.raises(recnmt_hf.UserError, match=name):
@@ -158,6 +190,21 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
     (tmp_path / "engine/recnmt_engine.json").write_text("{")
     with pytest.raises(recnmt_hf.UserError, match=r"recnmt_engine\.json"):
         recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
+
+
+def test_devices_have_numbers(corpus, tokenizer, tmp_path, monkeypatch):
+    folder = saved(tmp_path / "model", corpus, tokenizer)
+    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    calls, load = [], ctranslate2.Translator
+
+    def recorded(*args, device, device_index, **kwargs):
+        calls.append((device, device_index))
+        return load(*args, device="cpu", **kwargs)
+
+    monkeypatch.setattr(ctranslate2, "Translator", recorded)
+    for device in ("cuda:3", "cuda", "cpu", None):
+        recnmt_hf.Translator.from_pretrained(tmp_path / "engine", device=device)
+    assert calls == [("cuda", 3), ("cuda", 0), ("cpu", 0), ("cpu", 0)]
 
 
 def test_without_the_package(corpus, tokenizer, tmp_path, monkeypatch, capsys):

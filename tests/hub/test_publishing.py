@@ -305,12 +305,13 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     from recnmt_hf.commands.main import main
 
     notes = tmp_path / "notes.md"
-    notes.write_text("## Why\n\nBecause.\n")
+    text = "## Why\n\nBecause:\n\n- a\n  - b\n\n```python\nfor x in y:\n    print(x)\n```"
+    notes.write_text(f"{text}\n")
     words = ["publish", str(run_folder / "model"), "tester/model", "--dry-run", "--notes", str(notes)]
     assert main([*words, "--output", str(tmp_path / "out"), "--sentence", "the dog sleeps ."]) == 0
     assert "nothing was uploaded" in capsys.readouterr().out
     card = (tmp_path / "out/README.md").read_text()
-    assert "## Why\n\nBecause." in card and 'tokenizer(["the dog sleeps ."]' in card
+    assert text in card and 'tokenizer(["the dog sleeps ."]' in card
     assert main([*words, "--output", str(tmp_path / "out")]) == 2
     assert str(tmp_path / "out") in capsys.readouterr().err
     assert main(words) == 2

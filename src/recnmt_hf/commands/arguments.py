@@ -247,7 +247,7 @@ def card_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a model card, with the text of the notes."""
     from ..data.text import read_lines
 
-    notes = None if args.notes is None else "\n".join(read_lines(args.notes))
+    notes = None if args.notes is None else "\n".join(read_lines(args.notes, "\r\n"))
     return {"license": args.license, "sentence": args.sentence, "notes": notes, "template": args.template}
 
 

@@ -147,7 +147,9 @@ def plan_of(args: argparse.Namespace) -> str:
     from ..data.files import digest_of_file
 
     files = [path for model in args.model if Path(model).is_dir() for path in sorted(Path(model).rglob("*"))]
-    weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files if path.is_file()]
+    written = Path(args.output).resolve(), Path(f"{args.output}.parts").resolve()  # perhaps in the model's folder
+    files = [path for path in files if path.is_file() and not {path.resolve(), path.resolve().parent} & {*written}]
+    weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     inputs = [digest_of_file(path) for path in (args.input, args.prefix, args.source_trees) if path]
     if args.options.shortlist is not None and Path(args.options.shortlist).is_file():
         inputs.append(digest_of_file(args.options.shortlist))
@@ -208,8 +210,6 @@ def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world
     import torch
 
     args = argparse.Namespace(**settings)
-    if args.device is None and torch.cuda.is_available():
-        args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
     if world > 1:
         torch.set_num_threads(max((os.cpu_count() or 1) // world, 1))
     translator = None
@@ -219,8 +219,11 @@ def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world
             continue
         if translator is None:
             from .._registration import register
+            from ..inference.loading import default_device
 
             register()
+            if args.device is None and {default_device(path, args.quantization) for path in args.model} == {"cuda"}:
+                args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
             translator = arguments.load_translator(args)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with open(partial, "w", encoding="utf-8", newline="\n") as out:

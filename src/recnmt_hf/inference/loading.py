@@ -16,10 +16,10 @@ from transformers.utils import logging
 from .._loading_errors import explained_loading, looks_local
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import MissingFileError, UserError
-from .backends.ctranslate2_model import CTranslate2Backend
+from .backends.ctranslate2_model import CTranslate2Backend, default_engine_device
 from .backends.ensemble import EnsembleBackend
 from .backends.export_settings import is_export, read_export_settings
-from .backends.onnx_model import OnnxBackend, OnnxModel
+from .backends.onnx_model import OnnxBackend, OnnxModel, load_onnx_runtime, resolve_provider_device
 from .backends.protocol import Backend
 from .backends.torch_model import TorchBackend
 from .devices import resolve_device
@@ -66,6 +66,15 @@ def load_backend(
     elif model.device.type == "cpu" and suits_packing():
         pack_weights(model)
     return backend, read_model_task(path, **kwargs)
+
+
+def default_device(path: str | Path, quantization: str | None = None) -> str:
+    """Return `"cuda"` or `"cpu"`, where [`load_backend`] loads a model if no device is given."""
+    if not is_export(path):
+        return resolve_device(None).type if quantization is None else "cpu"
+    if read_export_settings(path).format == "onnx":
+        return resolve_provider_device(load_onnx_runtime(), None).type
+    return default_engine_device()
 
 
 def load_model(

@@ -204,12 +204,36 @@ def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:
     return DecodingOptions(length_penalty_type=kind, length_penalty=alpha).penalty()
 
 
+# Settings that most models have, or that options replace.
+USUAL_SETTINGS = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
+    *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
+}
+# Settings of generation_config.json that a single model in PyTorch or ONNX applies, but no ensemble or other engine.
+FOR_GENERATE_ALONE = {
+    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
+    *("sequence_bias", "begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
+}
+
+
 @cache
 def names_of_generate() -> frozenset[str]:
     """Return the names of the settings of `GenerationConfig`."""
     from transformers import GenerationConfig
 
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_")) - {"transformers_version"}
+
+
+def unusual_settings(settings: Any) -> dict[str, Any]:
+    """Return what is set in a model's `GenerationConfig`, and that most models do not have."""
+    names = names_of_generate() - USUAL_SETTINGS
+    return {name: value for name, value in settings.to_diff_dict().items() if name in names and value is not False}
+
+
+def reject_unsupported(settings: Any, engine: str) -> None:
+    """Raise `UserError` for what is set in a model's `GenerationConfig`, and that only `generate` itself can do."""
+    if unsupported := sorted(FOR_GENERATE_ALONE & set(unusual_settings(settings))):
+        raise UserError("engine.unsupported", field=f"{unsupported[0]} in generation_config.json", engine=engine)
 
 
 def unknown_option(name: str, known: Iterable[str]) -> UserError:

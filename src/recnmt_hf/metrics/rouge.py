@@ -28,8 +28,9 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
 
     Args:
         kind (`str`): `"characters"`: all but spaces, as is usual for Chinese (Hu et al., 2015). `"words"`: runs of
-            letters with their marks and digits of any script, in lower case. `"english"`: those of `rouge-score` and of the original
-            script, with only the letters a to z and Porter's stemmer; for figures of CNN/DailyMail or XSum.
+            letters with their marks and digits of any script, in lower case. `"english"`: those of `rouge-score` and
+            of the original script, with only the letters a to z and Porter's stemmer; for figures of CNN/DailyMail or
+            XSum.
 
     Raises:
         ValueError: The kind is unknown.

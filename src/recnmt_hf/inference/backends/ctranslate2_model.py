@@ -19,20 +19,20 @@ from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
 from ..batching import Tokens
 from ..model_settings import LengthLimits, end_ids, length_limits
-from ..options import DecodingOptions, rejected_settings
+from ..options import DecodingOptions, reject_unsupported, rejected_settings, unusual_settings
 from .export_settings import damaged_export, read_export_settings
 from .protocol import SearchRequest, SearchResult, TranslatesOnly
 
 
-# Supported arguments of `generate`, with the engine's names for them.
+# Supported arguments of `generate`, with the engine's names for them; those of sampling, which need `do_sample`.
 ENGINE_ARGUMENTS = {
     "no_repeat_ngram_size": "no_repeat_ngram_size",
     "repetition_penalty": "repetition_penalty",
     "min_new_tokens": "min_decoding_length",
-    "temperature": "sampling_temperature",
-    "top_k": "sampling_topk",
-    "top_p": "sampling_topp",
 }
+SAMPLING_ARGUMENTS = {"temperature": "sampling_temperature", "top_k": "sampling_topk", "top_p": "sampling_topp"}
+# Those that forbid symbols.
+FORBIDDING = ("bad_words_ids", "suppress_tokens")
 # Value of sampling_topk that samples from the whole vocabulary.
 ALL_SYMBOLS = 0
 # CTranslate2 has one seed for the whole process, which a thread of an engine reads once, before its first draw.
@@ -45,6 +45,11 @@ def load_engine_package() -> Any:
     with packages_of_extra("engines", "CTranslate2"):
         import ctranslate2  # type: ignore[import-untyped]
     return ctranslate2
+
+
+def default_engine_device() -> str:
+    """Return `"cuda"` if CTranslate2 has such a device, else `"cpu"`."""
+    return "cuda" if load_engine_package().get_cuda_device_count() else "cpu"
 
 
 class CTranslate2Backend(TranslatesOnly):
@@ -63,10 +68,10 @@ class CTranslate2Backend(TranslatesOnly):
     def __init__(
         self, path: str | Path, tokenizers: TokenizerPair, device: str | torch.device | None = None, check: bool = True
     ):
-        package = load_engine_package()
         self.path, self.tokenizers = Path(path), tokenizers
         settings = read_export_settings(path)
-        self.device = str(device or ("cuda" if package.get_cuda_device_count() else "cpu")).partition(":")[0]
+        self.device, _, number = str(device or default_engine_device()).partition(":")
+        self.device_index = int(number) if number.isdecimal() else 0
         with explained_loading(path):
             config = NMTTransformerConfig.from_dict(settings.config)
         self.model = SimpleNamespace(
@@ -83,7 +88,10 @@ class CTranslate2Backend(TranslatesOnly):
         """Load the engine; `UserError` if the files are damaged, or CTranslate2 does not have the device."""
         try:
             return load_engine_package().Translator(
-                str(self.path), device=self.device, intra_threads=torch.get_num_threads()
+                str(self.path),
+                device=self.device,
+                device_index=self.device_index,
+                intra_threads=torch.get_num_threads(),
             )
         except (RuntimeError, ValueError) as error:
             raise damaged_export(self.path, str(error)) from error
@@ -98,7 +106,6 @@ class CTranslate2Backend(TranslatesOnly):
     def search_batch(self, request: SearchRequest) -> SearchResult:
         """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
-        arguments = self.engine_arguments(options, max(request.max_lengths))
         prefixes = [[self.target_symbols[id] for id in prefix] for prefix in request.prefixes]
         try:
             results = getattr(self.thread, "engine", self.engine).translate_batch(
@@ -111,12 +118,16 @@ class CTranslate2Backend(TranslatesOnly):
                 max_decoding_length=max(request.max_lengths),
                 return_scores=True,
                 return_end_token=True,
-                **arguments,
+                **self.engine_arguments(options, max(request.max_lengths)),
             )
-        except (TypeError, ValueError) as error:
-            if not options.generate:
-                raise
-            raise rejected_settings(options.generate, "CTranslate2", error) from error
+        except UserError:
+            raise
+        except (IndexError, TypeError, ValueError) as error:
+            if options.generate:
+                raise rejected_settings(options.generate, "CTranslate2", error) from error
+            if own := unusual_settings(self.model.generation_config):
+                raise rejected_settings(own, "CTranslate2", error, "generation_config.json") from error
+            raise
         hypotheses = [pair for result in results for pair in zip(result.hypotheses, result.scores, strict=True)]
         return SearchResult(
             [[self.target_ids[symbol] for symbol in symbols] for symbols, _ in hypotheses],
@@ -125,13 +136,27 @@ class CTranslate2Backend(TranslatesOnly):
         )
 
     def engine_arguments(self, options: DecodingOptions, max_length: int) -> dict[str, Any]:
-        """Return the engine's arguments for those of `generate`, within its own limits; `UserError` if unsupported."""
-        settings = {name: value for name, value in options.generate.items() if value is not None}
-        samples = settings.pop("do_sample", False)
-        if unsupported := sorted(set(settings) - set(ENGINE_ARGUMENTS)):
+        """
+        Return the engine's arguments for those of `generate` and for the model's settings, within its own limits;
+        `UserError` if unsupported.
+        """
+        samples, config = options.generate.get("do_sample", False), self.model.generation_config
+        reject_unsupported(config, "CTranslate2")
+        names = {*ENGINE_ARGUMENTS, *FORBIDDING, *(SAMPLING_ARGUMENTS if samples else ())}
+        settings = {name: getattr(config, name, None) for name in names}
+        if settings["min_new_tokens"] is None and (least := getattr(config, "min_length", None)):
+            settings["min_new_tokens"] = least - 1  # without the first input of the decoder
+        settings |= {name: value for name, value in options.generate.items() if name != "do_sample"}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        supported = ENGINE_ARGUMENTS | SAMPLING_ARGUMENTS
+        if unsupported := sorted(set(settings) - {*supported, *FORBIDDING}):
             raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="CTranslate2")
+        forbidden = [*settings.pop("bad_words_ids", []), *([id] for id in settings.pop("suppress_tokens", []))]
         limits = {"min_new_tokens": max_length, "top_k": len(self.target_symbols)}
-        arguments = {ENGINE_ARGUMENTS[name]: min(value, limits.get(name, value)) for name, value in settings.items()}
+        arguments = {supported[name]: min(value, limits.get(name, value)) for name, value in settings.items()}
+        ends = [[end] for end in end_ids(self.model)]  # which `generate` does not forbid either
+        if symbols := [[self.target_symbols[id] for id in ids] for ids in forbidden if ids not in ends]:
+            arguments["suppress_sequences"] = symbols
         if samples:
             if options.beams > 1:
                 raise UserError("engine.samples_without_beams", field="beams", value=options.beams)

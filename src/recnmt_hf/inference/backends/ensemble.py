@@ -28,10 +28,10 @@ from ..batching import Tokens, given_count
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, setting
-from ..options import DecodingOptions
+from ..options import DecodingOptions, reject_unsupported
 from ..search import EnsembleRows, start_search
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import TorchBackend, explained_generation, start_ids, unusual_settings
+from .torch_model import TorchBackend, explained_generation, start_ids
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -43,11 +43,6 @@ PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "min_new_tokens": lambda value, ends: MinNewTokensLengthLogitsProcessor(1, value, ends, str(ends.device)),
     "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
     "forced_bos_token_id": lambda value, ends: ForcedBOSTokenLogitsProcessor(value),
-}
-# Settings of generation_config.json that a single model applies, but an ensemble does not support.
-UNSUPPORTED = {
-    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
-    *("sequence_bias", "begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
 }
 
 
@@ -116,11 +111,9 @@ class EnsembleBackend(TranslatesOnly):
         settings = {name: value for name, value in (settings | options.generate).items() if value is not None}
         settings.pop("early_stopping", None)
         settings = {name: value for name, value in settings.items() if value or name == "forced_bos_token_id"}
-        unsupported = [f"generate.{name}" for name in sorted(set(settings) - set(PROCESSORS))]
-        in_file = sorted(UNSUPPORTED & set(unusual_settings(self.model.generation_config)))
-        unsupported += [f"{name} in generation_config.json" for name in in_file]
-        if unsupported:
-            raise UserError("engine.unsupported", field=unsupported[0], engine="an ensemble")
+        if unsupported := sorted(set(settings) - set(PROCESSORS)):
+            raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="an ensemble")
+        reject_unsupported(self.model.generation_config, "an ensemble")
         ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
         return LogitsProcessorList(
             [make(settings[name], ends) for name, make in PROCESSORS.items() if name in settings]

@@ -131,7 +131,9 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         self.place = resolve_provider_device(runtime, device)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        providers = list(dict.fromkeys([PROVIDERS[self.place.type], PROVIDERS["cpu"]]))
+        providers: list[Any] = [PROVIDERS["cpu"]]
+        if self.place.type == "cuda":
+            providers.insert(0, (PROVIDERS["cuda"], {"device_id": self.place.index or 0}))
         self.sessions, self.output_names = {}, {}
         for name in GRAPHS:
             try:

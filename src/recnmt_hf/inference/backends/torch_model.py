@@ -33,7 +33,7 @@ from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, setting, start_id
-from ..options import PYTHON_ARGUMENTS, DecodingOptions, names_of_generate, rejected_settings
+from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings, unusual_settings
 from ..search import ModelRows, search
 from ..seeded_draws import SeededDraws
 from ..shortlist import Shortlist, ShortlistRows, has_linear_output
@@ -60,10 +60,6 @@ BATCHWISE_SETTINGS = {
     "low_memory": (None, False),
 }
 # Settings in a model's generation_config.json that its family has, or that this search replaces.
-USUAL_SETTINGS = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
-    *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
-}
 
 
 class TorchBackend:
@@ -324,9 +320,3 @@ def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]
         if own := unusual_settings(model.generation_config):
             raise rejected_settings(own, "transformers", error, "generation_config.json") from error
         raise
-
-
-def unusual_settings(settings: GenerationConfig) -> dict[str, Any]:
-    """Return the settings of a model that are set, and that most models do not have."""
-    names = names_of_generate() - USUAL_SETTINGS
-    return {name: value for name, value in settings.to_diff_dict().items() if name in names and value is not False}
