@@ -15,7 +15,7 @@ import recnmt_hf
 
 
 # Packages that are imported under another name.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "markdown_it": "markdown-it-py"}
 # Files and folders at the top of the repository.
 EXPECTED = {
     *(

@@ -9,7 +9,9 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
+import foreign_models
 import pyarrow as pa
 import pytest
 from option_tables import option_table
@@ -65,9 +67,23 @@ def test_translations_appear_one_by_one(models):
 
 def test_long_sentences_are_split(models):
     translator, text = models[0].translator, "the dog that the boy sees " * 40
-    parts = split_into_segments(translator, text, LIMITS)
+    parts = split_into_segments(translator, text, OPTIONS, LIMITS)
     assert max(len(translator.encode_source(part.source)) for part in parts) <= LIMITS.max_segment
     assert join_texts([part.source for part in parts], [part.separator for part in parts]) == text.strip()
+
+
+@pytest.mark.parametrize("opening", [">>deu<< ", ">>fra<<", ""])
+def test_the_language_at_the_beginning_is_for_all_sentences(corpus, tmp_path, opening):
+    texts = [pair.en for pair in corpus["train"][:200]]
+    pieces = foreign_models.train_pieces(tmp_path / "pieces", texts)
+    folder = foreign_models.marian(tmp_path / "model", {"pieces": pieces, "file": tmp_path / "pieces"})
+    models = load_models([folder])
+    text = f"{opening}The dog sleeps. The cat sees it."
+    with mock.patch.object(models[0].translator, "translate", wraps=models[0].translator.translate) as translate:
+        state = last(translate_text(models, text, OPTIONS, Watch(60), LIMITS))[0]
+    assert [part.source for part in state.segments] == ["The dog sleeps.", "The cat sees it."]
+    sentences = [sentence for call in translate.call_args_list for sentence in call.args[0]]
+    assert sentences == [f"{opening}The dog sleeps.", f"{opening}The cat sees it."]
 
 
 def test_a_text_for_a_summary_is_one_segment(models, monkeypatch):
@@ -174,15 +190,21 @@ def test_results_are_escaped(models, hostile):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("a <b>c</b> & ![d](e)", "a &lt;b>c&lt;/b> &amp; [d](e)"),
-        ("`a < b` < ``<`` \\` <i>", "`a < b` &lt; ``<`` \\` &lt;i>"),
-        ("```\n<b>\n```\n<i>", "```\n<b>\n```\n&lt;i>"),
-        ("```\n<b>", "```\n&lt;b>"),  # never closed
-        ("a\n> quotation", "a\n> quotation"),
+        ("a <b>c</b> & ![d](e)", '<p>a &lt;b&gt;c&lt;/b&gt; &amp; !<a href="e">d</a></p>'),
+        ("`a < b` \\`<i>\\`", "<p><code>a &lt; b</code> `&lt;i&gt;`</p>"),
+        ("a ` b\n\n<img src=x>\n\nc ` d", "<p>a ` b</p>\n<p>&lt;img src=x&gt;</p>\n<p>c ` d</p>"),
+        ("``` a`b\n<img src=x>\n```", "<p>``` a`b\n&lt;img src=x&gt;</p>\n<pre><code></code></pre>"),
+        ("```py\n<b>", '<pre><code class="language-py">&lt;b&gt;</code></pre>'),  # never closed
+        ("[a](javascript:alert(1))", "<p>[a](javascript:alert(1))</p>"),
+        ("| a |\n| - |\n| b |", None),
     ],
 )
-def test_cards_have_no_html_outside_of_code(text, shown):
-    assert rendering.plain_markdown(text) == shown
+def test_cards_have_no_html_of_their_own(text, shown):
+    found = rendering.card(text)
+    if shown is None:
+        assert "<td>b</td>" in found
+    else:
+        assert found == f'<div class="rn-document">{shown}\n</div>'
 
 
 def test_names_of_models():
@@ -283,6 +305,12 @@ def test_requests_of_a_session():
     assert not first.is_stopped
     requests.begin("a", "text", 60)
     assert first.is_stopped and not requests.start("a", "text", 60).is_stopped
+    requests.begin("a", "text", 60)
+    requests.stop("a", "text")  # while it waits for a place
+    waiting = requests.start("a", "text", 60)
+    with pytest.raises(Ended, match="Stopped"):
+        waiting.check()
+    assert not requests.start("a", "text", 60).is_stopped  # the next one is not
     for number in range(MOST_SESSIONS + 5):
         requests.begin(str(number), "text", 60)
     assert len(requests.watches) == MOST_SESSIONS

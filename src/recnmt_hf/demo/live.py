@@ -66,6 +66,7 @@ class Segment:
 
     separator: str  # text that joins its translation to the one before
     source: str
+    opening: str = ""  # of the whole text, before its first sentence: the target language, or an instruction
     hypotheses: list[Hypothesis] = field(default_factory=list)
     alignment: WordAlignment | None = None
 
@@ -108,20 +109,25 @@ def check_length(text: str, limits: Limits, place: str = "The text") -> None:
         raise UserError("demo.too_long", field=place, count=len(text), most=limits.max_characters)
 
 
-def split_into_segments(translator: Translator, text: str, limits: Limits) -> list[Segment]:
-    """Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole."""
+def split_into_segments(translator: Translator, text: str, options: DecodingOptions, limits: Limits) -> list[Segment]:
+    """
+    Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole. What names
+    the target language at the beginning of the text is for all sentences.
+    """
     if is_blank(text):
         return []
     if translator.task.summarizes:
         return [Segment("", text.strip())]
-    language = translator.task.source_lang or getattr(translator.tokenizer, "source_lang", None)
+    source, direction = translator.read_source(text, options, "The text")
+    opening = text.removesuffix(source)
     most = min(limits.max_segment, translator.backend.limits.source or limits.max_segment)
 
     def length(part: str) -> int:
-        return len(translator.encode_source(part))
+        return len(translator.encode_source(part, direction))
 
-    sentences = split_sentences(text, language)
-    return [Segment(*part) for space, one in sentences for part in split_text(one, most, length, space)]
+    sentences = split_sentences(source, direction.source)
+    parts = [part for space, one in sentences for part in split_text(one, most, length, space)]
+    return [Segment(space, part, opening) for space, part in parts]
 
 
 def search(model: DemoModel, texts: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits) -> list[Any]:
@@ -146,7 +152,7 @@ def translate_text(
         Ended: The request is over.
     """
     check_length(text, limits)
-    states = [Progress(model, split_into_segments(model.translator, text, limits)) for model in models]
+    states = [Progress(model, split_into_segments(model.translator, text, options, limits)) for model in models]
     turn = 0
     while any(not state.is_complete for state in states):
         size = BATCHES[min(turn, len(BATCHES) - 1)]
@@ -162,7 +168,8 @@ def translate_text(
 def translate_batch(state: Progress, size: int, options: DecodingOptions, watch: Watch, limits: Limits) -> None:
     """Translate the next sentences of a text, and align their words."""
     batch = state.segments[state.done : state.done + size]
-    translations = search(state.model, [segment.source for segment in batch], options, watch, limits)
+    texts = [segment.opening + segment.source for segment in batch]
+    translations = search(state.model, texts, options, watch, limits)
     for segment, translation in zip(batch, translations, strict=True):
         segment.hypotheses = translation.hypotheses
         if not state.no_attention:
@@ -176,7 +183,7 @@ def align(state: Progress, segment: Segment) -> None:
     if is_blank(segment.source) or is_blank(best) or state.model.translator.task.summarizes:
         return
     try:
-        segment.alignment = next(align_pairs(state.model.translator, [segment.source], [best]))
+        segment.alignment = next(align_pairs(state.model.translator, [segment.opening + segment.source], [best]))
     except UserError as error:
         if error.code.startswith(("alignment.", "model.")):  # of the model, not of this sentence
             state.no_attention = str(error)

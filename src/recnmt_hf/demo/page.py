@@ -56,19 +56,22 @@ class Requests:
     def begin(self, session: str | None, tab: str, seconds: float) -> None:
         """Register a request, and stop the one before it."""
         self.stop(session, tab)
+        self.watches.pop((session or "", tab), None)
         while len(self.watches) >= MOST_SESSIONS:
             self.watches.pop(next(iter(self.watches))).stop()
         self.watches[session or "", tab] = Watch(seconds)
 
     def start(self, session: str | None, tab: str, seconds: float) -> Watch:
-        """Return the request of a session, whose time starts now."""
-        watch = self.watches.setdefault((session or "", tab), Watch(seconds))
-        watch.start()
-        return watch
+        """Return the request of a session, perhaps stopped while it waited; its time starts now."""
+        key = session or "", tab
+        if key not in self.watches or self.watches[key].has_started:
+            self.watches[key] = Watch(seconds)
+        self.watches[key].start()
+        return self.watches[key]
 
     def stop(self, session: str | None, tab: str) -> None:
         """Stop the request of a session."""
-        if watch := self.watches.pop((session or "", tab), None):
+        if watch := self.watches.get((session or "", tab)):
             watch.stop()
 
 
@@ -209,7 +212,7 @@ class Page:
             scores = rendering.scores(model.evidence(), model.translator.model.config)
         except UserError as error:
             scores = rendering.note(str(error), True)
-        return scores, rendering.plain_markdown(model.card()) or "This model has no card (README.md)."
+        return scores, rendering.card(model.card() or "This model has no card (README.md).")
 
 
 # -- layout ------------------------------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = No
     at_once = private | {"queue": False}
     with gr.Blocks(title="recnmt demo", analytics_enabled=False, delete_cache=(60, 600)) as blocks:
         names = list(page.models)
-        gr.Markdown("# Try translation models" if len(names) > 1 else f"# Try {rendering.plain_markdown(names[0])}")
+        html(rendering.title("Try translation models" if len(names) > 1 else f"Try {names[0]}"))
         with gr.Tabs():
             with gr.Tab("Text"):
                 decoding = add_text_tab(page, names, private, at_once)
@@ -343,7 +346,7 @@ def add_about_tab(page: Page, names: list[str], tab: Any, at_once: dict[str, Any
     model = gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1, elem_id="about-model")
     scores = html(elem_id="scores")
     with gr.Accordion("Model card", open=True):
-        card = gr.Markdown(elem_id="card", latex_delimiters=[])
+        card = html(elem_id="card")
     gr.on([tab.select, model.change], page.about, model, [scores, card], **at_once)
 
 

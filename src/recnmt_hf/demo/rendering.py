@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from .._extras import packages_of_extra
 from ..families import FAMILIES
 from ..hub.card import describe_decoding, duration, score_rows
 from ..inference.word_alignment import WordAlignment
@@ -25,8 +25,11 @@ MOST_OPEN = 8
 # Resolution of the plots, and of a browser's pixels.
 PICTURE_DPI, SCREEN_DPI = 150, 96
 LINKS_HINT = "Point at a word, or move with the arrow keys, to see where the model attended when it wrote that word."
-# A fenced block of code, or a code span, which Markdown shows as it is.
-CODE = re.compile(r"^(`{3,}|~{3,})[^\n]*\n.*?^\1[`~]*[ \t]*$|(`+)(?!`).+?(?<!`)\2(?!`)", flags=re.MULTILINE | re.DOTALL)
+
+
+def title(text: str) -> str:
+    """Return the title of the page."""
+    return f"<h1>{escape(text)}</h1>"
 
 
 def note(text: str, is_problem: bool = False) -> str:
@@ -199,17 +202,9 @@ def tests(evidence: Evidence) -> str:
     return f"<h3>Scores</h3>{table(heads, rows, 'Scores on test sets')}{''.join(map(note, notes))}"
 
 
-def plain_markdown(text: str) -> str:
-    """
-    Return Markdown without raw HTML and without pictures, which would be loaded from elsewhere. Code stays as it is.
-    """
-    parts, end = [], 0
-    for match in CODE.finditer(text):
-        parts += [escape_markdown(text[end : match.start()]), match[0]]
-        end = match.end()
-    return "".join([*parts, escape_markdown(text[end:])])
-
-
-def escape_markdown(text: str) -> str:
-    """Return Markdown outside of code without tags and pictures; quotations (`>`) stay."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("![", "[")
+def card(text: str) -> str:
+    """Return the HTML of Markdown. Raw HTML in it is text, and pictures, which could be loaded from elsewhere, links."""
+    with packages_of_extra("demo", "The page"):
+        from markdown_it import MarkdownIt
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    return f'<div class="rn-document">{parser.render(text)}</div>'

@@ -143,7 +143,7 @@ class CTranslate2Backend(TranslatesOnly):
         samples, config = options.generate.get("do_sample", False), self.model.generation_config
         reject_unsupported(config, "CTranslate2")
         names = {*ENGINE_ARGUMENTS, *FORBIDDING, *(SAMPLING_ARGUMENTS if samples else ())}
-        settings = {name: getattr(config, name, None) for name in names}
+        settings: dict[str, Any] = {name: getattr(config, name, None) for name in names}
         if settings["min_new_tokens"] is None and (least := getattr(config, "min_length", None)):
             settings["min_new_tokens"] = least - 1  # without the first input of the decoder
         settings |= {name: value for name, value in options.generate.items() if name != "do_sample"}
