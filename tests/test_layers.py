@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from user_errors import rejects
 
 from recnmt_hf import layers
 
@@ -17,8 +18,9 @@ BUILD = {
     "SSRU": lambda: layers.SSRU(16, projection=True),
     "average": lambda: layers.AverageAttention(16, ffn_dim=24),
     "relations": lambda: layers.RelationLayer(16, conv_channels=[8], hidden_size=12),
+    "relations, two convolutions": lambda: layers.RelationLayer(16, [8, 12], 12, conv_kernels=[1, 3]),
 }
-SEQUENCES = ("masked GRU", "ON-LSTM", "positions", "positions, SRU", "SSRU", "average", "relations")
+OF_SENTENCES = ("attentive", "attentive, LSTM", "capsules")
 
 
 def run(layer, inputs, mask):
@@ -39,8 +41,15 @@ def test_padding_changes_nothing_and_gradients_reach_all_parameters(name):
     padded = torch.cat([inputs, torch.full((2, 2, 16), 9.0, dtype=torch.float64)], dim=1)
     mask = torch.tensor([[1] * 5 + [0] * 2] * 2)
     expected, found = run(layer, inputs, None), run(layer, padded, mask)
-    if name in SEQUENCES:
+    if name not in OF_SENTENCES:
         found = found[:, :5]
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     (expected * torch.randn_like(expected)).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("chunk_size", [0, 3, 8])
+def test_the_chunks_of_on_lstm(chunk_size):
+    """With one master gate all states would be 0."""
+    with rejects("config.wrong_value", "chunk_size", allowed="a divisor of hidden_size=8, below it"):
+        layers.ONLSTM(chunk_size, 16, 8)

@@ -31,6 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from .errors import UserError
 from .models.configuration_biarn_transformer import BiARNTransformerConfig
 from .models.configuration_gret import GRETConfig
 from .models.configuration_nmt_transformer import NMTTransformerConfig
@@ -66,10 +67,14 @@ HEADS: dict[str, Any] = {"encoder_attention_heads": 1, "decoder_attention_heads"
 class ONLSTM(ModelONLSTM):
     """
     ON-LSTM (Shen et al., 2019) over inputs of `input_size` channels, in one direction or two (`bidirectional`):
-    `chunk_size` channels share a master gate, each direction has `hidden_size` channels.
+    `chunk_size` channels share a master gate, each direction has `hidden_size` channels, a multiple of it. `UserError`
+    for fewer than two master gates.
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
+        if chunk_size < 1 or hidden_size % chunk_size or hidden_size == chunk_size:
+            allowed = f"a divisor of hidden_size={hidden_size}, below it"
+            raise UserError("config.wrong_value", field="chunk_size", value=chunk_size, allowed=allowed)
         super().__init__(chunk_size, input_size, hidden_size, bidirectional)
         bound = 1 / math.sqrt(hidden_size)  # like torch's layers; models initialize theirs later
         for parameter in self.parameters():
@@ -143,12 +148,18 @@ class RelationLayer(ModelRelationLayer):
 
     Args:
         d_model (`int`): Channels of inputs and outputs.
-        conv_channels (sequence of `int`): Channels of each convolution.
+        conv_channels (list of `int`): Channels of each convolution, one after the other.
         hidden_size (`int`): Channels of the perceptron over pairs.
+        conv_kernels (list of `int`, *optional*): Width of each convolution, by default 3.
     """
 
-    def __init__(self, d_model: int, conv_channels: list[int], hidden_size: int):
-        config = RNMTConfig(d_model=d_model, relation_conv_channels=conv_channels, relation_hidden_size=hidden_size)
+    def __init__(self, d_model: int, conv_channels: list[int], hidden_size: int, conv_kernels: list[int] | None = None):
+        config = RNMTConfig(
+            d_model=d_model,
+            relation_conv_channels=conv_channels,
+            relation_conv_kernels=conv_kernels or [3] * len(conv_channels),
+            relation_hidden_size=hidden_size,
+        )
         super().__init__(config)
 
     def forward(  # type: ignore[override]

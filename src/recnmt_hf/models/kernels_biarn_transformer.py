@@ -113,7 +113,7 @@ class StepProduct(CustomGradient):
 
 
 def step_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    if states.dim() == 2 and takes_wide(states, weight):
+    if states.dim() == 2 and not torch.is_grad_enabled() and takes_wide(states, weight):
         return wide_product(states, weight).add_(bias)
     return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
 

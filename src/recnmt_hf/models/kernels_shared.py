@@ -55,9 +55,11 @@ def is_amd() -> bool:
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Return whether parameters may be read: a module of exactly this kind, without hooks or special weights."""
+    own = type(module)
+    # torch.export wraps modules in proxies of the same name that derive from them, unlike adapters (`peft`).
+    is_proxy = torch.compiler.is_compiling() and own.__name__ == kind.__name__ and kind in own.__bases__
     return (
-        # torch.export wraps modules in proxies of the same name.
-        (type(module) is kind or (torch.compiler.is_compiling() and type(module).__name__ == kind.__name__))
+        (own is kind or is_proxy)
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
         and "forward" not in module.__dict__

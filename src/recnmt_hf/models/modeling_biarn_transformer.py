@@ -30,6 +30,7 @@ from .multi_column import MultiColumn
 from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
+from .seq2seq_stacks import records_states
 from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
 
 
@@ -374,7 +375,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         source = words if self.config.recurrence_source == "embeddings" else last
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
         recurrent, attentions, mask = self.recurrence_encoder(source, token_mask, output_attentions)
-        output_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        output_states = records_states(kwargs.get("output_hidden_states", self.config.output_hidden_states))
         # Strict export loses values that are set on an object made before a loop of the graph.
         return self.output_class(
             last_hidden_state=last,

@@ -108,6 +108,36 @@ class Messages(nn.Module):
         if self.gate_bias is not None and self.initial_gate_bias is not None:
             init.constant_(self.gate_bias, self.initial_gate_bias)
 
+    def forward(
+        self, states: torch.Tensor, edges: Edges | None = None, to_heads: bool = False, edge_dropout: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """
+        Return the sum of the messages that each word receives over edges ([`sum_messages`]), and their gates g
+        `(batch_size, source_length, K)`, 0 where there is no edge; without edges the words' messages to themselves.
+        """
+        if edges is None:
+            return self.loop(states), None
+        gates = self.gates(states, edges, to_heads)
+        kept = dropout(gates, edge_dropout, self.training)
+        return (sum_messages if allowed() else sum_messages_reference)(self, states, edges, kept, to_heads), gates
+
+    def gates(self, states: torch.Tensor, edges: Edges, to_heads: bool) -> torch.Tensor:
+        exists, logits = edges.exists.to(wide_type(states.dtype)), self.gate_logits(states)
+        if logits is None or self.gate_bias is None:
+            return exists
+        # The sender decides: the dependent itself, or its head.
+        heads = edges.heads.flatten(1)
+        logits = logits[:, :, None] if to_heads else logits.gather(1, heads).view(exists.shape)
+        bias = self.gate_bias if self.gate_bias.shape[0] == 1 else self.gate_bias[edges.relations]
+        return torch.sigmoid(logits + bias) * exists
+
+    def loop(self, states: torch.Tensor) -> torch.Tensor:
+        mapped = project(self.proj, states).to(wide_type(states.dtype)) + self.bias
+        logits = self.gate_logits(states)
+        if logits is None or self.gate_bias is None:
+            return mapped
+        return torch.sigmoid(logits + self.gate_bias)[:, :, None] * mapped
+
     def gate_logits(self, states: torch.Tensor) -> torch.Tensor | None:
         """Return `w . h_u` `(batch_size, source_length)` in at least float32; `None` without gates."""
         if self.gate_proj is None:
@@ -194,14 +224,12 @@ class GraphConvolution(GradientCheckpointingLayer):
         """
         total = torch.zeros_like(states, dtype=wide_type(states.dtype))
         if self.loop_messages is not None:
-            total = total + self.loop(self.loop_messages, states)
-        sum_all = sum_messages if allowed() else sum_messages_reference
+            total = total + self.loop_messages(states)[0]
         recorded = []
         for messages, to_heads in ((self.in_messages, True), (self.out_messages, False)):
             if messages is not None and edges is not None:
-                gates = self.gates(messages, states, edges, to_heads)
-                kept = dropout(gates, self.edge_dropout, self.training)
-                total = total + sum_all(messages, states, edges, kept, to_heads)
+                sums, gates = messages(states, edges, to_heads, self.edge_dropout)
+                total = total + sums
                 if messages.gate_proj is not None:
                     recorded.append(gates)
         outputs = torch.relu(total).to(states.dtype)
@@ -210,25 +238,6 @@ class GraphConvolution(GradientCheckpointingLayer):
         if token_mask is not None:
             outputs = outputs.masked_fill(token_mask[:, :, None] == 0, 0.0)
         return outputs, torch.stack(recorded, dim=1) if output_attentions and recorded else None
-
-    def gates(self, messages: Messages, states: torch.Tensor, edges: Edges, to_heads: bool) -> torch.Tensor:
-        """Return g `(batch_size, source_length, K)` of all edges, 0 where there is none."""
-        exists, logits = edges.exists.to(wide_type(states.dtype)), messages.gate_logits(states)
-        if logits is None or messages.gate_bias is None:
-            return exists
-        # The sender decides: the dependent itself, or its head.
-        heads = edges.heads.flatten(1)
-        logits = logits[:, :, None] if to_heads else logits.gather(1, heads).view(exists.shape)
-        bias = messages.gate_bias if messages.gate_bias.shape[0] == 1 else messages.gate_bias[edges.relations]
-        return torch.sigmoid(logits + bias) * exists
-
-    def loop(self, messages: Messages, states: torch.Tensor) -> torch.Tensor:
-        """Return the messages of the words to themselves, in at least float32."""
-        mapped = project(messages.proj, states).to(wide_type(states.dtype)) + messages.bias
-        logits = messages.gate_logits(states)
-        if logits is None or messages.gate_bias is None:
-            return mapped
-        return torch.sigmoid(logits + messages.gate_bias)[:, :, None] * mapped
 
 
 # -- encoder -----------------------------------------------------------------------------------------------------------

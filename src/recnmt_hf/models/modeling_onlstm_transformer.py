@@ -111,9 +111,14 @@ class ONLSTMLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def initialize(self, start: Initialization) -> None:
-        """Initialize gate by gate with orthogonal matrices, and biases with 0, that of the forget gate with 1."""
-        init.xavier_uniform_(self.weight_ih)
-        if not is_loaded(self.weight_hh):
+        """
+        Initialize recurrent matrices gate by gate as orthogonal ones, unless a distribution is set, and biases with 0,
+        that of the forget gate with 1.
+        """
+        start.matrix_(self.weight_ih)
+        if start.is_set:
+            start.matrix_(self.weight_hh)
+        elif not is_loaded(self.weight_hh):
             for gate in self.weight_hh.split(self.sizes):
                 init.orthogonal_(gate)
         if not is_loaded(self.bias):
@@ -123,8 +128,13 @@ class ONLSTMLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.weight_ih.shape[1]}, {self.hidden_size}, chunk_size={self.chunk_size}"
 
-    def forward(self, inputs: torch.Tensor, initial_state: torch.Tensor | None = None) -> torch.Tensor:
-        """Map inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`."""
+    def forward(self, inputs: torch.Tensor, initial_state: Any = None, measured: Any = None) -> torch.Tensor:
+        """
+        Map inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`; with the states
+        `measured`, return their [`distances`] (here, since weights that are offloaded are loaded for `forward` alone).
+        """
+        if measured is not None:
+            return self.distances(inputs, measured)
         gates = wide_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
         return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
 
@@ -281,7 +291,7 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
         distances = []
         layers = (self.rnn.forward_rnn, self.rnn.backward_rnn)
         for layer, side, places in zip(layers, states, (order, mirrored), strict=False):
-            aligned = layer.distances(take(inputs, places), take(side, places))
+            aligned = layer(take(inputs, places), measured=take(side, places))
             distances.append(take(aligned[:, :, None], inverse(places)))
         return torch.cat(distances, dim=-1).masked_fill(token_mask[:, :, None] == 0, 0.0)
 

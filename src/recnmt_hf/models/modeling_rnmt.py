@@ -28,7 +28,7 @@ from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, rev
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput
-from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
+from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, records_states
 from .source_memory import read_source_memory, spread_over_beams
 
 
@@ -139,7 +139,7 @@ class RelationConvolutions(nn.Module):
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             masked = states if attention_mask is None else states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
             output = convolution(masked.transpose(1, 2)).transpose(1, 2)
-            if isinstance(norm, MaskedBatchNorm):
+            if not isinstance(norm, nn.Identity):
                 output = norm(output, attention_mask)
             output = nn.functional.leaky_relu(output, SLOPE)
             outputs.append(output)
@@ -333,7 +333,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             token_mask = token_mask.gather(1, order)
             states = take(states, order).masked_fill(token_mask[:, :, None] == 0, 0.0)
         view = InputOrder(order, token_mask)
-        records_all = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
+        records_all = records_states(kwargs.get("output_hidden_states", self.config.output_hidden_states))
         recorded: list[torch.Tensor] = []
 
         def record(states: torch.Tensor) -> torch.Tensor:

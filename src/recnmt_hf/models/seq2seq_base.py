@@ -27,6 +27,7 @@ from .seq2seq_outputs import (
     with_extra_outputs,
 )
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
+from .source_memory import fill_cache
 from .user_errors import UserError
 
 
@@ -315,6 +316,11 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         if attention_mask is not None:
             return attention_mask
         return create_masks_for_generate(attention_mask=None, **kwargs)
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: Any, *args: Any) -> Any:
+        # Assisted decoding records the past of a given cache before the decoder has added its recurrent layers to it.
+        fill_cache(model_kwargs.get("cache", model_kwargs.get("past_key_values")), self.config.cache_layer_types())
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)  # type: ignore[misc]
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any

@@ -36,12 +36,14 @@ class Initialization:
     std: float | None = None
     uniform: float | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """Whether a configuration sets the distribution of all matrices."""
+        return self.uniform is not None or self.std is not None
+
     def matrix_(self, matrix: torch.Tensor) -> None:
         """Initialize the matrix of a linear map or a convolution."""
-        if self.uniform is None and self.std is None:
-            init.xavier_uniform_(matrix)
-        else:
-            self.table_(matrix)
+        (self.table_ if self.is_set else init.xavier_uniform_)(matrix)
 
     def table_(self, table: torch.Tensor, std: float | None = None) -> None:
         """Initialize a lookup table; `std`, by default that of embeddings, applies if the model sets none."""
@@ -54,10 +56,10 @@ class Initialization:
     def recurrent_(self, module: Any) -> None:
         """
         Initialize a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
-        matrices for each gate, zero biases (forget gate of an LSTM: 1).
+        matrices for each gate, unless a distribution is set; zero biases (forget gate of an LSTM: 1).
         """
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() > 1 and self.uniform is not None:
+            if parameter.dim() > 1 and self.is_set:
                 self.matrix_(parameter)
             elif "weight_hh" in name:
                 if not is_loaded(parameter):

@@ -157,6 +157,11 @@ class TokenAndPositionInput(nn.Module):
         return embeddings + self.embed_positions(length, offset, position_ids).to(embeddings.dtype)
 
 
+def records_states(choice: bool | int | list[int] | None) -> bool:
+    """Return whether the value of `output_hidden_states` asks for states; the index 0 does."""
+    return choice is not None and choice is not False
+
+
 def select_hidden_states(states: list[torch.Tensor], last: Any, choice: bool | int | list[int] | None) -> Any:
     """Return an output's `hidden_states` by the value of `output_hidden_states`, with `last` as the last one."""
     if choice is None or choice is False:

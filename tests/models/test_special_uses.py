@@ -1,0 +1,151 @@
+"""Models with other tools: compiled adapters, frozen parts, offloaded weights, wrapped modules, caches of one's own."""
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from model_contract import TINY, scatter_parameters
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache
+
+from recnmt_hf.families import FAMILIES
+
+
+DROPOUTS = ["dropout", "attention_dropout", "activation_dropout"]
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [9, 5, 2, 0, 0]]), torch.tensor([[1, 5, 6, 7], [1, 8, 9, 5]])
+MASK = (SOURCE != 0).long()
+RECURRENT = ["rnmt", "vrnmt", "gcn_rnmt"]
+# Layers whose weights fast paths read.
+ADAPTED = [
+    *(("nmt_transformer", "v_proj"), ("rnmt", "pair_layers.0"), ("biarn_transformer", "q_proj")),
+    ("gret", "capsule_proj"),
+]
+
+
+def build(model_type, seed=5, scatters=True, **fields):
+    torch.manual_seed(seed)
+    family = FAMILIES[model_type]
+    small = {**TINY, "encoder_layers": 2, "decoder_layers": 1, **dict.fromkeys(DROPOUTS, 0.0), **family.small, **fields}
+    model = family.load_class("ForConditionalGeneration")(family.load_class("Config")(**small)).eval()
+    if scatters:
+        scatter_parameters(model)
+    return model
+
+
+def inputs_of(model_type):
+    trees = {"dependency_heads": torch.tensor([[1, 2, -1, 2, 3], [1, -1, 1, -1, -1]])}
+    return {
+        "input_ids": SOURCE,
+        "attention_mask": MASK,
+        "decoder_input_ids": TARGET,
+        **(trees if model_type == "gcn_rnmt" else {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layer"),
+    [
+        ("nmt_transformer", "v_proj"),
+        ("rnmt", "pair_layers.0"),
+        ("biarn_transformer", "q_proj"),
+        ("gret", "capsule_proj"),
+    ],
+)
+def test_compiled_models_have_their_adapters(model_type, layer):
+    peft = pytest.importorskip("peft", reason="the package peft is not installed")
+    model = peft.get_peft_model(build(model_type), peft.LoraConfig(target_modules=[layer], r=2, lora_alpha=32))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter.data, std=0.3)
+    inputs = inputs_of(model_type)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = model.eval()(**inputs).logits
+        compiled = torch.compile(model, backend="eager")(**inputs).logits
+        with model.disable_adapter():
+            plain = model(**inputs).logits
+    assert (expected - plain).abs().max() > 1e-3
+    torch.testing.assert_close(compiled, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_gradients_pass_frozen_layers(model_type, monkeypatch):
+    """Only the embeddings are trained: fast kernels pass the gradient on as the reference does."""
+    sizes = {} if model_type == "gret" else {"d_model": 128}
+    model, gradients = build(model_type, scatters=False, **sizes), []
+    model.requires_grad_(False)
+    embeddings = model.get_input_embeddings().weight.requires_grad_(True)
+    inputs = {name: value.repeat(8, 1) for name, value in inputs_of(model_type).items()}  # batches for wide kernels
+    for paths in ("1", "0"):
+        monkeypatch.setenv("RECNMT_FAST_PATHS", paths)
+        torch.manual_seed(1)  # VRNMT draws
+        loss = model(**inputs, labels=TARGET.repeat(8, 1)).loss
+        gradients.append(torch.autograd.grad(loss, embeddings)[0])
+    fast, slow = gradients
+    assert (fast - slow).norm() < 1e-3 * slow.norm()
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_offloaded_weights(model_type):
+    """accelerate loads the weights of a module for its `forward` alone."""
+    model, inputs = build(model_type), inputs_of(model_type)
+    outputs = []
+    for offloads in (False, True):
+        if offloads:
+            cpu_offload(model, torch.device("cpu"))
+        torch.manual_seed(1)
+        with torch.no_grad():
+            outputs.append(model(**inputs, output_attentions=True).logits)
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_states_by_index(model_type):
+    model, inputs = build(model_type), inputs_of(model_type)
+    with torch.no_grad():
+        every, first = (model(**inputs, output_hidden_states=choice) for choice in (True, 0))
+    for name in ("encoder_hidden_states", "decoder_hidden_states"):
+        states, chosen = getattr(every, name), getattr(first, name)
+        assert len(chosen) == len(states) and all(state is None for state in chosen[1:])
+        torch.testing.assert_close(chosen[0], states[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["nmt_transformer", "rpe_transformer", *RECURRENT])
+def test_assisted_decoding_with_a_cache_of_ones_own(model_type):
+    model, assistant = build(model_type), build(model_type, seed=6)
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "num_beams": 1, "no_repeat_ngram_size": 1}
+    expected = model.generate(SOURCE[:1], **settings)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    found = model.generate(SOURCE[:1], assistant_model=assistant, past_key_values=cache, **settings)
+    assert torch.equal(found, expected)
+
+
+def test_a_wrapped_batch_norm_is_called():
+    model, inputs = build("rnmt"), inputs_of("rnmt")
+    layers = [module for module in model.modules() if hasattr(module, "norms")]
+
+    class Wrapped(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, *args):
+            return self.norm(*args)
+
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        for layer in layers:
+            layer.norms[0] = Wrapped(layer.norms[0])
+        assert layers and torch.equal(model(**inputs).logits, expected)
+        for layer in layers:
+            layer.norms[0] = nn.Identity()
+        assert not torch.equal(model(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name != "nmt_transformer"])
+def test_init_std_is_for_recurrent_matrices_too(model_type):
+    family = FAMILIES[model_type]
+    fields = {"vocab_size": 60, "init_std": 0.002, **({"init_uniform": None} if model_type in RECURRENT else {})}
+    config = family.load_class("Config").from_preset("tiny", **fields)
+    model = family.load_class("ForConditionalGeneration")(config)
+    spread = {name: p.std().item() for name, p in model.named_parameters() if p.dim() > 1 and "messages" not in name}
+    assert {name: value for name, value in spread.items() if not 0.0015 < value < 0.0025} == {}
