@@ -444,6 +444,7 @@ MESSAGES |= {
     "inspect.no_relations": "This {value} model has no relation layers (relation_layers=0). Pass an RNMT.",
     "inspect.no_attentive_recurrence": "The {value} model (recurrence_encoder_type={kind}) has no attentive "
     'recurrence. Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".',
+    "inspect.too_long": "The sentence has {length} tokens; a tree is made of at most {limit}. Pass a shorter sentence.",
     "inspect.no_onlstm": 'The {value} model has no ON-LSTM layers. Use one with "onlstm" in encoder_layer_types.',
     "inspect.nothing": "{value} models have nothing to inspect. Use a model of one of these families: {families}.",
     "curve.missing": "{field} has no complete checkpoint or model with a log. Pass the folder of a training run.",

@@ -35,6 +35,9 @@ def test_a_sentence_is_split_where_the_memory_is_closed_most():
     assert state.brackets(direction="backward") == "((a b) (c d))"
     assert state.brackets(0) == "(a (b (c d)))"  # ties: the first
     assert SyntacticDistances(["a"], np.zeros((1, 1, 1))).brackets() == "a"
+    with rejects("inspect.too_long", length=501):
+        SyntacticDistances(["a"] * 501, np.zeros((1, 501, 1))).brackets()
+    assert SyntacticDistances(["a"] * 500, np.zeros((1, 500, 1))).brackets().count("(") == 499
     steep = SyntacticDistances(list("abcd"), np.array([[[0.0], [0.1], [0.2], [0.3]]]))
     assert steep.brackets() == "(((a b) c) d)"
     assert list(nodes(steep.tree())) == [

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import textwrap
 import threading
@@ -318,6 +319,13 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert "[usage.requires]" in capsys.readouterr().err
     assert main(["card", str(run_folder), "--license", "mit"]) == 0
     assert "license: mit" in (run_folder / "model/README.md").read_text()
+    for option in ("--name", "--sentence"):
+        assert main(["card", str(run_folder), option, "half\udcff"]) == 2
+        assert f"{option}" in capsys.readouterr().err
+    odd = shutil.copytree(run_folder / "model", tmp_path / "my model's")
+    assert main(["card", str(odd)]) == 0
+    command = (odd / "README.md").read_text().partition("| recnmt translate ")[2].partition("\n")[0]
+    assert shlex.split(command) == [str(odd)]
 
 
 def test_a_template_of_the_user(run_folder, tmp_path):

@@ -109,6 +109,12 @@ def test_a_list_made_by_the_attention(translator, corpus, tmp_path):
     pairs = corpus["test"][:20]
     sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
     lines = write_shortlist(tmp_path / "lex.gz", translator, sources, targets)
+    if getattr(translator.model.config, "decoder_attention_heads", 1) > 1:
+        for head in (0, 1):
+            write_shortlist(tmp_path / f"{head}", translator, sources, targets, head=head)
+        assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+    with rejects("alignment.out_of_range", "head"):
+        write_shortlist(tmp_path / "99", translator, sources, targets, head=99)
     shortlist = Shortlist.read(tmp_path / "lex.gz", translator.tokenizers, first=0, best=10**6)
     assert sum(map(len, shortlist.translations.values())) == lines > 0
     with gzip.open(tmp_path / "lex.gz", "rt") as file:

@@ -16,6 +16,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data.corpora import prepare_dataset
+from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
@@ -248,6 +249,9 @@ def test_warm_start_from_a_recipe(tmp_path, capsys):
     before = load_file(tmp_path / "base" / "checkpoint-2" / "model.safetensors")
     after = load_file(tmp_path / "warm" / "model" / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
+    train_tokenizer(["q w e r t"], "word", 20).save_pretrained(tmp_path / "others")
+    with rejects("recipe.conflict", "tokenizer.source"):
+        train(Recipe(**{**warm, "tokenizer": {"source": str(tmp_path / "others")}}), tmp_path / "other")
     # Resuming needs the baseline no more: neither its weights nor its vocabulary.
     shutil.rmtree(tmp_path / "base")
     shutil.rmtree(tmp_path / "warm" / "model")

@@ -15,6 +15,8 @@ from ..inference.translator import Translator
 from .sentences import DIRECTIONS, check_index, run_encoder
 
 
+# Tokens of a sentence with a tree, which may be as deep.
+MOST_TOKENS = 500
 # A leaf is the index of a token; any other node is a pair of trees.
 Tree = int | tuple[Any, Any]
 
@@ -44,8 +46,11 @@ class SyntacticDistances:
     def tree(self, layer: int = -1, direction: str = "forward") -> Tree:
         """
         Return the binary tree: a sentence is split where the largest share of the memory is closed (before the token in
-        the forward direction, after it in the backward direction), then each part in the same way.
+        the forward direction, after it in the backward direction), then each part in the same way. `UserError` for a
+        sentence of more than 500 tokens.
         """
+        if len(self.tokens) > MOST_TOKENS:
+            raise UserError("inspect.too_long", length=len(self.tokens), limit=MOST_TOKENS)
         distances = self.of(layer, direction)
         return split(list(distances if direction == "forward" else np.concatenate([[0.0], distances[:-1]])), 0)
 

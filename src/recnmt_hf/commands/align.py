@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
         if args.shortlist is not None:
             texts = [pair.source for pair in pairs], [pair.target for pair in pairs]
             options = replace(args.options, alignment_layer=args.alignment_layer, max_tokens=args.max_tokens)
-            lines = write_shortlist(args.shortlist, translator, *texts, options)
+            lines = write_shortlist(args.shortlist, translator, *texts, options, args.head)
             print(f"{args.shortlist}: {lines} pairs of tokens", file=sys.stderr)
         links: list[Links] = []
         plotted: WordAlignment | None = None

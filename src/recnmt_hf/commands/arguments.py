@@ -246,7 +246,11 @@ def add_card_arguments(parser: argparse.ArgumentParser) -> None:
 def card_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a model card, with the text of the notes."""
     from ..data.text import read_lines
+    from ..inference.translator import check_text
 
+    for name in ("sentence", "name"):
+        if (value := getattr(args, name, None)) is not None:
+            check_text(value, f"--{name}")
     notes = None if args.notes is None else "\n".join(read_lines(args.notes, "\r\n"))
     return {"license": args.license, "sentence": args.sentence, "notes": notes, "template": args.template}
 

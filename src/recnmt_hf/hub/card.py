@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -109,7 +110,8 @@ def card_of_copy(
         "source": SOURCE,
         "code": usage(name, is_joint, sentence),
         "printed": run_isolated(usage(str(copy.resolve()), is_joint, sentence)),
-        "quoted_sentence": "'" + sentence.replace("'", "'\\''") + "'",
+        "quoted_sentence": quote(sentence),
+        "quoted_name": quote(name),
         "notes": (notes or "").strip(),
         **template_values(config, evidence),
     }

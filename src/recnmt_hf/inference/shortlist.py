@@ -147,10 +147,12 @@ def write_shortlist(
     sources: Sequence[str],
     targets: Sequence[str],
     options: DecodingOptions | None = None,
+    head: int | None = None,
 ) -> int:
     """
     Write a shortlist from translated sentences: `target source probability`, where the probability is the share of the
-    target token in the attention that the source token receives. Return the number of lines.
+    target token in the attention that the source token receives, of one `head` or by default the mean of all. Return
+    the number of lines.
     """
     options = options or DecodingOptions()
     source_ids, target_ids = translator.encode_pairs(sources, targets, options)
@@ -158,7 +160,7 @@ def write_shortlist(
     keys, weights = np.empty(0, np.int64), np.empty(0)
     for start in range(0, len(source_ids), PAIRS_AT_A_TIME):
         own, translated = (side[start : start + PAIRS_AT_A_TIME] for side in (source_ids, target_ids))
-        attentions = translator.attention(own, translated, options.alignment_layer, None, options.max_tokens)
+        attentions = translator.attention(own, translated, options.alignment_layer, head, options.max_tokens)
         found = [token_pairs(*one, controls=controls) for one in zip(own, translated, attentions, strict=True)]
         keys, places = np.unique(np.concatenate([keys, *(one[0] for one in found)]), return_inverse=True)
         weights = np.bincount(places, np.concatenate([weights, *(one[1] for one in found)]), len(keys)).astype(float)

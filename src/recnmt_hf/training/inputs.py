@@ -26,6 +26,7 @@ from ..data.tokenization import load_tokenizer, require_control_tokens, train_to
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..data.tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 from ..errors import ExistingFileError, UserError, short_repr
+from .arguments import conflict
 from .building import stage_configs
 from .processes import logger
 from .recipe import DataSection, Recipe, TokenizerSection
@@ -85,7 +86,7 @@ def load_with_shards(recipe: Recipe) -> TokenizerPair:
     tokenizers = TokenizerPair.load(folder, source_subfolder=SOURCE_TOKENIZER)
     if recipe.model.init_from is not None:
         baseline = load_tokenizers(recipe.model.init_from)
-        if list(map(tokenizer_fingerprint, tokenizers)) != list(map(tokenizer_fingerprint, baseline)):
+        if have_other_symbols(tokenizers, baseline):
             changes = f"tokenizers (model.init_from={recipe.model.init_from} has others)"
             raise UserError("prepare.other_recipe", field="data.prepared", changes=changes)
     return tokenizers
@@ -113,6 +114,11 @@ def load_shards(recipe: Recipe, tokenizers: TokenizerPair, trees: TreeEncoder | 
     if changes:
         raise UserError("prepare.other_recipe", field="data.prepared", changes="; ".join(changes))
     return data
+
+
+def have_other_symbols(tokenizers: TokenizerPair, others: TokenizerPair) -> bool:
+    """Return whether tokenizers encode text differently than others."""
+    return list(map(tokenizer_fingerprint, tokenizers)) != list(map(tokenizer_fingerprint, others))
 
 
 def section_of_data(recipe: Recipe) -> dict[str, Any]:
@@ -183,7 +189,11 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
     if section.source:
         source = load_tokenizer(section.source)
         target = None if section.joint else load_tokenizer(section.target or section.source)
-        return TokenizerPair(source, target)
+        tokenizers = TokenizerPair(source, target)
+        if baseline is not None and have_other_symbols(tokenizers, load_tokenizers(baseline)):
+            other = f"model.init_from={baseline}, a model with other tokenizers"
+            raise conflict("tokenizer.source", section.source, other, "remove it, to use those of the model")
+        return tokenizers
     if (output_dir / SOURCE_TOKENIZER).is_dir():
         return TokenizerPair.load(output_dir, source_subfolder=SOURCE_TOKENIZER)
     if baseline:
