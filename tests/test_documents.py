@@ -73,7 +73,8 @@ def test_commands_parse(repository, monkeypatch):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["recnmt"]:
-                    parse(build_parser(words[1]), words[1:])
+                    args = parse(build_parser(words[1]), words[1:])
+                    args.check(args)
                     found += 1
                 if words[1:2] == ["scripts/benchmarks/compare.py"]:
                     importlib.import_module("compare").parse_arguments(words[2:])
