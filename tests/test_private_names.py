@@ -27,6 +27,7 @@ ATTRIBUTES = {
     "_get_resized_embeddings": "source and target vocabularies are resized apart",
     "_get_resized_lm_head": "source and target vocabularies are resized apart",
     "_keys_to_ignore_on_save": "of tied parameters, those that are still equal are saved once",
+    "_prepare_cache_for_generation": "a cache of the user's gets its recurrent layers before its past is recorded",
     "_supports_default_dynamic_cache": "graphs of ONNX have a cache of their own",
     "_upload_modified_files": "a push brings a card whose code runs",
     # transformers: configurations and caches.

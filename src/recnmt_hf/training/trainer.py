@@ -28,7 +28,6 @@ from transformers import (
     TrainerControl,
     TrainerState,
 )
-from transformers.trainer import OPTIMIZER_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -326,7 +325,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     def lacks_optimizer(self, checkpoint: Path) -> bool:
         """Return whether a checkpoint has no state of the optimizer. The Trainer would begin with a new one."""
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # in files of other names
-        return not is_sharded and not (checkpoint / OPTIMIZER_NAME).is_file()
+        return not is_sharded and not (checkpoint / "optimizer.pt").is_file()
 
     # -- learning rate -----------------------------------------------------------------------------------------------
 
