@@ -217,7 +217,7 @@ def sigmoid(x):
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "swish": lambda x: x * sigmoid(x),
-    "gelu": lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu": lambda x: x * sigmoid(1.702 * x),
 }
 
 

@@ -634,6 +634,7 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     sizes = {f"{side}_{name}": number for side in ("encoder", "decoder")
              for name, number in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 24))}  # fmt: skip
     ids = {"pad_token_id": 90, "decoder_start_token_id": 90, "eos_token_id": 0, "forced_eos_token_id": None}
+    sizes["activation_function"] = "swish"  # the default `gelu` is another function in Marian
     marian = MarianMTModel(MarianConfig(d_model=16, vocab_size=91, scale_embedding=True, **sizes, **ids))
     marian.final_logits_bias.normal_()
     marian.save_pretrained(opus)
@@ -641,6 +642,9 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     with rejects("export.config", "position_embedding_type"):
         export_marian_file(tmp_path / "own", tmp_path / "out")
     fields = {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
+    with rejects("export.config", "activation_function"):
+        changed = changed_folder(tmp_path / "own", tmp_path / "gelu", **fields, activation_function="gelu")
+        export_marian_file(changed, tmp_path / "out")
     check_export(changed_folder(tmp_path / "own", tmp_path / "changed", **fields), models, corpus["test"][0][:2],
                  tmp_path / "out")  # fmt: skip
     vocabulary = json.loads((tmp_path / "changed/vocab.json").read_text())

@@ -86,6 +86,14 @@ def test_plain_generate_and_an_ensemble(exported, corpus):
     for settings in ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"use_cache": False}):
         expected, found = (each.model.generate(**inputs, max_new_tokens=9, **settings) for each in (own, graphs))
         assert expected.equal(found), settings
+    mask = inputs["attention_mask"]
+    expected = graphs.model.generate(**inputs, max_new_tokens=4)
+    for changed in (
+        {"attention_mask": mask.bool()},
+        {"attention_mask": mask.float()},
+        {"input_ids": inputs["input_ids"].int()},
+    ):
+        assert expected.equal(graphs.model.generate(**{**inputs, **changed}, max_new_tokens=4)), changed
     plain, recurrent = exported("gret")[0], exported("rpe_transformer")
     sentences = [pair.en for pair in corpus["test"][:4]]
     expected, found = (EnsembleTranslator.from_pretrained([plain, each])(sentences, beams=2) for each in recurrent)

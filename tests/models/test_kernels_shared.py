@@ -10,6 +10,7 @@ from recnmt_hf.models import kernels_recurrent_layers, kernels_shared
 from recnmt_hf.models.attention import eager_attention_forward
 from recnmt_hf.models.kernels_recurrent_layers import StepMatmuls
 from recnmt_hf.models.seq2seq_loss import (
+    FORBIDDEN,
     ChunkedCrossEntropy,
     check_labels,
     chunked_cross_entropy,
@@ -440,6 +441,28 @@ def test_chunked_loss_in_chunks_of_any_size(smoothing, bias, chunk):
     torch.testing.assert_close(loss, expected)
     for a, b in zip(*(torch.autograd.grad(3 * each, (states, weight)) for each in (loss, expected)), strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("compute", [losses_on_cpu, losses_on_accelerator])
+def test_symbols_that_do_not_exist_have_no_share_of_the_smoothing(compute, monkeypatch):
+    """As if a model imported from Marian had only the rows of its symbols."""
+    monkeypatch.setattr("recnmt_hf.models.seq2seq_loss.losses_on_cpu", compute)
+    states, weight = (torch.randn(size, 8, dtype=torch.float64, requires_grad=True) for size in (12, 11))
+    labels = torch.randint(0, 7, (12,))
+    labels[3] = -100
+    bias = torch.randn(11, dtype=torch.float64)
+    bias[7:] = FORBIDDEN
+    expected = smoothed_cross_entropy(states @ weight[:7].T + bias[:7], labels, 0.1)
+    logits = states @ weight.T + bias
+    for loss in (
+        smoothed_cross_entropy(logits, labels, 0.1, bias=bias[None]),
+        chunked_cross_entropy(states, weight, labels, bias, 0.1, chunk_size=5),
+        chunked_cross_entropy_of_layer(lambda rows: rows @ weight.T, states, labels, bias, 0.1),
+    ):
+        torch.testing.assert_close(loss, expected)
+        for inputs in (states, weight):
+            wanted, found = (torch.autograd.grad(each, inputs, retain_graph=True)[0] for each in (expected, loss))
+            torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

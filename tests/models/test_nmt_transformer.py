@@ -9,10 +9,12 @@ from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatte
 from safetensors.torch import load_file, save_file
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 from torch.nn.attention.flex_attention import flex_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+from recnmt_hf.models.attention import eager_attention_forward
 from recnmt_hf.models.modeling_nmt_transformer import RelativeMultiHeadAttention, directional_mask
 from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_stacks import (
@@ -214,7 +216,11 @@ def test_attention_kernels_that_do_not_fit_are_refused():
         config = TestNMTTransformer().config(self_attention_type=kind)
         with rejects("model.attention_kernel", field="attn_implementation"):
             NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
-        NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="eager")
+        model = NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="eager")
+        for implementation in ("flex_attention", "flash_attention_2"):
+            with pytest.raises((ValueError, ImportError)):
+                model.set_attn_implementation(implementation)
+        assert model.config._attn_implementation == "eager"
     config = TestNMTTransformer().config()
     NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
 
@@ -320,6 +326,35 @@ def test_flex_attention_equals_sdpa(prefix, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
 
 
+@pytest.mark.parametrize("prefix", ["NMTTransformer", "GRET"])
+def test_flash_attention_reads_no_memory(prefix, monkeypatch):
+    """
+    Its mask of tokens is that of the queries too, so that it fits only words among themselves. A kernel that takes such
+    masks stands in for it.
+    """
+
+    def flash(module, query, key, value, attention_mask, is_causal=None, **kwargs):
+        assert module.memory is None and (attention_mask is None or attention_mask.shape == key.shape[::2])
+        mask = None if attention_mask is None else attention_mask[:, None, None].bool()
+        if is_causal and query.shape[2] > 1:
+            causal = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
+            mask = causal if mask is None else causal & mask
+        return eager_attention_forward(module, query, key, value, mask, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash)
+    config = getattr(recnmt_hf, f"{prefix}Config")(**TINY)
+    model = scatter_parameters(getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval(), 0.1)
+    batch, found = ragged_batch(), []
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        for implementation in ("sdpa", "flash_attention_2"):
+            model.config._attn_implementation = implementation
+            tokens = [model.generate(**source, num_beams=beams, max_new_tokens=5) for beams in (1, 3)]
+            found.append((model(**batch).logits, *tokens))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+
+
 def test_hidden_states_may_be_chosen_by_their_places():
     states, last = [torch.full((1,), float(i)) for i in range(3)], torch.full((1,), 9.0)
     for wanted, expected in (
@@ -361,6 +396,11 @@ def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):
         fresh = [f"model.{side}.embed_input.embed_positions.weight" for side in ("encoder", "decoder")]
         assert report.fresh == fresh and report.unused == []
         assert str(report) == f"copied {len(report.copied)} parameters, left 2 fresh ({', '.join(fresh)})"
+    for ties in ({"share_encoder_decoder_embeddings": False}, {"tie_word_embeddings": False}):
+        untied = TestNMTTransformer().model({"encoder_layers": 1, "decoder_layers": 1, **ties}, torch.float32)
+        report = untied.init_from_baseline(hub / "somebody/whole")  # which has the matrix once
+        assert report.fresh == report.unused == []
+        assert torch.equal(untied.lm_head.weight, baseline.model.shared.weight)
     report = baseline.init_from_baseline(model)
     assert set(report.unused) == set(fresh)
     unused = f"did not use 2 ({', '.join(report.unused)})"

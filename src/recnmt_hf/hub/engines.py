@@ -23,7 +23,10 @@ from .checked_copy import load_checked
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 # Name of an activation in transformers -> in CTranslate2.
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "swish": "SWISH", "silu": "SWISH"}
+ACTIVATIONS = {
+    **{"relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "quick_gelu": "GELUSigmoid"},
+    **{"swish": "SWISH", "silu": "SWISH"},
+}
 
 
 def export_ctranslate2(source: str | Path, output: str | Path, quantization: str = "float32") -> Path:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from ..models.seq2seq_loss import FORBIDDEN
 
 
-# Logit of symbols that Marian does not have, among them the one that starts the decoder; small enough for float16.
-FORBIDDEN = -1e4
 # The output matrix, now and in older releases of Marian, where it is transposed.
 OUTPUT, OLD_OUTPUT = "decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W"
 OUTPUT_BIAS = "decoder_ff_logit_out_b"

@@ -51,7 +51,8 @@ IGNORED_BY_SEARCH = {
 # Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
 ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 ORDERS = {False: ("", "dan", ""), True: ("n", "da", "n")}
-ACTIVATIONS = {"swish": "silu", "relu": "relu", "gelu": "gelu"}
+# Marian's gelu is x sigmoid(1.702 x).
+ACTIVATIONS = {"swish": "silu", "relu": "relu", "gelu": "quick_gelu"}
 AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
 SWITCHES = (
     *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "output-omit-bias"),
@@ -291,14 +292,14 @@ def check_function(config: NMTTransformerConfig) -> None:
         raise UserError("export.family", engine="Marian", family=config.model_type)
     needed: dict[str, tuple[Any, ...]] = {
         **{name: (value,) for name, value in FUNCTION.items()},
-        "activation_function": (*ACTIVATIONS, "silu"),
+        "activation_function": (*ACTIVATIONS.values(), "swish"),
         "decoder_attention_heads": (config.encoder_attention_heads,),
         "decoder_start_token_id": (config.pad_token_id,),  # its embedding is zero, like Marian's first input
     }
     if config.decoder_autoregression == "average_attention":
         needed |= {"aan_gate": ("separate", "none"), "normalize_before": (False,)}
         if config.aan_ffn:
-            needed["aan_activation"] = (*ACTIVATIONS, "silu")
+            needed["aan_activation"] = (*ACTIVATIONS.values(), "swish")
             needed["aan_ffn_layers"] = (1,) if config.aan_ffn_dim == config.d_model else (1, 2)
     for name, allowed in needed.items():
         if getattr(config, name) not in allowed:

@@ -78,6 +78,14 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
     return short_softmax(scores.to(wide)) if has_short_rows(scores) else nn.functional.softmax(scores, -1, dtype=wide)
 
 
+def has_own_masks(implementation: str) -> bool:
+    """
+    Return whether an implementation of attention takes masks of its own: blocks of a self-attention (flex), or tokens
+    (flash), which transformers also takes as those of the queries. A memory, with more or fewer queries, has neither.
+    """
+    return "flex" in implementation or "flash" in implementation
+
+
 class MultiHeadAttention(nn.Module):
     """
     Multi-head attention with its four projections (Vaswani et al., 2017, section 3.2.2), without residual and norm.
@@ -160,8 +168,8 @@ class MultiHeadAttention(nn.Module):
         """Return contexts `(batch_size, query_length, num_heads, head_dim)` and weights, by the attention interface."""
         dropout = self.dropout if self.training else 0.0
         implementation = self.config._attn_implementation
-        if implementation == "flex_attention" and self.memory is not None:
-            implementation = "sdpa"  # beams are more queries than a block mask of the memory would have rows
+        if self.memory is not None and has_own_masks(implementation):
+            implementation = "sdpa"
         given = kwargs.get("output_attentions")
         wants_weights = self.config.output_attentions if given is None else given  # a configuration is slow to read
         if implementation == "sdpa" and (wants_weights or prefers_plain_matmuls(query, key, dropout)):
@@ -205,7 +213,7 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
     """
     if attention_mask is None:
         return None
-    if attention_mask.dim() == 2 and config._attn_implementation == "flex_attention":  # memories are read by sdpa then
+    if attention_mask.dim() == 2 and has_own_masks(config._attn_implementation):  # memories are read by sdpa then
         return attention_mask[:, None, None, :].bool()
     # One row serves all queries: they see the same keys.
     return create_bidirectional_mask(
@@ -215,7 +223,7 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
 
 def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
     """Return the kernel mask of an encoder's self-attention over `states` `(batch_size, length, d)`."""
-    if config._attn_implementation != "flex_attention":
+    if not has_own_masks(config._attn_implementation):
         return source_mask(config, states, attention_mask)
     return create_bidirectional_mask(config=config, inputs_embeds=states, attention_mask=attention_mask)
 

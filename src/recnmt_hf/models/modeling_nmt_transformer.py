@@ -113,8 +113,10 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
     def __init__(self, config: NMTTransformerConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         kind, implementation = config.self_attention_type, self.config._attn_implementation
-        if kind != "absolute" and implementation not in ("sdpa", "eager"):
-            raise UserError("model.attention_kernel", field="attn_implementation", value=implementation, kind=kind)
+        if kind != "absolute":
+            self._supports_flex_attn = self._supports_flash_attn = False  # for `set_attn_implementation`
+            if implementation not in ("sdpa", "eager"):
+                raise UserError("model.attention_kernel", field="attn_implementation", value=implementation, kind=kind)
 
 
 class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):

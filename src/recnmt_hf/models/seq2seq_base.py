@@ -268,7 +268,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             if self.final_logits_bias is not None:
                 logits = logits + self.final_logits_bias
             if labels is not None:
-                loss = smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+                loss = smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch, self.final_logits_bias)
         values = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         result = self.output_class(loss=loss, logits=logits, **values)
         if labels is not None:

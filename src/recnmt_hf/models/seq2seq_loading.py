@@ -20,6 +20,11 @@ from .user_errors import UserError
 logger = utils.logging.get_logger(__name__)
 
 
+# Parameters that may be tied, each after the one that is stored in its place.
+TIED = [(f"model.{side}.embed_tokens.weight", "model.shared.weight") for side in ("encoder", "decoder")]
+TIED.append(("lm_head.weight", "model.decoder.embed_tokens.weight"))
+
+
 def is_loaded(parameter: torch.Tensor) -> bool:
     """Return whether a parameter was loaded from a checkpoint, by the mark of `transformers.initialization`."""
     return getattr(parameter, "_is_hf_initialized", False)
@@ -258,6 +263,9 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             baseline (`str`, `Path` or `PreTrainedModel`): A model, a saved folder or a model id (safetensors only).
         """
         source = baseline.state_dict() if isinstance(baseline, PreTrainedModel) else read_safetensors(baseline)
+        for name, origin in TIED:  # which files have only once
+            if origin in source:
+                source.setdefault(name, source[origin])
         saved = self.state_dict()
         own = {name: item for name, item in (*self.named_parameters(), *self.named_buffers()) if name in saved}
         copied = [name for name, tensor in own.items() if name in source and source[name].shape == tensor.shape]
@@ -268,6 +276,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             for name in copied:
                 own[name].copy_(source[name])
         used = {*copied, *(saved.keys() - own.keys())}  # with further names of tied parameters
+        used |= {origin for name, origin in TIED if name in used}
         fresh, unused = ([name for name in names if name not in used] for names in (own, source))
         report = WarmStartReport(copied, fresh, unused)
         logger.info(f"Warm start from {baseline}: {report}.")

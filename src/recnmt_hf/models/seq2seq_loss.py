@@ -22,6 +22,8 @@ from .user_errors import UserError
 
 
 IGNORE_INDEX = -100
+# Logit of symbols that do not exist, in models that were imported from Marian; small enough for float16.
+FORBIDDEN = -1e4
 
 
 def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
@@ -39,25 +41,39 @@ def smoothed_cross_entropy(
     labels: torch.Tensor,
     label_smoothing: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
     Compute the cross-entropy of logits `(..., vocab_size)` and labels `(...)` against `(1 - e) one-hot + e / V`
     (Szegedy et al., 2016, section 7) as `(1 - e) (lse - z_y) + e (lse - mean(z))`, in at least float32. The label -100
-    is ignored; `num_items_in_batch` is the divisor of the sum, by default the number of labels.
+    is ignored; `num_items_in_batch` is the divisor of the sum, by default the number of labels. The `bias` of the
+    logits, which contain it, excludes symbols from V ([`uniform_targets`]).
     """
     logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).to(logits.device)
     check_labels(labels, logits.shape[-1])
-    return summed_cross_entropy(logits, labels, label_smoothing) / divisor(labels, num_items_in_batch)
+    return summed_cross_entropy(logits, labels, label_smoothing, bias) / divisor(labels, num_items_in_batch)
 
 
-def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+def uniform_targets(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return the uniform distribution `(vocab_size,)` over the symbols that a bias does not forbid; `None`: all."""
+    if bias is None:
+        return None
+    exists = (bias.flatten() > FORBIDDEN / 2).to(dtype)
+    return exists / exists.sum()
+
+
+def summed_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Sum [`smoothed_cross_entropy`] over logits `(tokens, vocab_size)` and labels `(tokens,)`."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if label_smoothing == 0.0:
         return nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     ignored = labels == IGNORE_INDEX
     chosen = wide.gather(-1, labels.masked_fill(ignored, 0)[:, None])[:, 0]
-    losses = wide.logsumexp(dim=-1) - (1 - label_smoothing) * chosen - label_smoothing * wide.mean(dim=-1)
+    uniform = uniform_targets(bias, wide.dtype)
+    mean = wide.mean(dim=-1) if uniform is None else torch.mv(wide, uniform)
+    losses = wide.logsumexp(dim=-1) - (1 - label_smoothing) * chosen - label_smoothing * mean
     return losses.masked_fill(ignored, 0.0).sum()
 
 
@@ -155,6 +171,7 @@ def chunked_losses(
     grad_states: Any = torch.empty_like(states) if factor is not None else None
     grad_matrix: Any = None
     compute = losses_on_cpu if states.is_cpu else losses_on_accelerator
+    uniform = uniform_targets(bias, sum_dtype) if label_smoothing else None
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
         logits = wide_product(states[part], matrix.t())
@@ -162,7 +179,7 @@ def chunked_losses(
             logits = logits.to(sum_dtype).add_(bias)
         is_counted = (~ignored[part]).to(sum_dtype)
         share = None if factor is None else is_counted * factor
-        losses, grad = compute(logits, targets[part], share, label_smoothing)
+        losses, grad = compute(logits, targets[part], share, label_smoothing, uniform)
         total += (losses * is_counted).sum()
         if grad is None:
             continue
@@ -176,15 +193,22 @@ def chunked_losses(
 
 
 def losses_on_cpu(
-    logits: torch.Tensor, targets: torch.Tensor, share: torch.Tensor | None, label_smoothing: float
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    share: torch.Tensor | None,
+    label_smoothing: float,
+    uniform: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Return the losses `(tokens,)` of logits `(tokens, vocab_size)`; with the `share` of each token in the result, also
-    the gradients softmax - (1 - e) one-hot - e / V times that share. Works in place, since new memory is slow.
+    the gradients softmax - (1 - e) one-hot - e / V times that share, or with [`uniform_targets`] in place of 1 / V.
+    Works in place, since new memory is slow.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     chosen = logits.gather(-1, targets[:, None])[:, 0]
-    mean = logits.mean(dim=-1) if label_smoothing else 0.0
+    mean: Any = 0.0
+    if label_smoothing:
+        mean = logits.mean(dim=-1) if uniform is None else torch.mv(logits, uniform)
     peak = logits.amax(dim=-1)
     # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
     exponentials = logits.sub_(peak[:, None]).exp_()
@@ -193,13 +217,19 @@ def losses_on_cpu(
     if share is None:
         return losses, None
     grad = exponentials.mul_((share / sums)[:, None])
-    if label_smoothing:
+    if uniform is not None:
+        grad.addr_(share, uniform, alpha=-label_smoothing)
+    elif label_smoothing:
         grad.sub_((share * (label_smoothing / logits.shape[1]))[:, None])
     return losses, grad.scatter_add_(-1, targets[:, None], ((label_smoothing - 1.0) * share)[:, None])
 
 
 def losses_on_accelerator(
-    logits: torch.Tensor, targets: torch.Tensor, share: torch.Tensor | None, label_smoothing: float
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    share: torch.Tensor | None,
+    label_smoothing: float,
+    uniform: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type: the time is that of
@@ -211,11 +241,18 @@ def losses_on_accelerator(
     # The largest probability is at least 1 / V, so that its logarithm is exact.
     sums = peak.to(dtype) - probabilities.gather(-1, place).log()
     chosen = logits.gather(-1, targets[:, None]).to(dtype)
-    mean = logits.mean(dim=-1, keepdim=True, dtype=dtype) if label_smoothing else 0.0
+    mean: Any = 0.0
+    if label_smoothing:
+        mean = (
+            logits.mean(-1, keepdim=True, dtype=dtype)
+            if uniform is None
+            else torch.mv(logits.to(dtype), uniform)[:, None]
+        )
     losses = (sums - (1 - label_smoothing) * chosen - label_smoothing * mean)[:, 0]
     if share is None:
         return losses, None
-    share, even = share[:, None], label_smoothing / logits.shape[1]
+    share = share[:, None]
+    even: Any = label_smoothing / logits.shape[1] if uniform is None else label_smoothing * uniform
     probabilities.scatter_add_(-1, targets[:, None], torch.full_like(share, label_smoothing - 1.0))
     return losses, torch.addcmul(-even * share, probabilities, share, out=torch.empty_like(logits))
 
@@ -281,7 +318,7 @@ def chunked_cross_entropy_of_layer(
         logits = layer(states)
         logits = logits if bias is None else logits + bias
         check_labels(labels, logits.shape[-1])
-        return summed_cross_entropy(logits, labels, label_smoothing)
+        return summed_cross_entropy(logits, labels, label_smoothing, bias)
 
     chunk_size = chunk_size or tokens_at_a_time(states)
     parts = zip(states.split(chunk_size), labels.split(chunk_size), strict=True)

@@ -162,13 +162,14 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         raise UserError("engine.unsupported", field="save_pretrained", engine="a model in ONNX")
 
     def run_graph(self, name: str, values: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Run a graph on those values that it reads. Return its outputs by name."""
-        session = self.sessions[name]
-        inputs = {
-            entry.name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
-            for entry in session.get_inputs()
-            if (value := values[entry.name]) is not None
-        }
+        """Run a graph on those values that it reads, ids and masks of any type. Return its outputs by name."""
+        session, inputs = self.sessions[name], {}
+        for entry in session.get_inputs():
+            value = values[entry.name]
+            if isinstance(value, torch.Tensor):
+                value = (value.long() if entry.type == "tensor(int64)" else value).cpu().numpy()
+            if value is not None:
+                inputs[entry.name] = value
         return dict(zip(self.output_names[name], session.run(None, inputs), strict=True))
 
     def tensor(self, value: np.ndarray) -> torch.Tensor:
