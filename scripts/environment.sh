@@ -21,7 +21,7 @@ fi
 wanted="$(cat "$root/pyproject.toml" "$constraints" | cksum)"
 if [ "$(cat "$venv/installed-for" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing recnmt_hf and the pinned packages (some minutes the first time)."
-    # Python compiles each module when it is first loaded; most never are.
+    # Python compiles a module when it is first loaded, and most are never loaded.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" -e "$root[dev]"
     echo "$wanted" > "$venv/installed-for"
 fi

@@ -378,9 +378,8 @@ MESSAGES |= {
     "run compares evaluations. Restore it, or set average.which: last and remove early_stopping_patience.",
     "resume.other_batches": "{field}={value} changes the batches per update of {checkpoint} ({change}); the product "
     "must stay {batches}. {remedy}.",
-    "resume.no_optimizer": "{field} has no state of the optimizer, so that training cannot go on from it as if it had "
-    "not been interrupted. Use a checkpoint that was saved without training.save_only_model, set model.init_from to "
-    "this one in another folder, or start again with --overwrite.",
+    "resume.no_optimizer": "{field} has no optimizer state (training.save_only_model), so training cannot be resumed "
+    "from it. Set model.init_from to it in a run with another folder, or start again with --overwrite.",
     "resume.other_model": "The model of {field} differs from that of the recipe: {changes}. Resume with the old "
     "recipe, or start again with --overwrite or in another folder.",
     # evidence
@@ -444,7 +443,7 @@ MESSAGES |= {
     "inspect.no_relations": "This {value} model has no relation layers (relation_layers=0). Pass an RNMT.",
     "inspect.no_attentive_recurrence": "The {value} model (recurrence_encoder_type={kind}) has no attentive "
     'recurrence. Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".',
-    "inspect.too_long": "The sentence has {length} tokens; a tree is made of at most {limit}. Pass a shorter sentence.",
+    "inspect.too_long": "The sentence has {length} tokens; a tree can have at most {limit}. Pass a shorter sentence.",
     "inspect.no_onlstm": 'The {value} model has no ON-LSTM layers. Use one with "onlstm" in encoder_layer_types.',
     "inspect.nothing": "{value} models have nothing to inspect. Use a model of one of these families: {families}.",
     "curve.missing": "{field} has no complete checkpoint or model with a log. Pass the folder of a training run.",

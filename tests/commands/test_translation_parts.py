@@ -211,7 +211,7 @@ def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatc
 
 
 def test_an_output_in_the_folder_of_the_model_is_continued(tiny_folder, texts, tmp_path):
-    """The parts themselves are no files of the model, while any other file there may be one."""
+    """Its parts do not count as files of the model; any other file in the folder does."""
     model = shutil.copytree(tiny_folder, tmp_path / "model")
     words = ["translate", str(model), "-i", str(texts), "-o", f"{model}/out.de"]
     args = parse(build_parser("translate"), words)

@@ -124,7 +124,7 @@ def test_samples_follow_their_seed(corpus, tokenizer, tmp_path):
 
 
 def test_settings_of_the_model(corpus, tokenizer, tmp_path):
-    """What generation_config.json forbids, the engine does not say either."""
+    """The engine follows generation_config.json, as `generate` does."""
     folder = saved(tmp_path / "model", corpus, tokenizer)
     plain = {"length_penalty_type": "hf", "length_penalty": 1.0, "max_length_factor": 0.0, "max_length_extra": 12}
     sources = [pair.en for pair in corpus["test"][:4]]
@@ -136,6 +136,7 @@ def test_settings_of_the_model(corpus, tokenizer, tmp_path):
             {"suppress_tokens": [first], "no_repeat_ngram_size": 2},
             {"bad_words_ids": [[second, third], [first], [2]]},
             {"min_length": 7, "repetition_penalty": 1.2},
+            {"suppress_tokens": [2, first]},
         )
     ):
         (folder / "generation_config.json").write_text(json.dumps(before | settings))

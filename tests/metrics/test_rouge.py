@@ -52,7 +52,7 @@ def test_characters():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("मेरा नाम, क्‍या?", ["मेरा", "नाम", "क्या"]),  # vowel signs are no borders, nor is a joiner
+        ("मेरा नाम, क्‍या?", ["मेरा", "नाम", "क्या"]),  # vowel signs and joiners do not divide words
         ("cafe\u0301 CAFÉ", ["café", "café"]),
         ("ภาษาไทย ที่นี่", ["ภาษาไทย", "ที่นี่"]),
         ("a_b 1.5, I'm ❤️ so-so!", ["a_b", "1", "5", "i", "m", "so", "so"]),

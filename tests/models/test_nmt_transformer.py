@@ -329,8 +329,8 @@ def test_flex_attention_equals_sdpa(prefix, monkeypatch):
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "GRET"])
 def test_flash_attention_reads_no_memory(prefix, monkeypatch):
     """
-    Its mask of tokens is that of the queries too, so that it fits only words among themselves. A kernel that takes such
-    masks stands in for it.
+    It applies its token mask to the queries too, so it can compute self-attention only. A substitute kernel takes such
+    masks here.
     """
 
     def flash(module, query, key, value, attention_mask, is_causal=None, **kwargs):

@@ -15,7 +15,7 @@ from ..inference.translator import Translator
 from .sentences import DIRECTIONS, check_index, run_encoder
 
 
-# Tokens of a sentence with a tree, which may be as deep.
+# Maximum number of tokens of a tree, which may have as many levels.
 MOST_TOKENS = 500
 # A leaf is the index of a token; any other node is a pair of trees.
 Tree = int | tuple[Any, Any]

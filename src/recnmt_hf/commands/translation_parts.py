@@ -147,8 +147,8 @@ def plan_of(args: argparse.Namespace) -> str:
     from ..data.files import digest_of_file
 
     files = [path for model in args.model if Path(model).is_dir() for path in sorted(Path(model).rglob("*"))]
-    written = Path(args.output).resolve(), Path(f"{args.output}.parts").resolve()  # perhaps in the model's folder
-    files = [path for path in files if path.is_file() and not {path.resolve(), path.resolve().parent} & {*written}]
+    written = {Path(name).resolve() for name in (args.output, f"{args.output}.parts")}  # perhaps in the model's folder
+    files = [path for path in files if path.is_file() and written.isdisjoint((path.resolve(), path.resolve().parent))]
     weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     inputs = [digest_of_file(path) for path in (args.input, args.prefix, args.source_trees) if path]
     if args.options.shortlist is not None and Path(args.options.shortlist).is_file():

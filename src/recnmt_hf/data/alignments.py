@@ -137,7 +137,7 @@ class AlignedSide:
             numbers = [number if is_own else None for number, is_own in zip(np.cumsum(own) - 1, own, strict=True)]
             self.count = sum(own)
         self.tokens: dict[int, list[int]] = {}
-        # Without control tokens that were moved to the end of the truncated text.
+        # Up to the first control token that truncation moved to the end.
         kept = next((i for i, (own, other) in enumerate(zip(ids, whole, strict=False)) if own != other), len(ids))
         for position, number in enumerate(numbers[:kept]):
             if number is not None:

@@ -580,6 +580,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         state = json.loads(backend.to_str())
         state.pop("padding", None)
         state.pop("truncation", None)
-        if (controls := ids_of("", True)) != ids_of("", False):  # the language of translations is no part of it
+        if (controls := ids_of("", True)) != ids_of("", False):  # it lacks the language of translations
             state["target_controls"] = controls
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

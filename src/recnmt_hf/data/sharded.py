@@ -88,8 +88,9 @@ class Mixture:
 
 class ShardedDataset(Dataset[dict[str, list[int]]]):
     """
-    Training data that `recnmt prepare` has written. Shards are opened, and their checksums checked, when needed. Rows
-    are counted on after the last one, from the first one again: samplers number the reads of a row.
+    Training data that `recnmt prepare` has written. Shards are opened, and their checksums checked, when needed. In
+    `__getitems__` indices beyond the last row start at the first row again, so that samplers can number the reads of a
+    row.
 
     Args:
         folder (`str` or `Path`): The folder.
@@ -116,12 +117,11 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         return self.firsts[-1]
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        index %= len(self)
         number = bisect_right(self.firsts, index) - 1
         return self.open(number).row(index - self.firsts[number], self.columns)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, list[int]]]:
-        return [self[index] for index in indices]
+        return [self[index % len(self)] for index in indices]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "open_shards": OrderedDict()}  # each process maps its own
@@ -200,8 +200,8 @@ class PooledBatchSampler(Sampler[list[int]]):
     pool; the order of the pools is drawn anew in each epoch. A single pool has the batches of data without shards.
 
     The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. The `weights`
-    of the corpora, how often each is read, are by default those of the data's mixture. Rows that are read again have
-    other numbers, so that BPE dropout divides them anew. `shuffle` and `seed` are as for [`TokenBatchSampler`].
+    of the corpora, how often each is read, are by default those of the data's mixture. A row that is read again has
+    another index, so that BPE dropout segments it anew. `shuffle` and `seed` are as for [`TokenBatchSampler`].
     `UserError` if there are fewer pairs than processes.
     """
 
@@ -221,7 +221,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         self.shuffle, self.seed = shuffle, seed
         self.epoch = 0
         self.skipped = 0  # batches of the epoch that are not needed
-        self.first_turn = 0  # reads of the rows before this epoch, if they are to be numbered
+        self.first_turn = 0  # number of the first read of each row in the next iteration
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
         if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing

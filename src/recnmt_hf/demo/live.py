@@ -111,8 +111,8 @@ def check_length(text: str, limits: Limits, place: str = "The text") -> None:
 
 def split_into_segments(translator: Translator, text: str, options: DecodingOptions, limits: Limits) -> list[Segment]:
     """
-    Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole. What names
-    the target language at the beginning of the text is for all sentences.
+    Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole. A
+    target language or an instruction at the beginning of the text applies to all sentences.
     """
     if is_blank(text):
         return []

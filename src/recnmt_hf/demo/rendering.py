@@ -203,7 +203,7 @@ def tests(evidence: Evidence) -> str:
 
 
 def card(text: str) -> str:
-    """Return the HTML of Markdown. Raw HTML is text in it, and pictures, which can be from anywhere, links."""
+    """Convert Markdown to HTML. Raw HTML is escaped; pictures, which could be loaded from elsewhere, become links."""
     with packages_of_extra("demo", "The page"):
         from markdown_it import MarkdownIt
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")

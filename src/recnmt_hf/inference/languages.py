@@ -173,11 +173,8 @@ class Languages:
         return [*before, *ids[:place], *tag, *ids[place:], *after]
 
     def truncate(self, ids: list[int], limit: int, direction: Direction) -> list[int]:
-        """Truncate the tokens of a source to `limit`, without the control tokens at its end."""
-        last = len(direction.frame[1]) if direction.frame else 0
-        if len(ids) <= limit or not last:
-            return truncated(ids, limit, end_ids(self.model))
-        return ids[: max(limit - last, 0)] + ids[-last:][-limit:]
+        """Truncate the tokens of a source to `limit`, and keep the control tokens at its end."""
+        return truncated(ids, limit, end_ids(self.model).union(direction.frame[1] if direction.frame else ()))
 
     def has_words(self, ids: Sequence[int], controls: Collection[int], direction: Direction) -> bool:
         """Return whether the tokens of a source are more than control tokens and the direction's instruction."""

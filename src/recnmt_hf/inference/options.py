@@ -225,13 +225,13 @@ def names_of_generate() -> frozenset[str]:
 
 
 def unusual_settings(settings: Any) -> dict[str, Any]:
-    """Return what is set in a model's `GenerationConfig`, and that most models do not have."""
+    """Return the settings in a model's `GenerationConfig` that most models do not have."""
     names = names_of_generate() - USUAL_SETTINGS
     return {name: value for name, value in settings.to_diff_dict().items() if name in names and value is not False}
 
 
 def reject_unsupported(settings: Any, engine: str) -> None:
-    """Raise `UserError` for what is set in a model's `GenerationConfig`, and that only `generate` itself can do."""
+    """Raise `UserError` if a model's `GenerationConfig` has a setting that only `generate` itself supports."""
     if unsupported := sorted(FOR_GENERATE_ALONE & set(unusual_settings(settings))):
         raise UserError("engine.unsupported", field=f"{unsupported[0]} in generation_config.json", engine=engine)
 

@@ -80,8 +80,8 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
 
 def has_own_masks(implementation: str) -> bool:
     """
-    Return whether an implementation of attention takes masks of its own: blocks of a self-attention (flex), or tokens
-    (flash), which transformers also takes as those of the queries. A memory, with more or fewer queries, has neither.
+    Return whether an attention implementation has masks of its own: flex masks blocks of a self-attention, and flash
+    applies the token mask to keys and queries. Neither fits a memory, whose queries are other words.
     """
     return "flex" in implementation or "flash" in implementation
 

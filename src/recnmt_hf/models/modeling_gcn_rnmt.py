@@ -112,8 +112,8 @@ class Messages(nn.Module):
         self, states: torch.Tensor, edges: Edges | None = None, to_heads: bool = False, edge_dropout: float = 0.0
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
-        Return the sum of the messages that each word receives over edges ([`sum_messages`]), and their gates g
-        `(batch_size, source_length, K)`, 0 where there is no edge; without edges the words' messages to themselves.
+        Return the sum of the messages that each word receives over `edges` ([`sum_messages`]), and their gates g
+        `(batch_size, source_length, K)`, 0 without an edge. Without `edges`, return the words' messages to themselves.
         """
         if edges is None:
             return self.loop(states), None

@@ -20,9 +20,11 @@ from .user_errors import UserError
 logger = utils.logging.get_logger(__name__)
 
 
-# Parameters that may be tied, each after the one that is stored in its place.
-TIED = [(f"model.{side}.embed_tokens.weight", "model.shared.weight") for side in ("encoder", "decoder")]
-TIED.append(("lm_head.weight", "model.decoder.embed_tokens.weight"))
+# Parameters that may be tied, each with the one that is saved in its place.
+TIED = (
+    *((f"model.{side}.embed_tokens.weight", "model.shared.weight") for side in ("encoder", "decoder")),
+    ("lm_head.weight", "model.decoder.embed_tokens.weight"),
+)
 
 
 def is_loaded(parameter: torch.Tensor) -> bool:
@@ -263,7 +265,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
             baseline (`str`, `Path` or `PreTrainedModel`): A model, a saved folder or a model id (safetensors only).
         """
         source = baseline.state_dict() if isinstance(baseline, PreTrainedModel) else read_safetensors(baseline)
-        for name, origin in TIED:  # which files have only once
+        for name, origin in TIED:  # files contain tied parameters once
             if origin in source:
                 source.setdefault(name, source[origin])
         saved = self.state_dict()

@@ -62,6 +62,12 @@ def uniform_targets(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tens
     return exists / exists.sum()
 
 
+def mean_logits(logits: torch.Tensor, uniform: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean logits `(tokens,)` over the symbols of [`uniform_targets`], in at least float32."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.mean(dim=-1, dtype=dtype) if uniform is None else torch.mv(logits.to(dtype), uniform)
+
+
 def summed_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -71,8 +77,7 @@ def summed_cross_entropy(
         return nn.functional.cross_entropy(wide, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     ignored = labels == IGNORE_INDEX
     chosen = wide.gather(-1, labels.masked_fill(ignored, 0)[:, None])[:, 0]
-    uniform = uniform_targets(bias, wide.dtype)
-    mean = wide.mean(dim=-1) if uniform is None else torch.mv(wide, uniform)
+    mean = mean_logits(wide, uniform_targets(bias, wide.dtype))
     losses = wide.logsumexp(dim=-1) - (1 - label_smoothing) * chosen - label_smoothing * mean
     return losses.masked_fill(ignored, 0.0).sum()
 
@@ -206,9 +211,7 @@ def losses_on_cpu(
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     chosen = logits.gather(-1, targets[:, None])[:, 0]
-    mean: Any = 0.0
-    if label_smoothing:
-        mean = logits.mean(dim=-1) if uniform is None else torch.mv(logits, uniform)
+    mean = mean_logits(logits, uniform) if label_smoothing else 0.0
     peak = logits.amax(dim=-1)
     # One pass of exponentials serves both the log-sum-exp and, divided by the sum, the softmax.
     exponentials = logits.sub_(peak[:, None]).exp_()
@@ -241,14 +244,8 @@ def losses_on_accelerator(
     # The largest probability is at least 1 / V, so that its logarithm is exact.
     sums = peak.to(dtype) - probabilities.gather(-1, place).log()
     chosen = logits.gather(-1, targets[:, None]).to(dtype)
-    mean: Any = 0.0
-    if label_smoothing:
-        mean = (
-            logits.mean(-1, keepdim=True, dtype=dtype)
-            if uniform is None
-            else torch.mv(logits.to(dtype), uniform)[:, None]
-        )
-    losses = (sums - (1 - label_smoothing) * chosen - label_smoothing * mean)[:, 0]
+    mean = mean_logits(logits, uniform) if label_smoothing else 0.0
+    losses = (sums - (1 - label_smoothing) * chosen)[:, 0] - label_smoothing * mean
     if share is None:
         return losses, None
     share = share[:, None]

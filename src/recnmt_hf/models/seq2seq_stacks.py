@@ -158,7 +158,7 @@ class TokenAndPositionInput(nn.Module):
 
 
 def records_states(choice: bool | int | list[int] | None) -> bool:
-    """Return whether the value of `output_hidden_states` asks for states; the index 0 does."""
+    """Return whether the value of `output_hidden_states` requests states, as the index 0 does."""
     return choice is not None and choice is not False
 
 

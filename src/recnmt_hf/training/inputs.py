@@ -36,7 +36,7 @@ from .recipe import DataSection, Recipe, TokenizerSection
 DATA = "data"
 SOURCE_TOKENIZER = "tokenizer"
 PARTIAL_TOKENIZERS = "tokenizers.partial"
-# What tokenizers consist of in that folder, the last one written last.
+# Files and folders of the tokenizers there, in the order in which they are written.
 TOKENIZER_FILES = (RELATIONS_FILE, TARGET_TOKENIZER, SOURCE_TOKENIZER)
 # File of the section `tokenizer` with which the tokenizers of data in shards were made.
 TOKENIZER_SECTION = "tokenizer_section.json"

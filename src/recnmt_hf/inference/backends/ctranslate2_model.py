@@ -151,12 +151,13 @@ class CTranslate2Backend(TranslatesOnly):
         supported = ENGINE_ARGUMENTS | SAMPLING_ARGUMENTS
         if unsupported := sorted(set(settings) - {*supported, *FORBIDDING}):
             raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="CTranslate2")
-        forbidden = [*settings.pop("bad_words_ids", []), *([id] for id in settings.pop("suppress_tokens", []))]
+        ends = [[end] for end in end_ids(self.model)]  # `generate` ignores them among the bad words
+        forbidden = [ids for ids in settings.pop("bad_words_ids", []) if list(ids) not in ends]
+        forbidden += [[id] for id in settings.pop("suppress_tokens", [])]
         limits = {"min_new_tokens": max_length, "top_k": len(self.target_symbols)}
         arguments = {supported[name]: min(value, limits.get(name, value)) for name, value in settings.items()}
-        ends = [[end] for end in end_ids(self.model)]  # which `generate` does not forbid either
-        if symbols := [[self.target_symbols[id] for id in ids] for ids in forbidden if ids not in ends]:
-            arguments["suppress_sequences"] = symbols
+        if forbidden:
+            arguments["suppress_sequences"] = [[self.target_symbols[id] for id in ids] for ids in forbidden]
         if samples:
             if options.beams > 1:
                 raise UserError("engine.samples_without_beams", field="beams", value=options.beams)

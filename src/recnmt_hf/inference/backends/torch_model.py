@@ -59,7 +59,6 @@ BATCHWISE_SETTINGS = {
     "prompt_lookup_num_tokens": (None,),
     "low_memory": (None, False),
 }
-# Settings in a model's generation_config.json that its family has, or that this search replaces.
 
 
 class TorchBackend:
