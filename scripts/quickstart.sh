@@ -17,5 +17,5 @@ recnmt evaluate "$out/model-test.de" --references "$out-corpus/test.de" --source
     --length-edges 10 20 30 --examples 6
 
 echo
-echo "3/3  One sentence more, by the model that is now in $out/model."
+echo "3/3  Translating one more sentence with the model in $out/model."
 echo "The lazy daughter says that our old students who are big see my letter." | recnmt translate "$out/model"

@@ -114,7 +114,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper reports about a row."""
+    """Results that a paper reports for a row."""
 
     row: str
     baseline: str  # the row that the paper compares it with

@@ -60,6 +60,16 @@ def test_rows_are_those_of_the_tables_and_can_be_built(name, recipes):
             check_model(Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides))
 
 
+def test_rows_fit_every_recipe_of_their_family(recipes):
+    types = {path: Recipe.from_file(path).model.type for path in recipes.glob("*.yaml")}
+    for name, (family, own, _) in ROW_FILES.items():
+        for path in (path for path in types if types[path] == types[recipes / f"{own}.yaml"] == family):
+            if name not in OF_ONE_SIZE and "rnnsearch" not in path.name:  # recipes of single rows
+                rows = with_size(read_rows(recipes / f"rows/{name}.yaml"), None, path)
+                for cell in cells_of(rows, [], []):
+                    check_model(Recipe.from_file(path, cell.overrides))
+
+
 def test_size_of_rows(tmp_path, recipes):
     rows = {"a": ['model.preset="{size}_lstm"'], "b": ["model.fields.dropout=0"], "c": ['model.preset="zh_en"']}
     recipe = recipes / "multi30k_en_de_small_onlstm.yaml"

@@ -90,7 +90,7 @@ class Row:
 
 @dataclass
 class System:
-    """What translates in a row of the table, and its last translations."""
+    """Translator of a row of the table, and its last translations."""
 
     row: Row
     translator: Translator

@@ -1,5 +1,6 @@
 """
-Translation models with recurrence, order and global context for the Hugging Face ecosystem.
+Translation models from research papers for the Hugging Face ecosystem: mechanisms for recurrence, word order, global
+context, latent variables and syntax.
 
 Importing the package registers its models with transformers' Auto classes, and the pipeline task `recnmt-translation`.
 Everything else is imported on first use.

@@ -28,6 +28,11 @@ def is_blank(text: str) -> bool:
     )
 
 
+def on_one_line(text: str) -> str:
+    """Replace what ends a line, such as a carriage return or U+2028, by a space."""
+    return " ".join(text.splitlines())
+
+
 def encode_plain(
     tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs: Any
 ) -> BatchEncoding:

@@ -133,7 +133,7 @@ MESSAGES |= {
     "trees.word_count": "{field}: {words} words, but the tree ({trees}, line {row}) has {count}. Separate the words by "
     "spaces as they are in the tree.",
     "trees.no_column": "{field}: {value} is missing. A corpus with tree_columns needs the columns {names}.",
-    "trees.none": "{field} has no dependency trees, which this model needs in training by several processes. Set "
+    "trees.none": "{field} has no dependency trees, but training this model on several processes requires them. Set "
     "source_trees or tree_columns, or training.ddp_find_unused_parameters=true.",
     "trees.slow_tokenizer": "{field} does not know the word of each token, which dependency trees require. Use a fast "
     "tokenizer (tokenizer.json).",
@@ -158,7 +158,8 @@ MESSAGES |= {
     # prepared data
     "prepare.other_data": "{field} has data that was prepared with other {changed}. Choose another folder, or delete "
     "this one.",
-    "prepare.nothing_left": "No pair of {read} remains for {field} (removed: {removed}). Raise the limits.",
+    "prepare.nothing_left": "All {read} pairs for {field} were removed ({removed}). Relax the length limits or the "
+    "filters.",
     "prepare.no_manifest": "{field} has no prepared data, or its preparation was interrupted. Run recnmt prepare "
     "again.",
     "prepare.damaged_manifest": "{field} is not the manifest of prepared data, or is damaged. Run recnmt prepare again "
@@ -211,7 +212,8 @@ MESSAGES |= {
     "metric.nothing_to_score": "{field} is an empty list. Pass at least one sentence.",
     "metric.reference_counts": "{field}: the numbers of references differ: {value}. Pass the same number for each "
     "sentence.",
-    "metric.unusable_tokenizer": "{field}={value} cannot be used ({reason}). Install the package, or choose another.",
+    "metric.unusable_tokenizer": "{field}={value} cannot be used ({reason}). Install the package that it requires, or "
+    "choose another tokenizer.",
     "metric.language": "{field}={value} is not a language code. Pass a code of two or three letters, such as de.",
     "metric.edges": "{field}={value} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
     "metric.repeated_systems": "Several systems have the same name: {value}. Give each a different name.",
@@ -279,13 +281,16 @@ MESSAGES |= {
     "quantization.on_cpu_in_float32": "{field}={value} is not supported with int8 quantization. Use CPU and float32.",
     "quantization.no_kernels": "This build of torch has no int8 kernels. Omit --quantization.",
     "export.damaged": "{field} cannot be loaded ({reason}). Export the model again, or choose another device.",
-    "export.fixed_weights": "{field} is not supported for the exported model {path}. Remove it, or export again.",
+    "export.fixed_weights": "{field} is not supported for the exported model {path}, whose weights have a fixed type. "
+    "Remove it, or run recnmt export with another --quantization.",
     "option.not_options": "options must be DecodingOptions, got {value}. Pass DecodingOptions(...), or single "
     "options by name.",
     "shortlist.line": "{field}: {value} is not a line of a shortlist. Write `target source probability`.",
     "shortlist.other_vocabulary": "{field} has no tokens of this model's vocabularies. Make it with `recnmt align "
     "--shortlist` for this model.",
     "shortlist.output_layer": "{field} does not support shortlists: its output layer is not linear. Omit it.",
+    "shortlist.spaces": "A shortlist cannot have the token {value!r}, which contains a space. Use a model with another "
+    "tokenizer.",
     "shortlist.search": "{field} cannot be combined with sampling or settings of generate. Remove them, or omit the "
     "shortlist.",
     "shortlist.backend": "{field} is not supported by a model that is {kind}. Use a model in PyTorch, or omit it.",
@@ -357,11 +362,12 @@ MESSAGES |= {
     "checkpoint.none_intact": "{field} has no intact checkpoint. {faults} Restore the files, or start again with "
     "--overwrite or in another folder.",
     "checkpoint.none_complete": "{field} has no complete checkpoint. Train first, or correct the folder.",
-    "checkpoint.no_metric": "No checkpoint in {field} has a value of {value}. Average by another metric, or the last.",
-    "checkpoint.damaged": "The checkpoint {field} is damaged: {faults}. Restore its files, or delete "
-    "the checkpoint and leave it out.",
+    "checkpoint.no_metric": "No checkpoint in {field} has a value of {value}. Choose another metric, or average the "
+    "last checkpoints.",
+    "checkpoint.damaged": "The checkpoint {field} is damaged: {faults}. Restore its files, or delete it "
+    "and average the others.",
     "checkpoint.damaged_file": "{field} is damaged ({reason}). Restore it from a copy, or delete this checkpoint.",
-    "checkpoint.deleted": "A run that is still training deleted {field} while it was read. Average again.",
+    "checkpoint.deleted": "A run that is still training deleted {field} while it was read. Run the command again.",
     "average.no_checkpoint": "There is no checkpoint to average. Pass at least one.",
     "average.different_parameters": "{field} and {other} differ in {names}. Average checkpoints of one run.",
     "average.different_shapes": "{field} has different shapes in the checkpoints. Average checkpoints of one run.",
@@ -414,18 +420,19 @@ MESSAGES |= {
     "Correct the path.",
     "results.tokenizers": "{field} has {value} symbols, but the models have {expected}. Pass the tokenizers of one of "
     "them.",
-    "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or no table of its family has "
-    "BLEU for its name. Correct the name, the family or the system.",
+    "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or the papers' tables of its "
+    "family have no BLEU for this system. Correct the row, its family or its system.",
     "results.section": "{field}: there is no section {value}. Choose one of {sections}.",
     "logic.no_models": "{field} is empty. Add a model, e.g. models: {{hybrid: {{preset: logic_hybrid}}}}.",
     "logic.model_name": "{field}: the name {value} is not allowed. Use letters, digits, _, - and . in the name.",
     "logic.warmup": "{field}={value} has no effect with schedule=plateau. Remove one of them.",
     "logic.too_few_pairs": "{count} pairs are too few to train and validate. Raise {field} or data.most_operators.",
-    "logic.other_recipe": "{field} contains a run of another recipe. Choose another folder, or pass --overwrite.",
+    "logic.other_recipe": "{field} contains a run of another recipe or other pairs. Choose another folder, or pass "
+    "--overwrite.",
     "logic.unreadable_result": "{field} cannot be read ({reason}). Delete it.",
     "logic.no_results": "There are no results to plot in {field}. Train a model.",
     "probe.no_vector": "The model has no vector {value}. Choose from {names}.",
-    "probe.no_words": "{field}: the {side} has no words of the model's vocabulary. Remove it.",
+    "probe.no_words": "{field}: the {side} has no word of the model's vocabulary. Remove this sentence or pair.",
     "probe.no_sentences": "There are no sentences. Pass at least one.",
     "probe.empty_list": "{field}=[] is not allowed; it must be a list of numbers.",
     "probe.missing_task": "{field} does not exist. Correct the folder, or select its tasks: {names}.",
@@ -451,6 +458,8 @@ MESSAGES |= {
     # -- hub -----------------------------------------------------------------------------------------------------------
     "card.template": "The card template {field} failed ({reason}). Correct it; the default template is {default}.",
     "card.link": "{field} is a symbolic link, which is not overwritten. Delete the link.",
+    "model.own_code": "{field} has the class {value}, and cards and uploads support only those of this package and of "
+    "transformers. Write README.md yourself, and upload the folder with huggingface_hub.",
     "card.code": "The code of the card fails ({reason}). Pass a complete model with its tokenizers.",
     "model.no_config": "{field} has no config.json. Pass the folder of a run, or of a model from save_pretrained.",
     "model.adapter": "{field} contains an adapter. Merge it (merge_and_unload) and save, or push it with peft.",
@@ -473,7 +482,8 @@ MESSAGES |= {
     "file of the model.",
     "marian.vocabulary_size": "{field} has {value} symbols, but the embedding of {path} has {rows}. Pass the .spm file "
     "of the model.",
-    "marian.one_vocabulary": "{field} differs from {other}, but the model has one vocabulary. Pass its file twice.",
+    "marian.one_vocabulary": "{field} differs from {other}, but the model has one vocabulary for both sides. Pass the "
+    "same file twice.",
     "marian.controls": "The end and unknown tokens of {field} and {other} must have the same names, and {padding} must "
     "not be a symbol. Pass the .spm files of the model.",
     "marian.tokenizer": "Marian does not support the {field}, a {kind}. Export a model with SentencePiece files, such "

@@ -66,9 +66,16 @@ HEADS: dict[str, Any] = {"encoder_attention_heads": 1, "decoder_attention_heads"
 
 class ONLSTM(ModelONLSTM):
     """
-    ON-LSTM (Shen et al., 2019) over inputs of `input_size` channels, in one direction or two (`bidirectional`):
-    `chunk_size` channels share a master gate, each direction has `hidden_size` channels, a multiple of it. `UserError`
-    for fewer than two master gates.
+    ON-LSTM (Shen et al., 2019).
+
+    Args:
+        chunk_size (`int`): Channels that share a master gate; a divisor of `hidden_size`, below it.
+        input_size (`int`): Channels of the inputs.
+        hidden_size (`int`): Channels of the states in each direction.
+        bidirectional (`bool`, *optional*, defaults to `False`): Add a second direction, which runs backward.
+
+    Raises:
+        UserError: `chunk_size` leaves fewer than two master gates, or does not divide `hidden_size`.
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
@@ -216,7 +223,8 @@ class AverageAttention(ModelAverageAttention):
     Args:
         width (`int`): Channels of inputs and outputs.
         ffn_dim (`int`, *optional*): Inner width of a feed-forward block over the means; `None`: no such block.
-        gate (`"joint"`, `"separate"` or `"none"`, *optional*, defaults to `"joint"`): What the gates read.
+        gate (`"joint"`, `"separate"` or `"none"`, *optional*, defaults to `"joint"`): Input of both gates: word and
+            average together, one of them each, or no gates.
     """
 
     def __init__(self, width: int, ffn_dim: int | None = None, gate: Literal["joint", "separate", "none"] = "joint"):

@@ -46,6 +46,9 @@ def test_the_command_writes_a_table_and_a_picture(folder, tmp_path, capsys):
     picture = tmp_path / "relations.png"
     assert main(["inspect", str(folder), SENTENCE, "--output", str(picture)]) == 0
     assert picture.stat().st_size > 5_000 and "relations of" in capsys.readouterr().out
+    drawing = tmp_path / "relations.svg"
+    assert main(["inspect", str(folder), SENTENCE, "--output", str(drawing)]) == 0
+    assert "length of the relation vector" in drawing.read_text() and "attention" not in drawing.read_text()
 
 
 def test_mistakes_are_named(folder, tmp_path_factory, tokenizer):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from recnmt_hf.commands.main import COMMANDS, build_parser, main
+from recnmt_hf.commands.main import COMMANDS, build_parser, explain_system_error, main
 
 
 def call(capsys, *words):
@@ -127,6 +127,35 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
         assert expected in out, expected
     report = json.loads((tmp_path / "e.json").read_text())
     assert [len(rows) for rows in report["comparisons"].values()] == [2, 2, 2]
+
+
+def test_files_are_written_although_the_reader_of_a_pipe_is_gone(tmp_path, texts, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    name = "h\udce9.de"  # not UTF-8
+    shutil.copy(texts / "test.de", tmp_path / name)
+    words = [str(tmp_path / name), "-r", str(texts / "test.de"), "--json", str(tmp_path / "scores.json")]
+    with open(writer, "w", buffering=1) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["evaluate", *words, "--examples", "3"]) == 0
+    (system,) = json.loads((tmp_path / "scores.json").read_text())["systems"].items()
+    assert system[0].endswith("h\\xe9.de") and system[1]["scores"][0]["score"] == pytest.approx(100)
+
+
+def test_translations_of_test_sets_have_one_line_each(tmp_path, tiny_folder, texts, monkeypatch):
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    decode = "transformers.PreTrainedTokenizerFast.batch_decode"
+    monkeypatch.setattr(decode, lambda self, rows, **kwargs: [f"a\nb\u2028c {len(rows)}" for _ in rows])
+    words = ["--set", "small", str(texts / "test.en"), str(texts / "test.de"), "--beams", "1", "--device", "cpu"]
+    assert main(["test", str(model), *words]) == 0
+    assert (model / "translations/small.txt").read_text().splitlines() == ["a b c 6"] * 6
+
+
+def test_exhausted_memory_is_no_bug():
+    reason = "[enforce fail at alloc_cpu.cpp:133] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+    for error in (RuntimeError(f"{reason} bytes. Error code 12 (Cannot allocate memory)"), MemoryError()):
+        found = explain_system_error(error, [], None)
+        assert found.code == "system.memory" and "alloc_cpu" not in str(found)
 
 
 def test_translate_reads_standard_input(capsys, monkeypatch, tiny_folder, corpus):

@@ -198,6 +198,10 @@ def test_another_recipe_does_not_overwrite(finished, tmp_path, capsys):
     words = ["logic", str(finished / "recipe.yaml"), "training.seed=2", "models.LSTM=null", "-o", str(output)]
     assert main(words) == 2
     assert "[logic.other_recipe]" in capsys.readouterr().err
+    record = output / "hybrid" / "recipe.yaml"
+    record.write_text(record.read_text().replace("of the pairs: ", "of the pairs: f"))
+    assert main(["logic", str(finished / "recipe.yaml"), "models.LSTM=null", "-o", str(output)]) == 2
+    assert "[logic.other_recipe]" in capsys.readouterr().err
     (output / "hybrid" / "own.txt").write_text("mine")
     assert main([*words, "training.epochs=1", "--overwrite"]) == 0
     assert (output / "hybrid" / "own.txt").read_text() == "mine"

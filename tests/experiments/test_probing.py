@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from copy import deepcopy
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from recnmt_hf.experiments.probing import (
     ProbeResult,
     Setting,
     cached_vectors,
+    digest_of,
     majority_of,
     probe,
     read_task,
@@ -163,6 +165,9 @@ def test_vectors_are_kept(translators, tmp_path, monkeypatch):
     again = cached_vectors(translator, SENTENCES, tmp_path)
     assert all(torch.equal(first[name], again[name]) for name in first)
     monkeypatch.undo()
+    scaled = Translator(deepcopy(translator.model), translator.tokenizer)
+    scaled.model.get_encoder().register_buffer("scale", torch.tensor(0.5))  # one number, as in quantized layers
+    assert digest_of(scaled, SENTENCES) != digest_of(translator, SENTENCES)
     cached_vectors(translators["GRET"], SENTENCES, tmp_path)
     cached_vectors(translator, SENTENCES[:2], tmp_path)
     assert len(list(tmp_path.iterdir())) == 3  # another model, other sentences

@@ -18,6 +18,7 @@ from recnmt_hf.experiments.sweep import (
     read_rows,
     sweep,
     table_of,
+    with_seed,
 )
 from recnmt_hf.training import output_folder
 from recnmt_hf.training.evidence import Evidence
@@ -46,7 +47,13 @@ def test_rows_values_and_seeds_are_combined(tmp_path):
     assert cells[-1].values == {"row": "no gate", "num_capsules": 4, "warmup_steps": 1}
     assert cells[-1].overrides[-2:] == ("training.warmup_steps=1", "training.seed=2")
     marked = cells_of({}, [("model.init_from", ["runs/{seed}/model"])], [5])
-    assert marked[0].overrides == ("model.init_from=runs/5/model", "training.seed=5")
+    assert marked[0].overrides == ("model.init_from=runs/{seed}/model", "training.seed=5")
+    varied = cells_of({}, [("training.seed", [1, 2]), ("model.fields.num_capsules", [4])], [])
+    assert varied == cells_of({}, [("model.fields.num_capsules", [4])], [1, 2])
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    assert with_seed(marked[0].overrides, recipe) == ["model.init_from=runs/5/model", "training.seed=5"]
+    assert with_seed(["model.init_from=runs/{seed}/model"], recipe) == ["model.init_from=runs/1/model"]
     same_ends = cells_of({}, [("a.x", [1]), ("b.x", [2])], [])
     assert same_ends[0].values == {"a.x": 1, "b.x": 2} and same_ends[0].seed is None
 
@@ -60,6 +67,7 @@ def test_rows_values_and_seeds_are_combined(tmp_path):
         (lambda: cells_of({}, [], []), "sweep.nothing_to_vary"),
         (lambda: cells_of({}, [("a", [1]), ("a", [2])], []), "sweep.repeated_field"),
         (lambda: cells_of({}, [("training.seed", [1])], [1]), "sweep.repeated_field"),
+        (lambda: cells_of({}, [("training.seed", ["a"])], []), "option.value"),
         (lambda: cells_of({}, [("a", range(40)), ("b", range(40))], []), "sweep.too_many_runs"),
         (lambda: cells_of({"a b": [], "a/b": []}, [], []), "sweep.same_folder"),
         *(

@@ -9,7 +9,9 @@ import torch
 from loopback_hub import loopback_hub
 from other_processes import other_process
 from transformers import AutoModelForSeq2SeqLM
+from user_errors import rejects
 
+from recnmt_hf.hub.card import write_card
 from recnmt_hf.inference import Translator
 from recnmt_hf.models.user_errors import UserError
 from recnmt_hf.training.building import build_config
@@ -59,6 +61,24 @@ def test_a_recipe_trains_the_class_that_it_names(folder):
     # Once it is registered, its model_type names it too.
     assert type(build_config(ModelSection("mean_transformer"))) is own.config_class
     assert type(build_config(ModelSection(NAME.replace(":", ".")))) is own.config_class
+
+
+def test_a_class_without_an_own_bare_model(tmp_path, monkeypatch, capsys):
+    """The class of CONTRIBUTING's example trains, and its card is left to the user."""
+    lines = [
+        "import recnmt_hf",
+        "class OwnConfig(recnmt_hf.NMTTransformerConfig):",
+        "    model_type = 'own_transformer'",
+    ]
+    lines += ["class OwnForConditionalGeneration(recnmt_hf.NMTTransformerForConditionalGeneration):"]
+    (tmp_path / "own_classes.py").write_text("\n".join([*lines, "    config: OwnConfig", ""]))
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"type": "own_classes:OwnForConditionalGeneration", "preset": "tiny", "fields": FIELDS}
+    folder = train(Recipe(**{**PLAN, "model": model}), tmp_path / "run")
+    own = importlib.import_module("own_classes").OwnForConditionalGeneration
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is own
+    with rejects("model.own_code", str(folder)):
+        write_card(folder)
 
 
 def test_it_changes_what_the_encoder_returns(folder):

@@ -75,8 +75,28 @@ def test_functions_get_the_number_of_the_sentence(translator, sentences):
         assert [found[0].text, found[2].text] == [plain[0].text, plain[2].text]
 
 
+def test_the_best_translation_is_the_one_without_n_best(translator, sentences, monkeypatch):
+    monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 5.0)
+    texts = [f"{sentence} {sentence}" for sentence in sentences]
+    for split in ("never", "auto"):
+        options = {"beams": 4, "max_length_extra": 8, "max_length_factor": 0.3, "split_sentences": split}
+        plain = list(translator.translate(texts, **options, scores=False))
+        several = translator.translate(texts, **options, num_hypotheses=4)
+        assert [one.text for one in plain] == [one.hypotheses[0].text for one in several]
+        assert (plain[0].hypotheses[0].parts > 1) == (split == "auto")
+
+
+def test_whole_numbers_for_settings_that_transformers_wants_as_floats(translator, sentences):
+    options = {"beams": 1, "max_length_extra": 5}
+    found = [list(translator.translate(sentences, **options, repetition_penalty=value)) for value in (2, 2.0)]
+    assert found[0] == found[1]
+
+
 def test_scores_do_not_change_which_translation_is_best(translator, sentences):
-    """A search counts penalties such as `repetition_penalty`, which the reported log-probabilities leave out."""
+    """
+    A search counts penalties such as `repetition_penalty`, which the reported log-probabilities leave out. The model's
+    own generation_config may have some too.
+    """
     source, tokens = translator.encode_source(sentences[0]), [[5, 6, 2], [7, 2], [8, 9, 10, 2]]
     scores = translator.score_tokens([source] * 3, tokens, 1000)
     for log_probs in ([-1.0, -9.0, -2.0], [-9.0, -1.0, -99.0]):
@@ -85,7 +105,7 @@ def test_scores_do_not_change_which_translation_is_best(translator, sentences):
         assert [one.tokens for one in found] == [tokens[i] for i in order]
         assert [one.log_prob for one in found] == pytest.approx([sum(scores[i]) for i in order])
     by_score = sorted(tokens, key=lambda row: -sum(scores[tokens.index(row)]))
-    for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
+    for generate, expected in ({}, tokens), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
         options = DecodingOptions(beams=1, length_penalty=0, generate=generate)
         (found,) = translator.make_hypotheses([source], tokens, options, True)
         assert [one.tokens for one in found] == expected
@@ -300,7 +320,7 @@ def test_a_prefix_of_an_empty_sentence(translator):
         ({"no_repeat_ngram_size": "x"}, "option.value", "no_repeat_ngram_size"),
         ({"min_length": -3}, "option.value", "min_length"),
         ({"min_new_tokens": 1.5}, "option.value", "min_new_tokens"),
-        ({"prefill_chunk_size": 0}, "option.value", "prefill_chunk_size"),
+        ({"prefill_chunk_size": 2}, "generate.not_settable", "prefill_chunk_size"),
         ({"repetition_penalty": -1.0}, "option.value", "repetition_penalty"),
         ({"do_sample": True, "temperature": 0}, "option.value", "temperature"),
         ({"do_sample": True, "top_k": -1}, "option.value", "top_k"),
@@ -327,6 +347,7 @@ def test_integers_of_generate_may_be_written_as_floats():
         {"bad_words_ids": [[10**6]]},
         {"encoder_no_repeat_ngram_size": "x"},
         {"forced_bos_token_id": 10**6},
+        {"forced_eos_token_id": [2, 10**6]},
         {"do_sample": True, "temperature": 1e-45},
         {"cache_implementation": "offloaded"},
     ],

@@ -105,7 +105,7 @@ def test_files_of_marian(translator, tmp_path, caplog):
     assert "2 of 5 lines of" in caplog.text and "made for another model?" in caplog.text
 
 
-def test_a_list_made_by_the_attention(translator, corpus, tmp_path):
+def test_a_list_made_by_the_attention(translator, corpus, tmp_path, monkeypatch):
     pairs = corpus["test"][:20]
     sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
     lines = write_shortlist(tmp_path / "lex.gz", translator, sources, targets)
@@ -113,6 +113,12 @@ def test_a_list_made_by_the_attention(translator, corpus, tmp_path):
         for head in (0, 1):
             write_shortlist(tmp_path / f"{head}", translator, sources, targets, head=head)
         assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+    spaced = {f"{name} ": id for name, id in translator.target_tokenizer.get_vocab().items()}
+    monkeypatch.setattr(translator.target_tokenizer, "get_vocab", lambda: spaced)
+    with rejects("shortlist.spaces"):
+        write_shortlist(tmp_path / "spaced", translator, sources, targets)
+    monkeypatch.undo()
+    assert not (tmp_path / "spaced").exists()
     with rejects("alignment.out_of_range", "head"):
         write_shortlist(tmp_path / "99", translator, sources, targets, head=99)
     shortlist = Shortlist.read(tmp_path / "lex.gz", translator.tokenizers, first=0, best=10**6)

@@ -95,6 +95,8 @@ def test_bins_by_length():
     bins = scores_by_length(sources, HYPOTHESES, REFERENCES, [15, 30, 45])
     assert [(name, count) for name, count, _ in bins] == [("(0, 15]", 2), ("(15, 30]", 1), ("(45, inf]", 1)]
     assert bins[0][2].score == pytest.approx(sacrebleu_score(HYPOTHESES[:2], REFERENCES[:2]).score)
+    empty = scores_by_length(["", *sources[1:]], HYPOTHESES, REFERENCES, [15])
+    assert empty[0][0] == "[0, 15]" and sum(count for _, count, _ in empty) == len(sources)
     by_letters = scores_by_length(["a b", "abcd e"] * 2, HYPOTHESES, REFERENCES, [3], length=len)
     assert [(name, count) for name, count, _ in by_letters] == [("(0, 3]", 2), ("(3, inf]", 2)]
     with rejects("metric.edges", "edges"):

@@ -26,6 +26,13 @@ def test_the_best_of_each_sentence():
     assert chrf.name == "chrF2" and chrf.score > 80
     with rejects("option.value", "by"):
         choose_best(LISTS, REFERENCES, "ter")
+    for wrong, code in (
+        ([["a"], []], "metric.nothing_to_score"),
+        (["ab", ["b"]], "sentence.not_a_list"),
+        ([["a", None], ["b"]], "sentence.not_text"),
+    ):
+        with rejects(code):
+            choose_best(wrong, REFERENCES)
 
 
 def test_on_the_command_line(tmp_path, capsys):

@@ -98,6 +98,18 @@ def test_offloaded_weights(model_type):
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
 
 
+def test_a_tied_output_is_saved_whatever_the_configuration_says(tmp_path):
+    """Merging an adapter sets `tie_word_embeddings` to False where source and target have separate vocabularies."""
+    sizes = {"vocab_size": 20, "decoder_vocab_size": 24, "share_encoder_decoder_embeddings": False}
+    model = build("nmt_transformer", **sizes)
+    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    inputs = inputs_of("nmt_transformer")
+    torch.testing.assert_close(again(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_states_by_index(model_type):
     model, inputs = build(model_type), inputs_of(model_type)

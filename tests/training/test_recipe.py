@@ -133,7 +133,8 @@ def test_number_of_checkpoints_that_are_kept(tmp_path, average, training, kept):
 def test_epochs_decide_where_no_steps_are_given():
     recipe = Recipe(training={"num_train_epochs": 3})
     assert recipe.training.max_steps == -1
-    assert Recipe(training={"num_train_epochs": 3, "max_steps": 5}).training.max_steps == 5
+    with rejects("recipe.conflict", "training.num_train_epochs", other="training.max_steps=5"):
+        Recipe(training={"num_train_epochs": 3, "max_steps": 5})
 
 
 def test_numbers_without_a_point(tmp_path):

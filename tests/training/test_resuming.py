@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from test_kills import PAIRS, tiny
 from user_errors import rejects
 
+from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
 from recnmt_hf.training import output_folder
 from recnmt_hf.training.checkpoints import MANIFEST, average_checkpoints, checkpoints_in, newest_checkpoint
@@ -182,11 +183,73 @@ def test_early_stopping_ends_a_resumed_run_too(finished, tmp_path, capsys):
     train(plan, tmp_path / "run")
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-2"
     train(plan, tmp_path / "run", resume=True)
-    assert "checkpoint-2 ended the run by early stopping" in capsys.readouterr().err
+    assert "Early stopping ended the run at checkpoint-2." in capsys.readouterr().err
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-2"
     # More patience than before holds.
     train(small(finished, training={**training, "early_stopping_patience": 2}), tmp_path / "run", resume=True)
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-3"
+
+
+def test_early_stopping_may_begin_in_a_resumed_run(finished, run):
+    """Checkpoints saved without it have no state of it."""
+    train(small(finished, training={"early_stopping_patience": 3, "max_steps": 5}), run, resume=True)
+    state = json.loads((run / "checkpoint-5/trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 3
+
+
+def test_a_resumed_run_does_not_evaluate_its_checkpoint_again(finished, tmp_path):
+    """Early stopping would count that as an evaluation without progress."""
+    training = {"early_stopping_patience": 1, "eval_on_start": True, "eval_steps": 1, "keep_last": 9}
+    plan = small(finished, training=training)
+    train(plan, tmp_path / "run")
+    assert newest_checkpoint(tmp_path / "run").name == "checkpoint-4"
+    expected = (tmp_path / "run/model/model.safetensors").read_bytes()
+    for name in ("checkpoint-3", "checkpoint-4", "model"):
+        shutil.rmtree(tmp_path / "run" / name)
+    train(plan, tmp_path / "run", resume=True)
+    log = json.loads((tmp_path / "run/checkpoint-4/trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [0, 1, 2, 3, 4]
+    assert (tmp_path / "run/model/model.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("bleu", "max"), ("loss", "min")])
+def test_a_schedule_by_the_metric(finished, tmp_path, metric, mode):
+    """It knows in which direction the metric improves, and follows a new learning rate."""
+    training = {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": metric, "bleu_samples": 1}
+    training |= {"logging_steps": 1, "warmup_steps": 0}
+    train(small(finished, training=training), tmp_path / "run")
+    assert torch.load(tmp_path / "run/checkpoint-4/scheduler.pt")["mode"] == mode
+    train(small(finished, training={**training, "max_steps": 5, "learning_rate": 0.002}), tmp_path / "run", resume=True)
+    log = json.loads((tmp_path / "run/checkpoint-5/trainer_state.json").read_text())["log_history"]
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    assert rates[0] == 0.01 and rates[-1] == pytest.approx(0.002)
+
+
+def test_mixed_precision_of_accelerate_is_recorded(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    train(small(finished), tmp_path / "run")
+    evidence = json.loads((tmp_path / "run/model/evidence.json").read_text())
+    assert evidence["training"]["dtype"] == "bfloat16"
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    train(small(finished), tmp_path / "run", resume=True)
+    assert "precision: bf16 -> no" in capsys.readouterr().err
+
+
+def test_resuming_without_steps_keeps_scores_and_speed(finished, run):
+    """Those of `recnmt test`, with their translations, and the speed of the training."""
+    source, target = run.parent / "extra.en", run.parent / "extra.de"
+    source.write_text("The dog sleeps.\n")
+    target.write_text("Der Hund schläft.\n")
+    words = ["--set", "extra", str(source), str(target), "--device", "cpu", "--beams", "1"]
+    assert main(["test", str(run / "model"), *words]) == 0
+    before = json.loads((run / "model/evidence.json").read_text())
+    train(small(finished), run, resume=True)
+    after = json.loads((run / "model/evidence.json").read_text())
+    assert {test["name"] for test in after["tests"]} == {"extra", "unseen"}
+    assert after["training"] == before["training"] and after["training"]["seconds_per_step"] > 0
+    assert len(list((run / "model/translations").iterdir())) == 2
+    train(small(finished, training={"max_steps": 5}), run, resume=True)
+    assert [test["name"] for test in json.loads((run / "model/evidence.json").read_text())["tests"]] == ["unseen"]
 
 
 def test_cpu_is_not_written_into_the_recipe(finished, tmp_path):
@@ -224,6 +287,14 @@ def test_damage_of_unchanged_size(finished, run, capsys):
     with rejects("checkpoint.none_intact", str(run)):
         train(small(finished), run, resume=True)
     assert [step for step, _ in checkpoints_in(run)] == [3, 4]
+
+
+def test_damaged_state_of_the_newest_checkpoint(finished, run):
+    expected = (run / "model/model.safetensors").read_bytes()
+    state = run / "checkpoint-4/trainer_state.json"
+    state.write_bytes(bytes(state.stat().st_size))
+    train(small(finished), run, resume=True)
+    assert (run / "model/model.safetensors").read_bytes() == expected
 
 
 def test_average_of_a_run_that_trains(finished, run):

@@ -18,6 +18,7 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
+from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.run import train
 
@@ -190,9 +191,35 @@ def test_share_of_steps_refers_to_the_first_run(finished, tmp_path, capsys):
     assert [step for step, _ in checkpoints_in(tmp_path / "run/baseline")] == [1, 2]
 
 
+def test_early_stopping_of_the_variant(finished, tmp_path):
+    """The baseline has none, so its last checkpoint, from which the variant starts, has no state of it."""
+    training = {"early_stopping_patience": 1, "eval_steps": 1, "learning_rate": 0.0}
+    train(staged(finished, training={**training, "max_steps": 9}), tmp_path / "run")
+    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3, 4]
+
+
 def test_epochs_decide_the_length_of_both_stages(finished, tmp_path):
     train(staged(finished, training={"num_train_epochs": 1, "max_steps": -1}), tmp_path / "run")
     assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3]
+
+
+def test_a_trained_model_keeps_what_its_weights_compute(finished, tmp_path, capsys):
+    """Fields without parameters, such as the activation of an imported model, are not those of the preset."""
+    trained = shutil.copytree(finished / "run/baseline/checkpoint-2", tmp_path / "trained")
+    config = NMTTransformerConfig.from_pretrained(trained)
+    config.activation_function, config.scale_embedding, config.position_embedding_type = "swish", False, "marian"
+    config.save_pretrained(trained)
+    model = {"type": "nmt_transformer", "init_from": str(trained)}
+    plain = {"model": model, "training": {"baseline_steps": None, "learning_rate": 0.0}, "average": {"count": 1}}
+    train(staged(finished, **plain), tmp_path / "run")
+    found = NMTTransformerConfig.from_pretrained(tmp_path / "run/model")
+    for name in ("activation_function", "scale_embedding", "position_embedding_type", "d_model"):
+        assert getattr(found, name) == getattr(config, name), name
+    assert "model.fields does not state: activation_function: swish" in capsys.readouterr().err
+    shutil.rmtree(trained)
+    longer = {**plain, "training": {**plain["training"], "max_steps": 5}}
+    train(staged(finished, **longer), tmp_path / "run", resume=True)  # without the trained model
+    assert NMTTransformerConfig.from_pretrained(tmp_path / "run/model").activation_function == "swish"
 
 
 @pytest.mark.parametrize(

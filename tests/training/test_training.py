@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -120,6 +121,34 @@ def trainer_for(tmp_path, tokenizer, model=None, **settings):
         output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True, **settings
     )
     return TranslationTrainer(model, arguments, tokenizer=tokenizer, train_dataset=data, eval_dataset=data)
+
+
+def test_resuming_in_python_skips_incomplete_checkpoints(tmp_path, tokenizer, capsys):
+    settings = {"max_steps": 4, "save_steps": 1}
+    with rejects("checkpoint.none_complete", str(tmp_path / "out")):
+        trainer_for(tmp_path, tokenizer, **settings).train(resume_from_checkpoint=True)
+    trainer = trainer_for(tmp_path, tokenizer, **settings)
+    trainer.train()
+    expected = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    (tmp_path / "out/checkpoint-4/complete.json").unlink()
+    (tmp_path / "out/checkpoint-4/trainer_state.json").unlink()  # killed while it was written
+    resumed = trainer_for(tmp_path, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.steps_before == 3
+    for parameter, other in zip(resumed.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter, other, rtol=0, atol=0)
+
+
+def test_schedule_free_optimizers_are_switched_before_weights_are_read(tmp_path, tokenizer):
+    trainer = trainer_for(tmp_path, tokenizer)
+    trainer.train()
+    modes = []
+    trainer.optimizer = SimpleNamespace(eval=lambda: modes.append("eval"))
+    trainer.evaluate()
+    assert modes == ["eval"]
+    trainer.optimizer = SimpleNamespace(eval=lambda: modes.append("eval"), state_dict=dict, param_groups=[])
+    trainer._save_checkpoint(trainer.model, None)
+    assert modes == ["eval"] * 2
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -493,6 +522,22 @@ def test_other_models_smooth_labels_too(tmp_path, tokenizer):
     trainer.model.forward = lambda *args, **kwargs: seen.append(kwargs) or forward(*args, **kwargs)
     trainer.train()
     assert all((batch["decoder_input_ids"][:, 0] == 1).all() for batch in seen)
+
+
+def test_label_smoothing_of_a_model_that_does_not_make_the_decoders_input(tmp_path, tokenizer):
+    """M2M-100 and NLLB: the collator makes it, or the smoother would leave the model without any."""
+    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = transformers.M2M100Config(vocab_size=len(tokenizer), d_model=16, **sizes, **ids)
+    torch.manual_seed(1)
+    trainer = trainer_for(
+        tmp_path, tokenizer, transformers.M2M100ForConditionalGeneration(config), label_smoothing_factor=0.1
+    )
+    (batch, *_) = trainer.loader(trainer.train_dataset, trainer.token_sampler(trainer.train_dataset, False))
+    labels, inputs = batch["labels"], batch["decoder_input_ids"]
+    assert (inputs[:, 0] == 2).all() and (inputs >= 0).all()
+    assert torch.equal(inputs[:, 1:][labels[:, :-1] >= 0], labels[:, :-1][labels[:, :-1] >= 0])
+    trainer.train()
 
 
 def test_both_sides_are_padded_on_the_right(tmp_path, tokenizer):

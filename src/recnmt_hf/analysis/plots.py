@@ -121,10 +121,11 @@ def heat_maps(
     marks: Sequence[tuple[str, Sequence[tuple[int, int]]]] = (),
     title: str = "",
     column_name: str = "",
+    name: str = "attention weight",
 ) -> None:
     """
-    Plot matrices `(len(rows), len(columns))` from 0 to 1, with headings, as heat maps with a common scale. `marks` are
-    markers of matplotlib and the cells (row, column) to mark.
+    Plot matrices `(len(rows), len(columns))` of values from 0 upwards, with headings, as heat maps with a common scale,
+    which is called `name`. `marks` are markers of matplotlib and the cells (row, column) to mark.
     """
     width, height = 2.2 + cell_width(len(columns)) * len(columns), 1.4 + 0.24 * len(rows)
     with canvas(path, width, height * len(panels), title) as figure:
@@ -138,7 +139,7 @@ def heat_maps(
                     axis.scatter(**places, marker=marker, s=60, facecolors="none", edgecolors=color, linewidths=line)
             axis.set_title(heading)
             label_cells(axis, columns, rows, column_name, row_name)
-        figure.colorbar(image, ax=list(axes), shrink=0.8, label="attention weight")
+        figure.colorbar(image, ax=list(axes), shrink=0.8, label=name)
 
 
 def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None:

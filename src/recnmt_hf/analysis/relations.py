@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,5 +52,6 @@ def inspect_relations(translator: Translator, sentence: str, output: str | None 
         return relations.to_tsv()
     title = f"Strength of the relations between source tokens, relation layer {layer}"
     panels, names = [("", relations.scores)], relations.tokens
-    heat_maps(panels, names, names, "refined token", output, title=title, column_name="related token")
+    labels: dict[str, Any] = {"title": title, "column_name": "related token", "name": "length of the relation vector"}
+    heat_maps(panels, names, names, "refined token", output, **labels)
     return f"{output}: relations of {len(names)} tokens\n"

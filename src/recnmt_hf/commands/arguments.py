@@ -38,8 +38,8 @@ USAGE_CODES = {
 
 class Parser(argparse.ArgumentParser):
     """
-    An `ArgumentParser` whose help shows the default of each option, and whose errors are one sentence with a code and
-    the nearest command or option.
+    An `ArgumentParser` whose help shows the default of each option. Its errors have a code, and suggest the nearest
+    command or option.
     """
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:

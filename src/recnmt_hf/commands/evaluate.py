@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from typing import Any
 
 from ..errors import UserError
@@ -71,27 +72,29 @@ def run(args: argparse.Namespace) -> None:
         texts |= {path: [own[0] for own in of_sentences] for path, of_sentences in lists.items()}
         check_lines(args.hypotheses[0], texts)
         references = [texts[path] for path in args.references]
-        systems = {path: texts[path] for path in args.hypotheses}
+        # Names of files may contain bytes that are not text.
+        paths = {os.fsencode(path).decode(errors="backslashreplace"): path for path in args.hypotheses}
+        systems = {shown: texts[path] for shown, path in paths.items()}
         source = None if args.source is None else texts[args.source]
         print_examples(args.examples, source, systems, references)
         report: dict[str, Any] = {"systems": {}, "comparisons": {}}
         name, kind = ("ROUGE-L F1", "rougeL") if args.rouge else ("BLEU", "bleu")
-        for path, hypotheses in systems.items():
+        for shown, hypotheses in systems.items():
             scores, bins = measure(args, source, hypotheses, references)
-            print(path)
+            print(shown)
             for score in scores:
                 print(f"  {score}")
             for words, count, score in bins:
                 units = "characters" if args.rouge == "characters" else "words"
                 print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
-            report["systems"][path] = {"scores": [vars(score) for score in scores]}
-            if path in lists:
-                best = oracle_scores(lists[path], references, args.tokenize)
-                most = max(map(len, lists[path]))
+            report["systems"][shown] = {"scores": [vars(score) for score in scores]}
+            if own := lists.get(paths[shown]):
+                best = oracle_scores(own, references, args.tokenize)
+                most = max(map(len, own))
                 print(f"  best of {most}, by sentence: {', '.join(map(str, best))}")
-                report["systems"][path]["oracle"] = [vars(score) for score in best]
+                report["systems"][shown]["oracle"] = [vars(score) for score in best]
             if source is not None:
-                report["systems"][path]["by_length"] = [
+                report["systems"][shown]["by_length"] = [
                     {"words": words, "sentences": count, kind: score.score} for words, count, score in bins
                 ]
         if len(systems) > 1:
@@ -117,7 +120,9 @@ def measure(
     from ..metrics.rouge import rouge_scores, units_of
 
     if args.rouge:
-        scores, units = rouge_scores(hypotheses, references, args.rouge), units_of(args.rouge)
+        scores = rouge_scores(hypotheses, references, args.rouge)
+        # Sources may be in another language than the summaries.
+        units = units_of("characters" if args.rouge == "characters" else "words")
         by_length: dict[str, Any] = {
             "score": lambda texts, streams: rouge_scores(texts, streams, args.rouge)[-1],
             "length": lambda text: len(units(text)),

@@ -10,7 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from typing import Any
 
 from .. import __version__
 from .._interrupts import Interrupts, raised_interrupts
@@ -50,6 +51,8 @@ COMMANDS = {
 RENAMED = ("attention", "global", "positions", "tree")
 # Commands that need no model.
 MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
+# Commands that only write to standard output, unless it is not used: they end when the reader of a pipe does.
+STREAMING_COMMANDS = {"translate", "score"}
 # Exit codes. argparse also exits with 2.
 SUCCESS, BUG, USER_ERROR = 0, 1, 2
 # Errors of the system about any file: permissions, types, space, limits, damage.
@@ -64,6 +67,29 @@ class ClosedOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         raise UserError("output.closed")
+
+
+class LastingOutput:
+    """Standard output that ignores text once its reader is gone, so that a command still writes its files."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+        except BrokenPipeError:
+            discard_output()
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except BrokenPipeError:
+            discard_output()
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
@@ -100,9 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Run a subcommand.
 
     Returns:
-        The exit code: 0 for success; 2 for a user error, reported in one sentence on standard error (with a traceback
-        if `RECNMT_TRACEBACK` is set); 1 for a bug, with its traceback; 130 for SIGINT; 143 for SIGTERM. Wrong command
-        lines raise `SystemExit` with 2, as in argparse.
+        The exit code: 0 for success; 2 for a user error, reported with a remedy on standard error (with a traceback
+        only if `RECNMT_TRACEBACK` is set); 1 for a bug, with its traceback; 130 for SIGINT; 143 for SIGTERM. Wrong
+        command lines raise `SystemExit` with 2, as in argparse.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
@@ -136,8 +162,10 @@ def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Inte
         args.check(args)
         if args.command not in MODEL_FREE_COMMANDS:
             register()
-        args.run(args)
-        sys.stdout.flush()
+        output: Any = sys.stdout if args.command in STREAMING_COMMANDS else LastingOutput(sys.stdout)
+        with redirect_stdout(output):
+            args.run(args)
+            sys.stdout.flush()
     except Exception as error:
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has closed it
             discard_output()
@@ -169,8 +197,9 @@ def explain_system_error(error: Exception, argv: Sequence[str], output: str | No
     Return the user error for an error of the system: about a file, a full disk, exhausted memory. `None` means a bug;
     so is a missing file that the user did not name.
     """
-    if type(error).__name__ == "OutOfMemoryError":
-        return UserError("system.memory", reason=str(error).split(". ")[0].rstrip("."))
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in str(error):
+        reason = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or "out of memory"
+        return UserError("system.memory", reason=reason.split(". ")[0].rstrip("."))
     if not isinstance(error, OSError):
         return None
     from ..data.files import MEDIUM_ERRORS, SPACE_ERRORS

@@ -56,4 +56,4 @@ def build_model(name: str, size: str, vocab_size: int, overrides: dict[str, obje
             return MarianMTModel(MarianConfig(**{**values, "forced_eos_token_id": None, **overrides}))
         except (StrictDataclassError, ValueError, RuntimeError, TypeError) as error:
             raise UserError("parameters.marian", reason=" ".join(str(error).split()).rstrip(".")) from error
-    return AutoModelForSeq2SeqLM.from_config(config_class.from_preset(size, vocab_size=vocab_size, **overrides))
+    return AutoModelForSeq2SeqLM.from_config(config_class.from_preset(size, **{"vocab_size": vocab_size, **overrides}))

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trees = "name of a test set, and a CoNLL-U file with the dependency trees of its sources, whose words are "
     trees += "separated by spaces, for a model that reads trees; repeat for several sets"
     arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
-    baseline = "model already tested on the same sets; adds the p-value of a paired bootstrap"
+    baseline = "model already tested on the same sets; adds a p-value of approximate randomization"
     add("--baseline", metavar="MODEL", help=baseline)
     add("--source-lang", help="code of the source language (default: the run's)")
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")

@@ -26,6 +26,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .._plain_text import on_one_line
 from ..errors import ExistingFileError, UserError
 from . import arguments
 
@@ -87,11 +88,6 @@ def write_translations(
                 print(json.dumps(record, ensure_ascii=False), file=out)
         if (line + 1) % args.buffer == 0:
             out.flush()  # for a reader that waits for its answers
-
-
-def on_one_line(text: str) -> str:
-    """Replace what ends a line, such as a carriage return or U+2028, by a space."""
-    return " ".join(text.splitlines())
 
 
 # -- several processes -------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class Corpus:
     def plain_pairs(
         self, source_lang: str, target_lang: str, on_empty: str = "error", streaming: bool = False
     ) -> Iterator[SentencePair]:
-        """As [`pairs`], without tags and modifiers. `streaming` reads a set of `datasets` without copying it."""
+        """Yield the [`pairs`] without tags and modifiers. `streaming` reads a set of `datasets` without copying it."""
         self.check_languages(source_lang, target_lang)
         columns = self.source_column or source_lang, self.target_column or target_lang
         if self.generated:

@@ -342,8 +342,8 @@ def generate_corpus(
 
 def generate_split(name: str, size: int, seed: int = 1) -> list[Pair]:
     """
-    Return one split of [`generate_corpus`], of a size, beside others of their default sizes. The splits that are drawn
-    after it, which do not change it, are left out.
+    Return one split of [`generate_corpus`] with `size` pairs; the others have their default sizes. The splits that are
+    drawn after it are not generated, because they do not change it.
     """
     later = dict.fromkeys(DRAWN[DRAWN.index(name) + 1 :], 0)
     return generate_corpus(seed=seed, **later, **{name: size})[name]

@@ -1,4 +1,4 @@
-"""Modifiers: small changes of a share of the training pairs, after which a model expects them."""
+"""Modifiers: small changes to a share of the training pairs, so that a model learns to handle them."""
 
 from __future__ import annotations
 

@@ -195,9 +195,9 @@ def load_manifest(folder: Path) -> dict[str, Any]:
 
 class PooledBatchSampler(Sampler[list[int]]):
     """
-    Batches of a [`ShardedDataset`]: the shards are divided into pools, from each of which [`TokenBatchSampler`] makes
-    batches. So only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are in a
-    pool; the order of the pools is drawn anew in each epoch. A single pool has the batches of data without shards.
+    Batches of a [`ShardedDataset`]: the shards are divided into pools, and [`TokenBatchSampler`] makes batches from one
+    pool at a time, so only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are
+    in a pool; each epoch draws a new order of the pools. A single pool has the batches of data without shards.
 
     The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. The `weights`
     of the corpora, how often each is read, are by default those of the data's mixture. A row that is read again has

@@ -56,7 +56,10 @@ CHUNK = 2**24
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """Settings that decide the content of shards, beside corpora and tokenizers."""
+    """
+    Settings that decide the content of shards, beside corpora and tokenizers. Lengths count tokens, end token included;
+    `on_long` is the treatment of longer pairs, and `max_length_ratio` limits the ratio of the two lengths of a pair.
+    """
 
     source_lang: str
     target_lang: str
@@ -67,7 +70,9 @@ class ShardSettings:
     on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
     shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
     deduplicate: str | None = option(
-        None, "remove pairs whose source, target or both occurred before", choices=(None, *KEYS_OF_DUPLICATES)
+        None,
+        "remove pairs that occurred before; source, target: compare only this side",
+        choices=(None, *KEYS_OF_DUPLICATES),
     )
     min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
         None, "remove pairs whose sides have a lower probability of being in their languages"

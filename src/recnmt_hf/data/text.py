@@ -195,7 +195,7 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
 def read_aligned(
     paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[str]] | None = None
 ) -> Iterator[tuple[str, ...]]:
-    """As [`read_parallel`], for any number of files. `lines` are those of each file, if they are already being read."""
+    """Yield rows of any number of files, as [`read_parallel`]. `lines` are iterators over files that are open."""
 
     def rows() -> Iterator[tuple[int, tuple[str, ...]]]:
         sides = [read_lines(path) for path in paths] if lines is None else lines

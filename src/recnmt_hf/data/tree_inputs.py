@@ -35,7 +35,7 @@ MOST_RELATIONS = 100
 
 
 def tree_options(config: Any) -> dict[str, str] | None:
-    """Return how a model wants dependency trees, from its configuration, or `None` if it reads none."""
+    """Return the arguments of [`TreeEncoder`] in a model's configuration, or `None` if it reads no dependency trees."""
     return getattr(config, "tree_options", None)  # transformers' own configurations have no such field
 
 

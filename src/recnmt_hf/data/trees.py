@@ -88,7 +88,7 @@ def check_tree(words: Any, heads: Any, relations: Any) -> None:
             raise UserError("tree.not_a_list", field=name, value=values)
         for value in values:
             if not is_allowed(value, kind, None):
-                allowed = "text" if kind is str else "whole numbers"
+                allowed = "text" if kind is str else "integers"
                 raise UserError("tree.wrong_value", field=name, value=value, allowed=allowed)
     if not len(words) == len(heads) == len(relations):
         raise UserError("tree.lengths", words=len(words), heads=len(heads), relations=len(relations))

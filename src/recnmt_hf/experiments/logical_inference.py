@@ -37,6 +37,7 @@ from ..errors import ExistingFileError, UserError
 from ..inference.devices import keep_freed_memory
 from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
 from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
+from ..training.evidence import sum_of_lines
 from ..training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
 from ..training.processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
 from .logic_recipe import LogicRecipe
@@ -197,9 +198,13 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
     processes = Processes(on_cpu)
     with ExitStack() as stack:
         stack.enter_context(progress_bars_on_terminals(processes.is_main))
-        processes.on_main(lambda: check_folders(recipe, output, overwrite))
         training, validation, tests = load_logic(recipe)
-        processes.on_main(lambda: prepare_folders(recipe, output, overwrite, stack))
+        checksum = sum_of_lines(" ".join(pair) for pairs in (training, validation, *tests) for pair in pairs)
+        contents = {
+            output / name: f"# SHA-256 of the pairs: {checksum}\n{recipe.alone(name)}" for name in recipe.models
+        }
+        processes.on_main(lambda: check_folders(contents, output, overwrite))
+        processes.on_main(lambda: prepare_folders(contents, output, overwrite, stack))
         logger.info(f"{len(training)} training pairs, {len(validation)} validation pairs.")
         tokenizer = logic_tokenizer()
         data = {name: tokenized(pairs, tokenizer) for name, pairs in (("train", training), ("valid", validation))}
@@ -214,29 +219,30 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
     return results
 
 
-def check_folders(recipe: LogicRecipe, output: Path, overwrite: bool) -> None:
-    """Check that each model's folder is new, or contains a run of this recipe or a run to overwrite."""
+def check_folders(contents: Mapping[Path, str], output: Path, overwrite: bool) -> None:
+    """
+    Check that each model's folder is new, or contains a run of this recipe and data or a run to overwrite. `contents`
+    are those of the recipe in each folder.
+    """
     reject_model_folder(output)
-    for name in recipe.models:
-        folder = output / name
+    for folder, content in contents.items():
         if (folder / RECIPE).is_file():
-            if not overwrite and (folder / RECIPE).read_text(encoding="utf-8") != recipe.alone(name):
+            if not overwrite and (folder / RECIPE).read_text(encoding="utf-8") != content:
                 raise ExistingFileError("logic.other_recipe", field=str(folder))
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ExistingFileError("output.not_empty", field=str(folder))
 
 
-def prepare_folders(recipe: LogicRecipe, output: Path, overwrite: bool, stack: ExitStack) -> None:
+def prepare_folders(contents: Mapping[Path, str], output: Path, overwrite: bool, stack: ExitStack) -> None:
     """Lock the folder, delete what is to be overwritten and incomplete checkpoints, and write the recipe."""
     stack.enter_context(locked(output))
-    check_folders(recipe, output, overwrite)
-    for name in recipe.models:
-        folder = output / name
+    check_folders(contents, output, overwrite)
+    for folder, content in contents.items():
         if overwrite or not (folder / RECIPE).is_file():
             for path in (folder / part for part in (FINAL, REPLACED, PARTIAL_MODEL, RESULTS)):
                 remove(path)
             with open_output(folder / RECIPE) as file:
-                file.write(recipe.alone(name))
+                file.write(content)
         for _, checkpoint in numbered_in(folder):
             if overwrite or not (checkpoint / MANIFEST).exists():  # of a killed run
                 discard(checkpoint)

@@ -138,7 +138,7 @@ def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
     digest = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
     for name, tensor in model.get_encoder().state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     for sentence in sentences:
         digest.update(json.dumps(translator.encode_source(sentence)).encode())
     return digest.hexdigest()[:32]
@@ -147,7 +147,7 @@ def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
 def cached_vectors(
     translator: Translator, sentences: Sequence[str], cache: str | Path | None = None
 ) -> dict[str, torch.Tensor]:
-    """As [`sentence_vectors`]; with a folder `cache` they are stored there, and loaded from there the next time."""
+    """Return [`sentence_vectors`]; a folder `cache` stores them, and later calls load them from there."""
     if cache is None:
         return sentence_vectors(translator, sentences)
     from safetensors import SafetensorError

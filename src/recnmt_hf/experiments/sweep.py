@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from .._values import check_value
 from ..analysis.plots import QUANTITIES, grid_of_scores, points_of_scores
 from ..data.corpora import load_test_set
 from ..data.files import reject_model_folder
@@ -62,7 +63,7 @@ class CellResult:
     validation: dict[str, float] = field(default_factory=dict)  # the last evaluation, by metric
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by test set and metric
     baseline: str = ""  # name of the first cell of the same seed
-    p_values: dict[str, float] = field(default_factory=dict)  # by test set: paired bootstrap against the baseline
+    p_values: dict[str, float] = field(default_factory=dict)  # by test set: randomization against the baseline
 
 
 def read_rows(path: str | Path) -> dict[str, list[str]]:
@@ -117,7 +118,8 @@ def cells_of(
     rows: Mapping[str, Sequence[str]], axes: Sequence[tuple[str, Sequence[Any]]], seeds: Sequence[int]
 ) -> list[Cell]:
     """
-    Return all runs: each row with each combination of the axes' values and each seed.
+    Return all runs: each row with each combination of the axes' values and each seed. An axis `training.seed` has
+    seeds.
 
     Raises:
         ValueError: Nothing is varied, a field is varied twice, or there are too many runs or equal names.
@@ -127,6 +129,11 @@ def cells_of(
         raise UserError("sweep.repeated_field")
     if not (rows or axes or seeds):
         raise UserError("sweep.nothing_to_vary")
+    if SEED in names:
+        place = names.index(SEED)
+        names.pop(place)
+        axes = [*axes]
+        seeds = [check_value(SEED, seed, int) for seed in axes.pop(place)[1]]
     for row in rows:
         if row.strip(".") != row or not row:
             raise UserError("sweep.row_name", value=row)
@@ -142,7 +149,7 @@ def cells_of(
         overrides = [*changes, *(f"{name}={plain(value)}" for name, value in zip(names, values, strict=True))]
         if seed is not None:
             parts.append(f"seed={seed}")
-            overrides = [override.replace(SEED_MARK, str(seed)) for override in overrides] + [f"{SEED}={seed}"]
+            overrides.append(f"{SEED}={seed}")
         own_values = ({"row": row} if row else {}) | dict(zip(short, values, strict=True))
         cells.append(Cell(UNSAFE_CHARACTERS.sub("_", ",".join(parts)), own_values, tuple(overrides), seed))
     if len(cells) > MAX_RUNS:
@@ -168,7 +175,7 @@ def sweep(
     Train each cell of a recipe sequentially in its own subfolder of `output`, and collect the results in `sweep.json`
     and `sweep.tsv`. All are compared with the first one. Finished runs are skipped, a killed run resumes, and after a
     failed run the others are still trained. Only one sweep at a time can write into the folder. `overrides` change the
-    recipe for all runs, `{seed}` in a value is the seed of the run; `score` is a column that the table must have.
+    recipe for all runs; `{seed}` in a value is the seed of the run; `score` is a column that the table must have.
 
     Raises:
         ValueError, FileNotFoundError: Before training, a recipe is not allowed, its runs have no such score, or another
@@ -181,9 +188,9 @@ def sweep(
     recipes = []
     for cell in cells:
         own = {override.partition("=")[0] for override in cell.overrides}
-        shared = [text.replace(SEED_MARK, str(cell.seed)) for text in overrides if text.partition("=")[0] not in own]
+        changes = [*(text for text in overrides if text.partition("=")[0] not in own), *cell.overrides]
         try:
-            recipes.append(Recipe.from_file(recipe, [*shared, *cell.overrides]))
+            recipes.append(Recipe.from_file(recipe, with_seed(changes, recipe)))
             check_model(recipes[-1])
             check_decoding(recipes[-1])
         except MissingFileError:
@@ -216,6 +223,14 @@ def sweep(
         details = {"failures": "; ".join(failures), "count": len(failures), "runs": len(cells)}
         raise UserError("sweep.failed_runs", field=str(output), **details)
     return results
+
+
+def with_seed(changes: Sequence[str], recipe: str | Path) -> list[str]:
+    """Return changes of a recipe in which `{seed}` is replaced with the seed that they select."""
+    if not any(SEED_MARK in text for text in changes):
+        return list(changes)
+    seed = Recipe.from_file(recipe, [text for text in changes if SEED_MARK not in text]).training.seed
+    return [text.replace(SEED_MARK, str(seed)) for text in changes]
 
 
 def scores_of(recipe: Recipe) -> list[str]:

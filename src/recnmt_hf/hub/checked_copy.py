@@ -51,6 +51,8 @@ def write_checked_copy(
     if (folder / "adapter_config.json").is_file():
         raise UserError("model.adapter", field=str(folder))
     model, tokenizers = load_checked(folder)
+    if not type(model).__module__.startswith(("recnmt_hf.", "transformers.")):
+        raise UserError("model.own_code", field=str(folder), value=type(model).__qualname__)
     adjust(model)
     # The entry may name code of any repository or folder. Saving adds the code that was loaded.
     vars(model.config).pop("auto_map", None)

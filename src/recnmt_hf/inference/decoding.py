@@ -9,6 +9,7 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from .batching import join
+from .options import rejected_settings
 
 
 class VaswaniLengthPenalty(float):
@@ -122,6 +123,9 @@ class EndPerSentence(PerSentence, LogitsProcessor):
         is_last = self.limits == input_ids.shape[1]  # the start token takes the place of the token to come
         if not is_last.any():
             return scores
+        if max(self.ends) >= scores.shape[1]:
+            reason = ValueError(f"the vocabulary has {scores.shape[1]} tokens")
+            raise rejected_settings({"forced_eos_token_id": max(self.ends)}, "the model", reason)
         is_last = is_last.to(scores.device)
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.ends] = 0.0

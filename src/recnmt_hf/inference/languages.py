@@ -47,7 +47,7 @@ def lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
 @dataclass(frozen=True)
 class Direction:
     """
-    What a model is told about the languages of a sentence.
+    Languages of a sentence, and the tokens and texts by which the model is told about them.
 
     Attributes:
         source, target (`str`, *optional*): Codes of the languages; that of the source is also used to split sentences.

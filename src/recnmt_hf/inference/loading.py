@@ -86,8 +86,9 @@ def load_model(
     **kwargs: Any,
 ) -> PreTrainedModel:
     """
-    Load an encoder-decoder in evaluation mode; arguments as of `Translator.from_pretrained`. `check` rejects missing,
-    misshapen and foreign weights. Code in its files runs only with `trust_remote_code`, without a prompt.
+    Load an encoder-decoder in evaluation mode; arguments as of `Translator.from_pretrained`. `check` rejects
+    weights that are missing, unexpected or of the wrong shape. Code in the files of the model runs only with
+    `trust_remote_code`, without a prompt.
 
     Raises:
         FileNotFoundError: A local path does not exist or holds no model.
@@ -130,7 +131,7 @@ def missing_model_error(path: str) -> MissingFileError:
 
 @contextmanager
 def silence_loading_report() -> Iterator[None]:
-    """Silence transformers' report on missing and foreign weights, which [`check_loading`] rejects."""
+    """Silence transformers' report on missing and unexpected weights, which [`check_loading`] rejects."""
     # Unlike that of `logging`, its type in transformers does not take a function as a filter.
     reporter = cast("Logger", logging.get_logger("transformers.modeling_utils"))
 

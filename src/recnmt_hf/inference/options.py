@@ -36,7 +36,7 @@ SET_BY_OPTIONS = {
 }
 NOT_SETTABLE = {
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "return_dict_in_generate"),
-    *("output_scores", "output_logits", "output_hidden_states"),
+    *("output_scores", "output_logits", "output_hidden_states", "prefill_chunk_size"),
 }
 # transformers' names of options, in Python.
 ALIASES = {
@@ -65,10 +65,10 @@ GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
     "min_length": _COUNT,
     "min_new_tokens": _COUNT,
     "top_k": _COUNT,
-    "prefill_chunk_size": (int | None, Range(least=1)),
     "forced_bos_token_id": _COUNT,
     "forced_eos_token_id": (int | list[int] | None, Range(least=0)),
     "repetition_penalty": (float | None, Range(above=0)),
+    "encoder_repetition_penalty": (float | None, Range(above=0)),
     "temperature": (float | None, Range(above=0)),
     "top_p": (float | None, Range(least=0, most=1)),
 }
@@ -244,7 +244,10 @@ def unknown_option(name: str, known: Iterable[str]) -> UserError:
 
 
 def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
-    """Return settings for `generate`, with integers written as 1e2 as `int`; `UserError` for invalid ones."""
+    """
+    Return settings for `generate`, with integers written as 1e2 as `int`, and numbers written as 2 as `float`, which
+    transformers demands. `UserError` for invalid ones.
+    """
     for name in settings:
         place = f"generate.{name}"
         if name in SET_BY_OPTIONS:
@@ -255,10 +258,11 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
             raise unknown_option(place, names_of_generate() - set(SET_BY_OPTIONS) - NOT_SETTABLE)
     if not settings:
         return {}
-    settings = {
-        name: check_value(f"generate.{name}", value, *GENERATE_VALUES[name]) if name in GENERATE_VALUES else value
-        for name, value in settings.items()
-    }
+    settings = dict(settings)
+    for name, (kind, allowed) in GENERATE_VALUES.items():
+        if name in settings:
+            value = check_value(f"generate.{name}", settings[name], kind, allowed)
+            settings[name] = float(value) if kind == float | None and value is not None else value
     from transformers import GenerationConfig
 
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHARE_FINISHED = 0.1
 # Score of a missing hypothesis. That of transformers, -1e9, is not less than all scores with a negative penalty.
 MISSING_SCORE = -1.0e30
-# Columns of the vocabulary of which the best one decides whether `best_continuations` looks at the others.
+# Size of a group of vocabulary columns: `best_continuations` reads only the groups with the highest maxima.
 COLUMNS = 64
 # Scores that are compared at a time, so that they stay in a processor's cache.
 SCORES_AT_A_TIME = 2**20
@@ -57,7 +57,7 @@ class ModelRows:
         return outputs.logits[:, -1].float()
 
     def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:
-        """As `next_logits` in the first step, where the beams of a sentence are the same: one of them is computed."""
+        """Compute `next_logits` of the first step with one beam per sentence, because all its beams are the same."""
         if beams == 1:
             return self.next_logits(tokens)
         inputs, first = self.inputs, torch.arange(0, self.rows, beams, device=tokens.device)

@@ -113,8 +113,9 @@ def join_pieces(
 ) -> list[Hypothesis]:
     """
     Join the hypotheses of the parts of a text rank by rank: the best of each part, the second best of each, and so on.
-    Log-probabilities add up. `separators` join each part to the one before. Alignments are shifted by the `lengths` of
-    the parts before, their source tokens without control tokens.
+    So the first one is that of a search for one hypothesis. Log-probabilities add up. `separators` join each part to
+    the one before. Alignments are shifted by the `lengths` of the parts before, their source tokens without control
+    tokens.
     """
     joined = []
     for parts in zip(*pieces, strict=True):
@@ -124,7 +125,7 @@ def join_pieces(
         text, score = join_texts([part.text for part in parts], separators), log_prob / max(len(tokens), 1) ** penalty
         finished = all(part.finished for part in parts)
         joined.append(Hypothesis(text, score, log_prob, tokens, finished, alignment, len(parts)))
-    return sorted(joined, key=lambda one: -one.score)
+    return joined
 
 
 def join_alignments(parts: Sequence[Hypothesis], lengths: Sequence[int]) -> list[tuple[int, int]]:

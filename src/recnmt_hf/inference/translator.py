@@ -128,7 +128,7 @@ class Translator:
                 one vocabulary, whose log-probabilities are averaged token by token. The subfolder `target_tokenizer`
                 holds the target's tokenizer if it has its own.
             device (`str` or `torch.device`, *optional*): Defaults to CUDA if available, else the CPU.
-            dtype (`torch.dtype`, *optional*): Data type of the weights; defaults to the saved one.
+            dtype (`torch.dtype` or `str`, *optional*): Data type of the weights; defaults to the saved one.
             check (`bool`, *optional*, defaults to `True`): Whether to check weights and tokenizers.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
             quantization (`str`, *optional*): `"int8"`: dynamic quantization of linear layers, on the CPU
@@ -467,8 +467,8 @@ class Translator:
         ranks = [one.score for one in hypotheses]
         if found is not None:
             ranks = [total / max(len(row), 1) ** penalty for total, row in zip(found, tokens, strict=True)]
-        elif not scores or (options.generate and not options.generate.get("do_sample")):
-            # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
+        elif not scores or not options.generate.get("do_sample"):
+            # The order of the search is the right one: settings such as repetition_penalty change its scores alone.
             ranks = [0.0] * len(tokens)
         places = [range(i, i + per_source) for i in range(0, len(tokens), per_source)]
         return [[hypotheses[i] for i in sorted(own, key=lambda i: -ranks[i])] for own in places]

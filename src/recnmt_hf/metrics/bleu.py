@@ -163,8 +163,8 @@ def scores_by_length(
         sources, hypotheses (sequence of `str`): Sentences and their translations.
         references (sequence of `str`, or of sequences): One set of references, or several.
         edges (sequence of `int`, *optional*, defaults to `(15, 30, 45)`): Upper edges, themselves included; a last bin
-            contains the rest. The default bins are those of Weng et al. (2020); tens up to 50 are those of Zhang et al.
-            (2018).
+            contains the rest, and the first one also sources of length 0. The default bins are those of Weng et al.
+            (2020); tens up to 50 are those of Zhang et al. (2018).
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
         score (callable, *optional*): Scores translations by reference sets; defaults to BLEU.
         length (callable, *optional*): Computes the length of a source; defaults to its number of words.
@@ -183,11 +183,11 @@ def scores_by_length(
     lengths = [len(source.split()) if length is None else length(source) for source in sources]
     bins = []
     score = score or partial(sacrebleu_score, tokenize=tokenize)
-    for low, high in itertools.pairwise([0, *edges, math.inf]):
+    for low, high in itertools.pairwise([-1 if 0 in lengths else 0, *edges, math.inf]):
         rows = [i for i, count in enumerate(lengths) if low < count <= high]
         if rows:
             part = score([hypotheses[i] for i in rows], [[stream[i] for i in rows] for stream in streams])
-            bins.append((f"({low}, {high}]", len(rows), part))
+            bins.append((f"({low}, {high}]" if low >= 0 else f"[0, {high}]", len(rows), part))
     return bins
 
 

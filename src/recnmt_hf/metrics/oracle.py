@@ -8,6 +8,7 @@ from typing import Literal
 import sacrebleu
 
 from .._values import check_value
+from ..errors import UserError
 from .bleu import MetricScore, bleu_metric, chrf_score, reference_sets, sacrebleu_score
 
 
@@ -35,6 +36,10 @@ def choose_best(
         UserError: The numbers of sentences differ, or a value is not allowed.
     """
     check_value("by", by, Literal[CHOICES])
+    for number, own in enumerate(hypotheses, start=1):
+        if not own:
+            raise UserError("metric.nothing_to_score", field=f"sentence {number}")
+        reference_sets(own, [own])  # checks that they are a list of text
     sets = reference_sets([own[0] for own in hypotheses], references)
     metric: sacrebleu.BLEU | sacrebleu.CHRF = sacrebleu.CHRF()
     if by == "bleu":

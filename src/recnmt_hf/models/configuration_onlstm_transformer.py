@@ -71,13 +71,13 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         rnn_ffn (`bool`, *optional*, defaults to `False`): Add a feed-forward block after each recurrent layer.
         rnn_input_position_embeddings (`bool`, *optional*, defaults to `False`): Whether words get positions where the
             bottom layer is recurrent; above attention, `encoder_position_embeddings` decides.
-        pair_pooling (`str`, *optional*): For [`ONLSTMTransformerForSequencePairClassification`], as the next three: a
-            sentence's vector is `"last"` (the state of the last word), `"mean"` or `"attention"` (of a learned query).
-            `None`: the last word's above a recurrent layer, else attention.
-        pair_pooling_heads (`int`, *optional*, defaults to 2): Heads of that attention.
-        pair_features (`str`, *optional*, defaults to `"both"`): Features of two vectors for the classifier: `"both"` or
-            `"compared"` (also their product and difference).
-        classifier_dropout (`float`, *optional*, defaults to 0.0): Dropout of the classifier.
+        pair_pooling (`str`, *optional*): Vector of a sentence in [`ONLSTMTransformerForSequencePairClassification`]:
+            `"last"` (the state of the last word), `"mean"` or `"attention"` (of a learned query). `None`: `"last"` if
+            the top layer is recurrent, else `"attention"`.
+        pair_pooling_heads (`int`, *optional*, defaults to 2): Heads of `pair_pooling="attention"`.
+        pair_features (`str`, *optional*, defaults to `"both"`): Input of the classifier of sentence pairs: `"both"`
+            vectors, or `"compared"` (also their product and absolute difference).
+        classifier_dropout (`float`, *optional*, defaults to 0.0): Dropout of the classifier of sentence pairs.
     """
 
     model_type = "onlstm_transformer"

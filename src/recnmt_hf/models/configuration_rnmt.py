@@ -181,7 +181,7 @@ class RNMTConfig(Seq2SeqConfig):
         kernels, channels = self.relation_conv_kernels, self.relation_conv_channels
         for name, values in (("relation_conv_kernels", kernels), ("relation_conv_channels", channels)):
             is_list = bool(values) and all(type(value) is int and value >= 1 for value in values)
-            self.require(is_list, name, "a list of whole numbers >= 1")
+            self.require(is_list, name, "a list of integers of at least 1")
         # A word has as many neighbours on either side.
         self.require(all(kernel % 2 for kernel in kernels), "relation_conv_kernels", "odd widths")
         is_paired = len(kernels) == len(channels)

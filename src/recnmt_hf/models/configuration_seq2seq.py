@@ -198,7 +198,7 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     @property
     def tree_options(self) -> dict[str, str] | None:
-        """How a model that reads `dependency_heads` wants them: `subwords` and `root` of `TreeEncoder`; else `None`."""
+        """Arguments `subwords` and `root` of `TreeEncoder` for a model that reads `dependency_heads`, else `None`."""
         return None
 
     @property

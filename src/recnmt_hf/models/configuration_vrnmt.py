@@ -47,8 +47,8 @@ class VRNMTConfig(RNMTConfig):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": {"d_model": 128, "readout_dropout": 0.1},
         "small": {"d_model": 256},
-        # The sizes of RNMT's paper, whose table 1 contains VRNMT.
-        "base": {},
+        "base": {},  # as the next two: the sizes of RNMT's paper, whose table 1 contains VRNMT
+        "en_de": {},
         "zh_en": {},
         "big": {"d_model": 1024},
     }

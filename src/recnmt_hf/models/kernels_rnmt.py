@@ -275,7 +275,7 @@ def step_weights(recurrence: Any) -> StepWeights:
 
 
 def step_layers(recurrence: Any) -> list[Any] | None:
-    """Return what replaces [`step_matmuls`] in a quantized copy, else `None`."""
+    """Return the int8 layers that replace [`step_matmuls`] in a quantized copy, else `None`."""
     if recurrence.step_layers is None:
         return None
     layers = dict(recurrence.step_layers.items())

@@ -19,7 +19,6 @@ from .user_errors import UserError
 
 logger = utils.logging.get_logger(__name__)
 
-
 # Parameters that may be tied, each with the one that is saved in its place.
 TIED = (
     *((f"model.{side}.embed_tokens.weight", "model.shared.weight") for side in ("encoder", "decoder")),
@@ -151,7 +150,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         return super().get_expanded_tied_weights_keys(all_submodels=True) if all_submodels else own
 
     def tied_names(self) -> list[str]:
-        """Return the names of parameters still tied; a `UserError` if an adapter changed one of shared embeddings."""
+        """Return and record the parameters still tied; `UserError` if an adapter changed one of shared embeddings."""
         own = dict(self.named_parameters(remove_duplicate=False))
         names = []
         for target, source in (self._tied_weights_keys or {}).items():
@@ -159,6 +158,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
                 continue
             if own[target] is own[source] or own[target].data_ptr() == own[source].data_ptr() != 0:
                 names.append(target)
+                self.config.tie_word_embeddings |= target == "lm_head.weight"  # merging an adapter may set False
             elif target.endswith("embed_tokens.weight"):
                 raise UserError("model.embeddings_differ", field=target, source=source)
         return names

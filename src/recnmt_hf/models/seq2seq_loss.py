@@ -235,8 +235,8 @@ def losses_on_accelerator(
     uniform: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type: the time is that of
-    reading and writing memory, of which this needs a third. The gradients are in the type of the logits.
+    Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type. Reading and writing
+    memory takes all of the time, and this does a third of it. The gradients are in the type of the logits.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     peak, place = logits.max(dim=-1, keepdim=True)

@@ -44,7 +44,7 @@ MESSAGES: dict[str, str] = {
     "gradients.second_derivative": "This gradient cannot be differentiated again. Set the environment variable "
     "RECNMT_FAST_PATHS=0, pass return_logits=True, and do not compile the model.",
     "cache.past_not_recorded": "{steps} steps to undo were not recorded. Call activate_past_recording() before them.",
-    "cache.unknown_name": "{field} is not the name of a cache. Pass the cache as cache. If you did not pass {field}, "
+    "cache.unknown_name": "{field} is not an argument for a cache; use cache. If you did not pass {field}, "
     "install an older version of transformers.",
     "cache.no_recurrent_state": "This {kind} cannot store recurrent states. Omit it, or create its caches "
     "with config=model.config.get_text_config(decoder=True). Prefix tuning is not supported; use LoRA.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -100,6 +101,12 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         """Device; `cpu` without a number, because torch 2.6 cannot load the state of an optimizer to cpu:0."""
         device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
+
+    @property
+    def precision(self) -> str:
+        """Mixed precision, also that of `accelerate launch`: `bf16`, `fp16`, ... or `no`."""
+        own = "bf16" if self.bf16 else "fp16" if self.fp16 else None
+        return own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
 
     @property
     def folder(self) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from transformers import (
@@ -14,6 +15,7 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
+    PreTrainedConfig,
 )
 
 from .._loading_errors import looks_local
@@ -25,6 +27,7 @@ from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
 from .arguments import rejections_explained
+from .processes import logger
 
 
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
@@ -82,6 +85,11 @@ def is_registered(name: str) -> bool:
     return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
 
 
+# Fields without trained parameters that weights were trained with.
+FUNCTION_FIELDS = ("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias")
+POSITION_FIELDS = ("position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings")
+
+
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
     """
     Return the configuration class of `model.type`. A class path is imported, and its class registered with the Auto
@@ -97,7 +105,8 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     if not model_type or is_taken or owner not in (None, model_class):
         raise UserError("model_type.not_own", field=name, value=model_type, config=config_class.__name__)
     AutoConfig.register(model_type, config_class, exist_ok=True)
-    AutoModel.register(config_class, model_class.model_class, exist_ok=True)
+    if model_class.model_class.config_class is config_class:  # a class of its own, not that of the base family
+        AutoModel.register(config_class, model_class.model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, model_class, exist_ok=True)
     return config_class
 
@@ -154,6 +163,27 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
     for stage_config in configs:
         stamp_tokenizers(stage_config, source, target)
     return configs
+
+
+def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
+    """
+    Return the section with the fields of a trained model that have no parameters but decide what its weights compute,
+    such as the activation function. Fields that the recipe or its preset states remain.
+    """
+    settings, _ = PreTrainedConfig.get_config_dict(str(folder))
+    config_class = config_class_of(section.type)
+    if not is_registered(settings.get("model_type", "")):
+        return section
+    defaults, own = vars(config_class()), {**config_class.presets[section.preset], **section.fields}
+    names = [name for name in FUNCTION_FIELDS if name in defaults]
+    if settings.get("self_attention_type", "absolute") == own.get("self_attention_type", "absolute"):
+        names += [name for name in POSITION_FIELDS if name in defaults]
+    kept = {name: settings[name] for name in names if name in settings and name not in own}
+    kept = {name: value for name, value in kept.items() if value != defaults[name]}
+    if kept:
+        given = ", ".join(f"{name}: {value}" for name, value in kept.items())
+        logger.info(f"Fields of {folder} that model.fields does not state: {given}.")
+    return replace(section, fields={**kept, **section.fields})
 
 
 def generation_config(config: Any, beams: int) -> GenerationConfig:

@@ -278,7 +278,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
 
 
 def write_card_of_mean(folder: Path) -> None:
-    """Write the plain card of a model of the zoo: cards of the averaged models do not describe their mean."""
+    """Write the plain card of a model of this package: cards of the averaged models do not describe their mean."""
     settings: Any = SimpleNamespace()
     with suppress(OSError, ValueError, TypeError):
         settings = SimpleNamespace(**json.loads((folder / "config.json").read_text(encoding="utf-8")))

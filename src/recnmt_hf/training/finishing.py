@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -18,6 +20,7 @@ from ..data.corpora import load_test_set
 from ..data.files import open_output
 from ..data.sharded import ShardedDataset
 from ..data.text import write_lines
+from ..errors import UserError
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
@@ -50,7 +53,10 @@ def finish(
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
-    evidence_of_run(recipe, output_dir, trainer, [folder.name for folder in chosen]).save(working)
+    evidence = evidence_of_run(recipe, output_dir, trainer, [folder.name for folder in chosen])
+    if trainer.state.global_step == trainer.steps_before:
+        keep_results(evidence, final, working, recipe.test)
+    evidence.save(working)
     (output_dir / RESULTS).unlink(missing_ok=True)  # of an earlier model
     replace_folder(working, final, output_dir / REPLACED)
     if recipe.test:
@@ -58,6 +64,23 @@ def finish(
         results["averaged"] = [folder.name for folder in chosen]
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
+
+
+def keep_results(evidence: Evidence, final: Path, working: Path, tests: Collection[str]) -> None:
+    """
+    Add what the folder `final` of an earlier model with the same weights records of it: speed, and scores of further
+    test sets than `tests`, whose translations are copied.
+    """
+    with suppress(UserError):  # its evidence is damaged
+        earlier = Evidence.load(final)
+        if all(earlier.training.get(name) == evidence.training[name] for name in ("steps", "averaged")):
+            for name in ("seconds_per_step", "tokens_per_second"):
+                evidence.training[name] = earlier.training.get(name)
+            for score in earlier.tests:
+                if score.name not in tests and (final / score.translations).is_file():
+                    (working / score.translations).parent.mkdir(exist_ok=True)
+                    shutil.copy(final / score.translations, working / score.translations)
+                    evidence.add(score)
 
 
 def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:
@@ -89,7 +112,7 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
             "seconds": round(stopwatch["before"]) if "before" in stopwatch else None,
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
-            "dtype": "bfloat16" if trainer.args.bf16 else "float16" if trainer.args.fp16 else "float32",
+            "dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.args.precision, "float32"),
             "averaged": averaged,
             "seed": trainer.args.seed,
         },
@@ -121,7 +144,7 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     for norm in norms:  # one after the other: each reads what the new averages of those before it produce
         refresh_norm(norm, model, trainer)
     logger.info(
-        f"Running averages of {len(norms)} batch norms recomputed from {NORM_BATCHES} training batches at most."
+        f"Recomputed the running averages of {len(norms)} batch norms from at most {NORM_BATCHES} training batches."
     )
     model.save_pretrained(folder)
 

@@ -208,7 +208,7 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
 
 def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | None:
     """
-    Return what encodes dependency trees, or `None` if the model reads none or the training data has none. The relations
+    Return the encoder of dependency trees, or `None` if the model reads none or the training data has none. Relations
     are added to the tokenizers, unless they come with those of a trained model. `UserError` if several processes train
     without trees.
     """
@@ -220,7 +220,7 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
         if PartialState().num_processes > 1 and not finds_unused:
             raise UserError("trees.none", field="data.train")
         logger.warning(
-            "Warning: the model reads dependency trees, but data.train has none, so that it is trained without them. "
+            "Warning: the model reads dependency trees, but data.train has none, so it is trained without them. "
             "Set source_trees or tree_columns."
         )
         return None
@@ -229,7 +229,7 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
         tokenizers.relations = Relations.count((pair.source for pair in pairs), recipe.tokenizer.relation_subtypes)
         logger.info(f"{len(tokenizers.relations)} relations of dependency trees.")
     if places := [place for place, corpus in recipe.corpora if not corpus.has_trees]:
-        logger.warning(f"Warning: no dependency trees in {', '.join(places)}. The model reads their sources without.")
+        logger.warning(f"Warning: {', '.join(places)} have no dependency trees; sources are read without them.")
     return tokenizers.tree_encoder(stage_configs(recipe.model, tokenizers)[-1])
 
 

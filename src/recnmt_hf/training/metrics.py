@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError
 from ..metrics.bleu import MetricScore, References, sacrebleu_score
 from ..metrics.rouge import ROUGE_TYPES, rouge_scores
-from ..metrics.significance import Comparison, compare_systems
+from ..metrics.significance import RANDOMIZATION, Comparison, compare_systems
 
 
 # Metrics of generated text with the names of their scores.
@@ -42,12 +42,12 @@ class TextScorer:
     def compare(
         self, baseline: Sequence[str], hypotheses: Sequence[str], references: References, samples: int = 1000
     ) -> Comparison:
-        """Test by a paired bootstrap whether generated text differs from a baseline's."""
+        """Test by approximate randomization whether generated text differs from a baseline's."""
         options: dict[str, Any] = {"lowercase": self.lowercase}
         if self.metric == "rouge":
             options = {"metric": self.names[-1], "units": self.rouge_units}
         systems = {"baseline": baseline, "model": hypotheses}
-        return compare_systems(systems, references, samples=samples, **options)[-1]
+        return compare_systems(systems, references, RANDOMIZATION, samples, **options)[-1]
 
 
 def known_direction(metric: str) -> bool | None:

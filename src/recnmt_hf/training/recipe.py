@@ -107,7 +107,7 @@ class DataSection:
     )
     deduplicate: str | None = option(
         None,
-        "for `recnmt prepare`: remove pairs whose source, target or both occurred before",
+        "for `recnmt prepare`: remove pairs that occurred before; source, target: compare only this side",
         choices=(None, *KEYS_OF_DUPLICATES),
     )
     min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
@@ -204,8 +204,8 @@ class TokenizerSection:
     )
     dropout: Annotated[float, Range(least=0, below=1)] = option(
         0.0,
-        "BPE dropout: probability of skipping a merge in training, drawn anew in each epoch; 0.1 is usual, 0 disables "
-        "it",
+        "BPE dropout: probability of skipping a merge in training; each epoch segments the text differently; 0.1 is "
+        "usual, 0 disables it",
     )
     relation_subtypes: bool = option(
         False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
@@ -328,8 +328,12 @@ class TrainingSection(TrainingDefaults, RunSection):
         """Build the section from a mapping, and check it."""
         given = given_fields(content, TRAINING_OPTIONS, "training")
         given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
-        if given.get("num_train_epochs") is not None:
-            given.setdefault("max_steps", -1)  # epochs decide
+        if (epochs := given.get("num_train_epochs")) is not None:
+            if given.get("max_steps") not in (None, -1):
+                other = f"training.max_steps={given['max_steps']}"
+                remedy = "set training.max_steps=-1, or remove one of them"
+                raise conflict("training.num_train_epochs", epochs, other, remedy)
+            given["max_steps"] = -1
         has_metric = given.get("metric_for_best_model") is not None
         if not has_metric:
             given.pop("metric_for_best_model", None)

@@ -76,6 +76,7 @@ class RunRecord:
     versions: dict[str, str] = field(
         default_factory=lambda: {"torch": torch.__version__, "transformers": transformers.__version__}
     )
+    precision: str | None = None  # of runs by older versions
 
     def save(self, output_dir: Path) -> None:
         """Write the record into a run's folder."""
@@ -256,10 +257,10 @@ def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, c
         )
     if old.processes != new.processes:
         lines.append(f"{CHANGED}{change}. An update has as many batches; the result will not be bit-identical.")
-    before = {"device": old.device, **old.versions}
+    before = {"device": old.device, "precision": old.precision or new.precision, **old.versions}
     lines += [
         f"{CHANGED}{name}: {before.get(name)} -> {now}; the result may not be bit-identical."
-        for name, now in {"device": new.device, **new.versions}.items()
+        for name, now in {"device": new.device, "precision": new.precision, **new.versions}.items()
         if before.get(name) != now
     ]
     return lines

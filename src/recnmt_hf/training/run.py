@@ -19,8 +19,8 @@ from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from . import output_folder, resuming
 from .arguments import TranslationTrainingArguments
-from .building import generation_config, stage_configs
-from .checkpoints import newest_checkpoint, steps_of
+from .building import generation_config, stage_configs, with_fields_of
+from .checkpoints import discard, newest_checkpoint, numbered_in, steps_of
 from .checks import build_on_meta, check_before_training
 from .finishing import finish
 from .inputs import prepare_inputs
@@ -56,13 +56,16 @@ class Stage:
         """Train to the stage's end, from its start or a checkpoint, and save a checkpoint of the last step."""
         if checkpoint is not None:
             if trainer.args.should_save:
+                for step, folder in numbered_in(checkpoint.parent):
+                    if step > steps_of(checkpoint):  # damaged
+                        discard(folder)
                 rotate_checkpoints(trainer.args)  # a killed run may not have done so
             # The Trainer would make one more step before it checks the limit.
             if steps_of(checkpoint) >= (planned := trainer.planned_steps()):
                 logger.info(f"{checkpoint.name} has all {planned} steps already.")
                 return
             if resuming.stopped_early(checkpoint, self.patience):
-                logger.info(f"{checkpoint.name} ended the run by early stopping.")
+                logger.info(f"Early stopping ended the run at {checkpoint.name}.")
                 return
             if trainer.lacks_optimizer(checkpoint):
                 raise UserError("resume.no_optimizer", field=str(checkpoint))
@@ -79,6 +82,9 @@ def plan_stages(
     """Plan the stages of a run, one or two, with the arguments of each. `UserError` if the tokenizers do not match."""
     steps, patience = recipe.training.baseline_steps, recipe.training.early_stopping_patience
     model, beams = recipe.model, recipe.decoding.beams
+    if model.init_from is not None:
+        # A resumed run does not need that model any more.
+        model = with_fields_of(newest_checkpoint(arguments[-1].folder) or model.init_from, model)
     configs = stage_configs(model, tokenizers, steps is not None)
     if recipe.guides_alignment:
         for config in configs:
@@ -155,7 +161,9 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         def check_and_record() -> None:
             batches = processes.count, arguments.gradient_accumulation_steps
             digests = [(resuming.digest_of(data), len(data)) for data in (train_data, validation_data)]
-            record = resuming.RunRecord(*batches, *digests[0], *digests[1], processes.state.device.type)
+            record = resuming.RunRecord(
+                *batches, *digests[0], *digests[1], processes.state.device.type, precision=arguments.precision
+            )
             if checkpoint is not None:
                 config = next(stage.config for stage in stages if stage.arguments.folder == checkpoint.parent)
                 resuming.check_config(config, checkpoint)

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from .._plain_text import on_one_line
 from ..data.text import read_lines, write_lines
 from ..errors import MissingFileError, UserError
 from ..inference.options import DecodingOptions
@@ -49,7 +50,7 @@ def test_model(
     warns = scorer.metric != "rouge"
     prefixes = None if tag is None else [tag] * len(sources)
     results = translator.translate(sources, segments, prefixes, scores=False, warn_short=warns)
-    texts = [result.text for result in results]
+    texts = [on_one_line(result.text) for result in results]
     scores = scorer.scores(texts, references)
     return (
         TestScore(
@@ -103,4 +104,4 @@ def compare_with_baseline(
         raise MissingFileError("test.missing_translations", field=str(path), model=baseline)
     score.baseline, score.baseline_scores = name, dict(other.scores)
     score.p_value = scorer.compare(list(read_lines(path)), texts, references, SAMPLES).p_value
-    score.test = f"paired bootstrap, {SAMPLES} samples"
+    score.test = f"approximate randomization, {SAMPLES} samples"

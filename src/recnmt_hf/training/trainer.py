@@ -29,7 +29,7 @@ from transformers import (
     TrainerState,
 )
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from ..data.alignments import collate_links
 from ..data.batching import BatchLimits, TokenBatchSampler
@@ -45,12 +45,14 @@ from ..inference.translator import DecodingOptions, Translator
 from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
-from .checkpoints import discard, mark_complete, newest_checkpoint, rotate, steps_of
+from .checkpoints import discard, mark_complete, newest_checkpoint, newest_intact_checkpoint, rotate, steps_of
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
 from .moving_average import MovingAverage
 from .processes import logger
 
 
+# Schedules that follow the metric of the evaluations.
+BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 # Pairs of words in a batch per token of its budget, for models that compare all pairs.
 PAIRS_PER_TOKEN = 64
 
@@ -68,6 +70,8 @@ class RunCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)  # intervals of a resumed run are those of its own arguments
         self.trainer.steps_before = state.global_step
+        if state.global_step > self.trainer.first_step:
+            args.eval_on_start = False  # the checkpoint was evaluated; early stopping would count it again
         if state.global_step == self.trainer.first_step > 0:  # the variant has a best checkpoint of its own
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
@@ -150,6 +154,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     `eval_dataset` needs its text (`keep_text=True`).
 
     Args:
+        model (`torch.nn.Module`): An encoder-decoder of this package or of transformers.
+        args ([`TranslationTrainingArguments`]): Arguments of training.
         tokenizer (`PreTrainedTokenizerBase`): Source tokenizer, and target tokenizer unless that is given.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Target tokenizer.
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
@@ -163,7 +169,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, except the beams. By default, `max_length_extra` is 20 and long sources are split.
         bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
-            ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are cut by the lengths without it.
+            ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are formed by the lengths without dropout.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
             cross-attention on the links of `train_dataset`, prepared from corpora with `alignments`. The log has their
             unweighted loss per linked target token as `alignment_loss`; `loss` includes it with its weight.
@@ -346,7 +352,13 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
+        if self.args.lr_scheduler_type in BY_METRIC:
+            mode = "max" if self.args.greater_is_better else "min"
+            given: Any = self.args.lr_scheduler_kwargs or {}
+            self.args.lr_scheduler_kwargs = {"mode": mode, **given}
         scheduler = super().create_scheduler(num_training_steps, optimizer)
+        for group in scheduler.optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])  # other schedulers than torch's own need it to be resumed
         warmup = round(min(self.args.get_warmup_steps(num_training_steps), 2 / (1 - self.args.adam_beta2)))
         if is_new and self.baseline is not None and warmup > 0 and isinstance(scheduler, LambdaLR):
             scheduler.lr_lambdas = [
@@ -365,6 +377,16 @@ class TranslationTrainer(Seq2SeqTrainer):
                 self.output_means.add(outputs, inputs["labels"])
                 return loss
         return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train as the Trainer, but `resume_from_checkpoint=True` selects the newest intact checkpoint."""
+        if resume_from_checkpoint is True:
+            report = logger.info if self.args.should_save else lambda text: None
+            newest = newest_intact_checkpoint(self.args.folder, report)
+            if newest is None:
+                raise UserError("checkpoint.none_complete", field=str(self.args.folder))
+            resume_from_checkpoint = str(newest)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -415,7 +437,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Return a context in which the model has its moving average, if it has one."""
         return nullcontext() if self.moving_average is None else self.moving_average.applied()
 
+    def use_trained_weights(self) -> None:
+        """Switch a schedule-free optimizer to the weights that are evaluated and saved, until the next step."""
+        if callable(switch := getattr(self.optimizer, "eval", None)):
+            switch()
+
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        self.use_trained_weights()
         with self.averaged_weights():
             if description == "Evaluation" and not self.args.predict_with_generate and self.compute_metrics is None:
                 return self.token_evaluation(**kwargs)
@@ -498,6 +526,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.check_finite()
+        self.use_trained_weights()
         self.check_weights()
         folder = self.args.folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -526,7 +555,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As the Trainer's, which would also restore the learning rate of the earlier run."""
+        """Load optimizer and scheduler as the Trainer does, but keep the learning rate of the new run."""
         if checkpoint is not None and self.baseline == Path(checkpoint):
             if isinstance(self.lr_scheduler, LambdaLR):
                 state = {"last_epoch": self.first_step - 1, "_step_count": self.first_step + 1}
@@ -550,11 +579,18 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _load_callback_state(self) -> None:
-        """As the Trainer's, which would also restore the patience of the earlier run."""
+        """
+        Load the states of callbacks as the Trainer does, but keep the patience of the new run. Callbacks that the
+        checkpoint does not know, such as early stopping of a second stage, get a state too, which the Trainer requires.
+        """
         patience = [stop.early_stopping_patience for stop in self.early_stopping()]
         super()._load_callback_state()
         for stop in self.early_stopping():
             stop.early_stopping_patience = patience[0]
+        states: Any = self.state.stateful_callbacks
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, callback.state())
 
     def early_stopping(self) -> list[EarlyStoppingCallback]:
         """Return the callbacks of early stopping."""
@@ -588,15 +624,24 @@ def smooths_itself(model: torch.nn.Module | None) -> bool:
 
 
 class TranslationCollator(TreeCollator):
-    """A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`])."""
+    """
+    A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`]), and the decoder's
+    input for models of transformers that do not make it themselves.
+    """
 
     def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
-        if "links" not in features[0]:
-            return super().__call__(features, return_tensors)
         features = [dict(row) for row in features]
-        links = [row.pop("links") for row in features]
+        links = [row.pop("links") for row in features] if "links" in features[0] else None
         batch = super().__call__(features, return_tensors)
-        batch["links"] = collate_links(links, batch)
+        if links is not None:
+            batch["links"] = collate_links(links, batch)
+        if (
+            self.model is not None and "labels" in batch and "decoder_input_ids" not in batch
+        ):  # M2M-100 has no method for it
+            labels = batch["labels"]
+            start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
+            shifted = torch.cat([start, labels[:, :-1]], dim=1)
+            batch["decoder_input_ids"] = shifted.masked_fill(shifted == -100, self.tokenizer.pad_token_id)
         return batch
 
 

@@ -149,7 +149,7 @@ class TorchBackend:
             )
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
-        """Return what makes the rows of a search: with the tokens of a shortlist, or with all."""
+        """Return the class of the rows of a search: limited to the tokens of a shortlist, or [`ModelRows`]."""
         options = request.options
         if options.shortlist is None:
             return ModelRows
