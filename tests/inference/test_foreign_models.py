@@ -157,7 +157,9 @@ def test_scores_are_those_of_the_hypotheses(zoo, sentences, name):
             (scored,) = translator.score([translation.source], [hypothesis.tokens], **named(name))
             assert scored.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
             assert scored.score == pytest.approx(hypothesis.score, abs=1e-4)
-        assert translation.hypotheses == sorted(translation.hypotheses, key=lambda one: -one.score)
+        if name != "t5":  # with random weights it generates its padding symbol, which is not scored
+            (alone,) = translator([translation.source], **{**options, "num_hypotheses": 1})
+            assert translation.hypotheses[0].tokens == alone.hypotheses[0].tokens
 
 
 @pytest.mark.parametrize("name", LANGUAGES)

@@ -92,10 +92,10 @@ def test_whole_numbers_for_settings_that_transformers_wants_as_floats(translator
     assert found[0] == found[1]
 
 
-def test_scores_do_not_change_which_translation_is_best(translator, sentences):
+def test_scores_do_not_change_which_translation_is_best(translator, sentences, monkeypatch):
     """
     A search counts penalties such as `repetition_penalty`, which the reported log-probabilities leave out. The model's
-    own generation_config may have some too.
+    own generation_config may have some, too.
     """
     source, tokens = translator.encode_source(sentences[0]), [[5, 6, 2], [7, 2], [8, 9, 10, 2]]
     scores = translator.score_tokens([source] * 3, tokens, 1000)
@@ -105,11 +105,14 @@ def test_scores_do_not_change_which_translation_is_best(translator, sentences):
         assert [one.tokens for one in found] == [tokens[i] for i in order]
         assert [one.log_prob for one in found] == pytest.approx([sum(scores[i]) for i in order])
     by_score = sorted(tokens, key=lambda row: -sum(scores[tokens.index(row)]))
-    for generate, expected in ({}, tokens), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
+    for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
         options = DecodingOptions(beams=1, length_penalty=0, generate=generate)
         (found,) = translator.make_hypotheses([source], tokens, options, True)
         assert [one.tokens for one in found] == expected
     assert by_score != tokens
+    monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 2.0)
+    (found,) = translator.make_hypotheses([source], tokens, DecodingOptions(length_penalty=0), True)
+    assert [one.tokens for one in found] == tokens
 
 
 @pytest.mark.parametrize("where", ["options", "generation_config"])

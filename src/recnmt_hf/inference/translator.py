@@ -31,7 +31,7 @@ from .languages import Direction, Languages, find_languages
 from .loading import load_backend
 from .model_settings import end_ids
 from .model_task import ModelTask
-from .options import DecodingOptions, decoding_options
+from .options import DecodingOptions, decoding_options, unusual_settings
 from .results import Hypothesis, SentenceScore, Translation
 from .splitting import join_pieces, split_sentences, split_text
 from .translation_warnings import TranslationWarnings
@@ -467,11 +467,16 @@ class Translator:
         ranks = [one.score for one in hypotheses]
         if found is not None:
             ranks = [total / max(len(row), 1) ** penalty for total, row in zip(found, tokens, strict=True)]
-        elif not scores or not options.generate.get("do_sample"):
-            # The order of the search is the right one: settings such as repetition_penalty change its scores alone.
+        elif not scores or (self.changes_scores(options) and not options.generate.get("do_sample")):
+            # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
             ranks = [0.0] * len(tokens)
         places = [range(i, i + per_source) for i in range(0, len(tokens), per_source)]
         return [[hypotheses[i] for i in sorted(own, key=lambda i: -ranks[i])] for own in places]
+
+    def changes_scores(self, options: DecodingOptions) -> bool:
+        """Return whether options or the model have settings of `generate` that the log-probabilities leave out."""
+        own = getattr(self.model, "generation_config", None)
+        return bool(options.generate or (own is not None and unusual_settings(own)))
 
     # -- scoring and aligning ------------------------------------------------------------------------------------------
 
