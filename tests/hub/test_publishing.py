@@ -653,7 +653,7 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     assert "mine" in capsys.readouterr().err
     assert main(["test", str(tmp_path / "old"), *words]) == 0
     assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 0
-    assert "p = 1.0000 (paired bootstrap, 1000 samples)" in capsys.readouterr().out
+    assert "p = 1.0000 (approximate randomization, 1000 samples)" in capsys.readouterr().out
     score = Evidence.load(tmp_path / "new").tests[-1]
     assert (score.name, score.baseline, score.p_value, score.decoding["beams"]) == ("mine", "old", 1.0, 1)
     assert score.source_sha256 == sum_of_lines(["the dog sleeps .", "we see the cat ."])

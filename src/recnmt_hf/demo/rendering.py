@@ -194,9 +194,7 @@ def scores(evidence: Evidence, config: Any) -> str:
 def tests(evidence: Evidence) -> str:
     """Return the table of the recorded scores on test sets."""
     if not evidence.tests:
-        return "<h3>Scores</h3>" + note(
-            "No scores were recorded for this model; `recnmt test` measures and records them."
-        )
+        return "<h3>Scores</h3>" + note("No scores were recorded for this model; recnmt test measures them.")
     heads, *rows = score_rows(evidence.tests)
     notes = dict.fromkeys([*(test.signature for test in evidence.tests), *map(describe_decoding, evidence.tests)])
     return f"<h3>Scores</h3>{table(heads, rows, 'Scores on test sets')}{''.join(map(note, notes))}"

@@ -113,6 +113,7 @@ def card_of_copy(
         "quoted_sentence": quote(sentence),
         "quoted_name": quote(name),
         "notes": (notes or "").strip(),
+        "sentencepiece": any(copy.rglob("*.spm")),  # MarianMT's tokenizers
         **template_values(config, evidence),
     }
     return fill_template(card_data(config, evidence, title, license), values, Path(template or TEMPLATE))
