@@ -289,8 +289,8 @@ MESSAGES |= {
     "shortlist.other_vocabulary": "{field} has no tokens of this model's vocabularies. Make it with `recnmt align "
     "--shortlist` for this model.",
     "shortlist.output_layer": "{field} does not support shortlists: its output layer is not linear. Omit it.",
-    "shortlist.spaces": "A shortlist cannot have the token {value!r}, which contains a space. Use a model with another "
-    "tokenizer.",
+    "shortlist.spaces": "A shortlist cannot have the token {value!r}, which contains a space or ends a line. Use a "
+    "model with another tokenizer.",
     "shortlist.search": "{field} cannot be combined with sampling or settings of generate. Remove them, or omit the "
     "shortlist.",
     "shortlist.backend": "{field} is not supported by a model that is {kind}. Use a model in PyTorch, or omit it.",

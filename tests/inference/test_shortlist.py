@@ -113,6 +113,9 @@ def test_a_list_made_by_the_attention(translator, corpus, tmp_path, monkeypatch)
         for head in (0, 1):
             write_shortlist(tmp_path / f"{head}", translator, sources, targets, head=head)
         assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+    joiners = {f"{name}\u200c": id for name, id in translator.target_tokenizer.get_vocab().items()}
+    monkeypatch.setattr(translator.target_tokenizer, "get_vocab", lambda: joiners)
+    assert write_shortlist(tmp_path / "joiners", translator, sources, targets) == lines
     spaced = {f"{name} ": id for name, id in translator.target_tokenizer.get_vocab().items()}
     monkeypatch.setattr(translator.target_tokenizer, "get_vocab", lambda: spaced)
     with rejects("shortlist.spaces"):

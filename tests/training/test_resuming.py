@@ -25,7 +25,13 @@ from user_errors import rejects
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
 from recnmt_hf.training import output_folder
-from recnmt_hf.training.checkpoints import MANIFEST, average_checkpoints, checkpoints_in, newest_checkpoint
+from recnmt_hf.training.checkpoints import (
+    MANIFEST,
+    average_checkpoints,
+    checkpoints_in,
+    mark_complete,
+    newest_checkpoint,
+)
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
@@ -223,6 +229,17 @@ def test_a_schedule_by_the_metric(finished, tmp_path, metric, mode):
     log = json.loads((tmp_path / "run/checkpoint-5/trainer_state.json").read_text())["log_history"]
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     assert rates[0] == 0.01 and rates[-1] == pytest.approx(0.002)
+    # With another metric the direction changes, and a checkpoint of an earlier version has no initial rate.
+    state = torch.load(tmp_path / "run/checkpoint-5/optimizer.pt")
+    del state["param_groups"][0]["initial_lr"]
+    state["param_groups"][0]["lr"] = 0.001
+    torch.save(state, tmp_path / "run/checkpoint-5/optimizer.pt")
+    mark_complete(tmp_path / "run/checkpoint-5")
+    other = {"bleu": "loss", "loss": "bleu"}[metric]
+    training |= {"metric_for_best_model": other, "max_steps": 6, "learning_rate": 0.002}
+    train(small(finished, training=training), tmp_path / "run", resume=True)
+    assert torch.load(tmp_path / "run/checkpoint-6/scheduler.pt")["mode"] == {"max": "min", "min": "max"}[mode]
+    assert torch.load(tmp_path / "run/checkpoint-6/optimizer.pt")["param_groups"][0]["lr"] == pytest.approx(0.001)
 
 
 def test_mixed_precision_of_accelerate_is_recorded(finished, tmp_path, capsys, monkeypatch):

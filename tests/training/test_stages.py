@@ -1,6 +1,7 @@
 """Runs in two stages: a variant's baseline, then the variant that starts from it."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -19,6 +20,7 @@ from user_errors import rejects
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
 from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
+from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.run import train
 
@@ -203,23 +205,40 @@ def test_epochs_decide_the_length_of_both_stages(finished, tmp_path):
     assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3]
 
 
-def test_a_trained_model_keeps_what_its_weights_compute(finished, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_function": "swish", "scale_embedding": False, "position_embedding_type": "marian"},
+        {"encoder_attention_heads": 2, "self_attention_type": "directional", "decoder_attention_heads": 1},
+        {"self_attention_type": "relative", "position_embedding_type": "sinusoidal"},
+    ],
+)
+def test_a_trained_model_keeps_what_its_weights_compute(finished, tmp_path, capsys, changes):
     """Fields without parameters, such as the activation of an imported model, are not those of the preset."""
-    trained = shutil.copytree(finished / "run/baseline/checkpoint-2", tmp_path / "trained")
-    config = NMTTransformerConfig.from_pretrained(trained)
-    config.activation_function, config.scale_embedding, config.position_embedding_type = "swish", False, "marian"
-    config.save_pretrained(trained)
-    model = {"type": "nmt_transformer", "init_from": str(trained)}
+    source = NMTTransformerConfig.from_pretrained(finished / "run/baseline/checkpoint-2")
+    torch.manual_seed(1)
+    fields = source.fields_of(NMTTransformerConfig) | {"position_embedding_type": None} | changes
+    trained = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**fields)).eval()
+    shutil.copytree(finished / "run/model", tmp_path / "trained", ignore=shutil.ignore_patterns("*.safetensors"))
+    trained.save_pretrained(tmp_path / "trained")
+    model = {"type": "nmt_transformer", "init_from": str(tmp_path / "trained"), "fields": {}}
     plain = {"model": model, "training": {"baseline_steps": None, "learning_rate": 0.0}, "average": {"count": 1}}
     train(staged(finished, **plain), tmp_path / "run")
-    found = NMTTransformerConfig.from_pretrained(tmp_path / "run/model")
-    for name in ("activation_function", "scale_embedding", "position_embedding_type", "d_model"):
-        assert getattr(found, name) == getattr(config, name), name
-    assert "model.fields does not state: activation_function: swish" in capsys.readouterr().err
-    shutil.rmtree(trained)
+    message = re.search(r"that the recipe does not state: (.*)\.", capsys.readouterr().err)[1]
+    assert {"d_model", max(changes)} <= {part.split(":")[0] for part in message.split(", ")}
+    found = NMTTransformerForConditionalGeneration.from_pretrained(tmp_path / "run/model")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        outputs = [each(input_ids=ids, decoder_input_ids=ids).logits for each in (trained, found)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+    # A resumed run reads its intact checkpoint in place of the trained model.
+    shutil.rmtree(tmp_path / "trained")
+    config = tmp_path / "run/checkpoint-4/config.json"
+    config.write_bytes(bytes(config.stat().st_size))
     longer = {**plain, "training": {**plain["training"], "max_steps": 5}}
-    train(staged(finished, **longer), tmp_path / "run", resume=True)  # without the trained model
-    assert NMTTransformerConfig.from_pretrained(tmp_path / "run/model").activation_function == "swish"
+    train(staged(finished, **longer), tmp_path / "run", resume=True)
+    for name, value in changes.items():
+        assert getattr(NMTTransformerConfig.from_pretrained(tmp_path / "run/model"), name) == value
 
 
 @pytest.mark.parametrize(

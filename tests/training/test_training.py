@@ -140,15 +140,22 @@ def test_resuming_in_python_skips_incomplete_checkpoints(tmp_path, tokenizer, ca
 
 
 def test_schedule_free_optimizers_are_switched_before_weights_are_read(tmp_path, tokenizer):
+    """`eval` of such an optimizer puts the averaged weights into the model: they are evaluated and saved."""
     trainer = trainer_for(tmp_path, tokenizer)
     trainer.train()
-    modes = []
-    trainer.optimizer = SimpleNamespace(eval=lambda: modes.append("eval"))
-    trainer.evaluate()
-    assert modes == ["eval"]
-    trainer.optimizer = SimpleNamespace(eval=lambda: modes.append("eval"), state_dict=dict, param_groups=[])
+    before = trainer.evaluate()["eval_loss"]
+    weight = trainer.model.model.shared.weight
+
+    def switch():
+        weight.data.fill_(0.5)
+
+    trainer.optimizer = SimpleNamespace(eval=switch, state_dict=dict, param_groups=[])
     trainer._save_checkpoint(trainer.model, None)
-    assert modes == ["eval"] * 2
+    saved = load_file(newest_checkpoint(tmp_path / "out") / "model.safetensors")
+    assert (saved["model.shared.weight"] == 0.5).all()
+    weight.data.normal_()
+    found = trainer.evaluate()["eval_loss"]
+    assert (weight == 0.5).all() and found != before
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -51,8 +51,9 @@ COMMANDS = {
 RENAMED = ("attention", "global", "positions", "tree")
 # Commands that need no model.
 MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
-# Commands that only write to standard output, unless it is not used: they end when the reader of a pipe does.
-STREAMING_COMMANDS = {"translate", "score"}
+# Commands that end when the reader of a pipe does, unless they also write files.
+STREAMING_COMMANDS = {"translate", "score", "align"}
+FILE_OPTIONS = ("plot", "shortlist")
 # Exit codes. argparse also exits with 2.
 SUCCESS, BUG, USER_ERROR = 0, 1, 2
 # Errors of the system about any file: permissions, types, space, limits, damage.
@@ -162,7 +163,8 @@ def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Inte
         args.check(args)
         if args.command not in MODEL_FREE_COMMANDS:
             register()
-        output: Any = sys.stdout if args.command in STREAMING_COMMANDS else LastingOutput(sys.stdout)
+        is_alone = args.command in STREAMING_COMMANDS and not any(getattr(args, name, None) for name in FILE_OPTIONS)
+        output: Any = sys.stdout if is_alone else LastingOutput(sys.stdout)
         with redirect_stdout(output):
             args.run(args)
             sys.stdout.flush()

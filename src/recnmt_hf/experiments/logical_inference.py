@@ -227,7 +227,10 @@ def check_folders(contents: Mapping[Path, str], output: Path, overwrite: bool) -
     reject_model_folder(output)
     for folder, content in contents.items():
         if (folder / RECIPE).is_file():
-            if not overwrite and (folder / RECIPE).read_text(encoding="utf-8") != content:
+            earlier = (folder / RECIPE).read_text(encoding="utf-8")
+            if not earlier.startswith("#"):  # of a version that did not record the pairs
+                content = content.partition("\n")[2]
+            if not overwrite and earlier != content:
                 raise ExistingFileError("logic.other_recipe", field=str(folder))
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ExistingFileError("output.not_empty", field=str(folder))

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .._plain_text import is_blank
 from ..data.files import open_output
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
@@ -178,7 +177,7 @@ def write_shortlist(
             if share >= SMALLEST_SHARE and lines[source] < MOST_TRANSLATIONS:
                 lines[source] += 1
                 names = target_names[int(second[place])], source_names[source]
-                if spaced := [name for name in names if " " in name or is_blank(name)]:
+                if spaced := [name for name in names if " " in name or name.splitlines() != [name]]:
                     raise UserError("shortlist.spaces", value=spaced[0])
                 print(*names, f"{share:.6f}", file=file)
     return lines.total()

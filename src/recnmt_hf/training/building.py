@@ -27,7 +27,6 @@ from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
 from .arguments import rejections_explained
-from .processes import logger
 
 
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
@@ -52,7 +51,8 @@ class ModelSection:
     )
     init_from: str | None = option(
         None,
-        "trained model (folder or model id) that provides the initial weights (`init_from_baseline`) and tokenizers",
+        "trained model (folder or model id) that provides the initial weights (`init_from_baseline`), the tokenizers, "
+        "and the fields that `model.fields` does not state",
     )
 
     @property
@@ -85,9 +85,13 @@ def is_registered(name: str) -> bool:
     return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
 
 
-# Fields without trained parameters that weights were trained with.
-FUNCTION_FIELDS = ("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias")
-POSITION_FIELDS = ("position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings")
+# Fields that tokenizers, initialization or the purpose of a run decide, not the trained model that initializes another.
+OF_THE_RUN = {
+    *("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "num_relations", "use_cache"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "init_std", "init_uniform"),
+}
+# Fields whose defaults follow from `self_attention_type`.
+OF_POSITIONS = {"position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"}
 
 
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
@@ -167,22 +171,30 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
 
 def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
     """
-    Return the section with the fields of a trained model that have no parameters but decide what its weights compute,
-    such as the activation function. Fields that the recipe or its preset states remain.
+    Return the section with the fields of a trained model, such as its activation function and number of heads, without
+    which its weights compute something else. Fields that the recipe states remain, and those in which the trained model
+    is the baseline of the recipe's.
     """
-    settings, _ = PreTrainedConfig.get_config_dict(str(folder))
-    config_class = config_class_of(section.type)
-    if not is_registered(settings.get("model_type", "")):
+    own = build_config(section)
+    try:
+        trained: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError):
+        return section  # without a readable configuration
+    if not isinstance(trained, Seq2SeqConfig):
         return section
-    defaults, own = vars(config_class()), {**config_class.presets[section.preset], **section.fields}
-    names = [name for name in FUNCTION_FIELDS if name in defaults]
-    if settings.get("self_attention_type", "absolute") == own.get("self_attention_type", "absolute"):
-        names += [name for name in POSITION_FIELDS if name in defaults]
-    kept = {name: settings[name] for name in names if name in settings and name not in own}
-    kept = {name: value for name, value in kept.items() if value != defaults[name]}
-    if kept:
-        given = ", ".join(f"{name}: {value}" for name, value in kept.items())
-        logger.info(f"Fields of {folder} that model.fields does not state: {given}.")
+    baseline = own.baseline() or own
+    names = {entry.name for entry in fields(own)} - {entry.name for entry in fields(PreTrainedConfig)} - OF_THE_RUN
+    names -= set(section.fields)
+    if type(trained) is type(own) and baseline is not own and trained.baseline() is None:
+        names -= set(own.presets[section.preset])  # of the parts that the trained model lacks, such as relation layers
+    kinds = [getattr(config, "self_attention_type", None) for config in (own, trained)]
+    if kinds[0] != kinds[1] and "self_attention_type" not in names:
+        names -= OF_POSITIONS
+    kept = {}
+    for name in sorted(name for name in names if hasattr(trained, name) and not name.endswith("dropout")):
+        value, default = getattr(trained, name), getattr(own, name)
+        if value == default or value != getattr(baseline, name, default):
+            kept[name] = value
     return replace(section, fields={**kept, **section.fields})
 
 

@@ -29,7 +29,7 @@ from ..inference.translator import Translator
 from ..metrics.rouge import RougeF1
 from ..models import kernels_shared
 from .arguments import TranslationTrainingArguments, conflict, rejection, rejections_explained, requirement
-from .building import ModelSection, build_config, config_class_of
+from .building import ModelSection, build_config, config_class_of, with_fields_of
 from .guided_alignment import check_checkpointing
 from .recipe import Recipe
 from .trainer import TranslationTrainer
@@ -102,7 +102,7 @@ def check_model(recipe: Recipe) -> PreTrainedModel:
         vocabulary = {"vocab_size": tokenizer.vocab_size, "share_encoder_decoder_embeddings": tokenizer.joint}
         if not tokenizer.joint:
             vocabulary["decoder_vocab_size"] = tokenizer.target_vocab_size or tokenizer.vocab_size
-    config = build_config(section, **vocabulary)
+    config = build_config(with_fields_of(section.init_from, section) if section.init_from else section, **vocabulary)
     if config.sides_with_positions:
         positions = config.max_position_embeddings
         for side in config.sides_with_positions:

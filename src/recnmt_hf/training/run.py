@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from . import output_folder, resuming
 from .arguments import TranslationTrainingArguments
-from .building import generation_config, stage_configs, with_fields_of
+from .building import build_config, generation_config, stage_configs, with_fields_of
 from .checkpoints import discard, newest_checkpoint, numbered_in, steps_of
 from .checks import build_on_meta, check_before_training
 from .finishing import finish
@@ -77,14 +77,23 @@ class Stage:
 
 
 def plan_stages(
-    recipe: Recipe, arguments: Sequence[TranslationTrainingArguments], tokenizers: TokenizerPair
+    recipe: Recipe,
+    arguments: Sequence[TranslationTrainingArguments],
+    tokenizers: TokenizerPair,
+    checkpoint: Path | None = None,
 ) -> list[Stage]:
-    """Plan the stages of a run, one or two, with the arguments of each. `UserError` if the tokenizers do not match."""
+    """
+    Plan the stages of a run, one or two, with the arguments of each, from the start or a checkpoint. `UserError` if the
+    tokenizers do not match.
+    """
     steps, patience = recipe.training.baseline_steps, recipe.training.early_stopping_patience
     model, beams = recipe.model, recipe.decoding.beams
     if model.init_from is not None:
-        # A resumed run does not need that model any more.
-        model = with_fields_of(newest_checkpoint(arguments[-1].folder) or model.init_from, model)
+        plain, model = build_config(model), with_fields_of(checkpoint or model.init_from, model)
+        changed = {name: value for name, value in model.fields.items() if getattr(plain, name, value) != value}
+        if changed:
+            added = ", ".join(f"{name}: {value}" for name, value in changed.items())
+            logger.info(f"Fields of {checkpoint or model.init_from} that the recipe does not state: {added}.")
     configs = stage_configs(model, tokenizers, steps is not None)
     if recipe.guides_alignment:
         for config in configs:
@@ -148,7 +157,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
         def prepare() -> tuple[TokenizerPair, Dataset | ShardedDataset, Dataset, list[Stage]]:
             inputs = prepare_inputs(recipe, output_dir, checkpoint)
-            return *inputs, plan_stages(recipe, stage_arguments, inputs[0])
+            return *inputs, plan_stages(recipe, stage_arguments, inputs[0], checkpoint)
 
         tokenizers, train_data, validation_data, stages = processes.main_first(prepare)
         count = f"{processes.count} process" + "es" * (processes.count > 1)

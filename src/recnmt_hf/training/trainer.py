@@ -565,16 +565,19 @@ class TranslationTrainer(Seq2SeqTrainer):
         if checkpoint is None or self.is_deepspeed_enabled:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        assert self.optimizer is not None
+        assert self.optimizer is not None and self.lr_scheduler is not None
         new_rates = [group.get("initial_lr") for group in self.optimizer.param_groups]
         new_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
+        new_state = copy.deepcopy(self.lr_scheduler.state_dict())
         super()._load_optimizer_and_scheduler(checkpoint)
         for group, new in zip(self.optimizer.param_groups, new_rates, strict=True):
-            old = group.get("initial_lr")
+            old = group.setdefault("initial_lr", new)  # earlier versions did not save that of BY_METRIC
             if old != new:
                 group["lr"] = group["lr"] * new / old if old else new
                 group["initial_lr"] = new
-        if self.lr_scheduler is not None and new_bases:
+        if new_state.get("mode") != self.lr_scheduler.state_dict().get("mode"):  # another metric than before
+            self.lr_scheduler.load_state_dict(new_state)
+        if new_bases:
             self.lr_scheduler.base_lrs = new_bases
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
