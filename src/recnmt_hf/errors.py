@@ -42,6 +42,7 @@ MESSAGES |= {
     "demo.host": "{field} is not an address of this machine ({reason}). Use 127.0.0.1, or 0.0.0.0 for other machines.",
     "demo.port": "{field} cannot be used: the port is taken or reserved. Choose another one with --port.",
     "demo.too_many": "{field}={value} is not allowed; it must be at most {most:,}. Choose a smaller number.",
+    "demo.upload_again": "The upload of {field} was deleted. Upload the file again.",
     "demo.too_long": "{field} has {count:,} characters, and the limit is {most:,}. Shorten it.",
     "demo.file_size": "{field} has more than {most:,} bytes. Split it into smaller files.",
     "demo.too_many_lines": "{field} has more than {most:,} lines. Split it into smaller files.",
@@ -450,6 +451,7 @@ MESSAGES |= {
     "inspect.no_relations": "This {value} model has no relation layers (relation_layers=0). Pass an RNMT.",
     "inspect.no_attentive_recurrence": "The {value} model (recurrence_encoder_type={kind}) has no attentive "
     'recurrence. Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".',
+    "plot.too_large": "{field} would be too large. Pass a shorter sentence, or print the values (without --output).",
     "inspect.too_long": "The sentence has {length} tokens; a tree can have at most {limit}. Pass a shorter sentence.",
     "inspect.no_onlstm": 'The {value} model has no ON-LSTM layers. Use one with "onlstm" in encoder_layer_types.',
     "inspect.nothing": "{value} models have nothing to inspect. Use a model of one of these families: {families}.",

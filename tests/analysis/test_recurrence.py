@@ -54,6 +54,8 @@ def test_mistakes_are_named(folder, tiny_folder):
         recurrence_attention(plain, SENTENCE)
     with rejects("plot.ending", field="picture.txt"):
         heat_maps([("", np.ones((1, 1)))], ["a"], ["1"], "step", "picture.txt")
+    with rejects("plot.too_large", field="large.png"):
+        heat_maps([("", np.ones((160, 160)))], ["a"] * 160, ["b"] * 160, "step", "large.png")
 
 
 def test_dollars_are_no_formulas(tmp_path):

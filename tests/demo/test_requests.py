@@ -29,6 +29,7 @@ from recnmt_hf.demo.live import (
     translate_text,
 )
 from recnmt_hf.demo.models import load_models, short_names
+from recnmt_hf.demo.page import Page
 from recnmt_hf.inference.model_task import ModelTask
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.splitting import join_texts
@@ -156,6 +157,15 @@ def test_files_beyond_the_limits(tmp_path, content, code):
     with rejects(code) as caught:
         read_upload(write(tmp_path, content), "news.en", limits)
     assert "news.en" in str(caught.value) and str(tmp_path) not in str(caught.value)
+
+
+def test_two_visitors_upload_the_same_file(models, tmp_path):
+    """gradio stores equal files once, and the first request deletes it."""
+    page, request = Page(models, LIMITS), SimpleNamespace(session_hash="b")
+    missing = tmp_path / "uploads/abc/news.txt"
+    missing.parent.mkdir(parents=True)
+    (problem, result), *_ = page.translate_file(str(missing), models[0].name, 1, 0.6, request)
+    assert "Upload the file again" in problem and not result
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])

@@ -629,6 +629,8 @@ def test_pickle_is_never_read(run_folder, tmp_path):
 def test_contents_are_checked_again(tmp_path):
     for name in ("model.bin", "translations/a/b.de", "../x", "runs/log.txt", "model.safetensors.pt"):
         assert not is_allowed(name)
+    for name in ("sentencepiece.bpe.model", "spiece.model", "target_tokenizer/sentencepiece.bpe.model"):
+        assert is_allowed(name)
     (tmp_path / "README.md").write_text("a card")
     check_contents(tmp_path)
     (tmp_path / "optimizer.pt").write_text("")

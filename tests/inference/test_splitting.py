@@ -1,8 +1,11 @@
 """Splitting texts and long sentences, and joining the translations of their parts."""
 
+import copy
+
 import pytest
 
-from recnmt_hf.inference import Hypothesis
+from recnmt_hf.data.tags import add_tags
+from recnmt_hf.inference import Hypothesis, Translator
 from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
 
 
@@ -80,3 +83,23 @@ def test_links_of_parts_are_shifted_by_the_parts_before():
     ]
     (joined,) = join_pieces(parts, 0.5, ["", " ", " "], [2, 1, 1])
     assert joined.alignment == [(1, 0), (3, 3), (3, 4)] and joined.tokens == [5, 2, 2, 6, 7, 2]
+
+
+def test_tags_of_any_form_stand_before_every_sentence(random_translator):
+    """A text is translated sentence by sentence, and its tags apply to each."""
+    translator = random_translator("nmt_transformer")
+    tokenizer = copy.deepcopy(translator.tokenizer)
+    add_tags(tokenizer, ["<de>", ">>x<<", "<bt>"])
+    translator.model.resize_token_embeddings(len(tokenizer))
+    translator = Translator(translator.model, tokenizer)
+    de, x, bt = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<de>", ">>x<<", "<bt>"))
+    for text, expected in (
+        ("<de> The dog sleeps. The cat sees <bt> a bird.", [de]),
+        (" <bt><de>The dog sleeps. The cat sees a bird.", [bt, de]),
+        (">>x<< <bt> The dog sleeps. The cat sees a bird.", [x, bt]),
+        ("The dog sleeps. The cat sees a bird.", []),
+    ):
+        pieces = translator.prepare([text])[0].pieces
+        assert len(pieces) == 2
+        for piece in pieces:
+            assert piece[: len(expected)] == expected and piece[len(expected)] not in (de, x, bt)

@@ -253,6 +253,23 @@ def test_only_the_fields_that_differ_are_named(prepared, tmp_path):
         train(Recipe(**recipe), tmp_path / "run")
 
 
+def test_a_preparation_that_failed_before_it_had_tokenizers(tmp_path, capsys):
+    """It does not block its folder, and unknown tags are found before anything is tokenized."""
+    (tmp_path / "text.en").write_text("The dog sleeps.\n\nA cat sees it.\n")
+    (tmp_path / "text.de").write_text("Der Hund schläft.\nx\nEine Katze sieht es.\n")
+    corpus = {"source": str(tmp_path / "text.en"), "target": str(tmp_path / "text.de"), "source_tag": "<bt>"}
+    recipe = {"data": {"train": [corpus], "validation": [corpus]}, "tokenizer": {"kind": "word", "vocab_size": 50}}
+    path, words = tmp_path / "recipe.yaml", ["prepare", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "data")]
+    path.write_text(json.dumps(recipe))
+    assert main([*words, "--workers", "1"]) == 2
+    assert "[corpus.empty_sentence]" in capsys.readouterr().err
+    (tmp_path / "text.en").write_text("The dog sleeps.\nx\nA cat sees it.\n")
+    assert main([*words, "--workers", "1", "tokenizer.vocab_size=60"]) == 2
+    assert "[tag.unknown]" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "data")  # its tokenizers lack the tag
+    assert main([*words, "--workers", "1", "tokenizer.tags=[<bt>]"]) == 0
+
+
 def test_a_schedule_needs_steps(prepared, tmp_path):
     recipe = plan(prepared, num_train_epochs=1)
     del recipe["training"]["max_steps"]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 ENDINGS = (".png", ".svg", ".pdf")
+# Square inches of a picture: a heat map of 150 tokens, for which matplotlib takes 1.5 GB.
+LARGEST_AREA = 1300
 ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
 # What a file would otherwise have of the time and of matplotlib.
 METADATA: dict[str, dict[str, Any]] = {
@@ -61,8 +63,12 @@ def check_picture(path: str | Path) -> Path:
 
 @contextmanager
 def canvas(path: str | Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
-    """Give a figure of a size in inches, and write it to a file at the end."""
+    """
+    Give a figure of a size in inches, and write it to a file at the end. `UserError` if it would need too much memory.
+    """
     path = check_picture(path)
+    if width * height > LARGEST_AREA:
+        raise UserError("plot.too_large", field=str(path))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -56,6 +56,12 @@ def run(args: argparse.Namespace) -> None:
         return
     print(f"{output}: {manifest['pairs']} of {manifest['read']} pairs in {len(manifest['shards'])} shards")
     print(table_of_removed(manifest), end="")
+    for number in range(len(manifest["corpora"])):
+        shards = [shard for shard in manifest["shards"] if shard["corpus"] == number]
+        if shards and not any(shard["pairs"] for shard in shards):
+            by_language = any(shard["removed"].get("language") for shard in shards)
+            reason = " min_language_score requires data.source_lang and data.target_lang in every corpus." * by_language
+            logger.warning(f"Warning: no pair of data.train[{number}] remains.{reason}")
 
 
 def table_of_removed(manifest: Mapping[str, Any]) -> str:

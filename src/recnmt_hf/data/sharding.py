@@ -288,8 +288,8 @@ def save_table(table: pa.RecordBatch, record: ShardRecord, folder: Path) -> None
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a file atomically."""
-    partial = path.with_name(f"{path.name}.partial")
+    """Replace a file atomically, also if another process writes the same one."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with explained_writing(str(path), partial), open(partial, "wb") as file:
         file.write(content)
     os.replace(partial, path)

@@ -152,10 +152,12 @@ class Page:
         try:
             try:
                 lines = read_upload(upload, upload.name, self.limits)
+            except FileNotFoundError as error:  # another visitor uploaded the same file, which was deleted
+                raise UserError("demo.upload_again", field=upload.name) from error
             finally:
                 upload.unlink(missing_ok=True)
-                if not any(upload.parent.iterdir()):
-                    upload.parent.rmdir()
+                with suppress(OSError):
+                    upload.parent.rmdir()  # if it is empty
             yield rendering.file_progress(0, len(lines), 0.0), ""
             options = decoding_options(self.limits, beams, 1, penalty)
             for batch in translate_lines(models[0], lines, options, watch, self.limits):

@@ -99,6 +99,8 @@ class Translator:
         self.directions: dict[tuple[Any, ...], Direction] = {}
         self.control_ids = [control_ids(tokenizer) | self.languages.control_ids for tokenizer in self.tokenizers]
         self.tag_ids = tag_ids(self.tokenizers.target)
+        own = sorted(tag_ids(self.tokenizers.source))
+        self.source_tags = list(zip(self.tokenizer.convert_ids_to_tokens(own), own, strict=True))
 
     @classmethod
     def from_backend(cls, backend: Backend, task: ModelTask | None = None) -> Translator:
@@ -588,9 +590,18 @@ class Translator:
 
     def read_source(self, sentence: str, options: DecodingOptions, place: str) -> tuple[str, Direction]:
         """
-        Return a source without the name of the target language at its beginning, if it has one, and its direction.
-        Raise `UserError` if the options name another one, or the target language is missing.
+        Return a source without the name of the target language and other tags at its beginning, and its direction,
+        which has them. Raise `UserError` if the options name another language, or the target language is missing.
         """
+        text, direction = self.read_language(sentence, options, place)
+        tags = [] if isinstance(text, ParsedSentence) else self.source_tags
+        while (found := next((tag for tag in tags if text.lstrip().startswith(tag[0])), None)) is not None:
+            text = text.lstrip().removeprefix(found[0]).lstrip()
+            direction = replace(direction, tag=(*direction.tag, found[1]))
+        return text, direction
+
+    def read_language(self, sentence: str, options: DecodingOptions, place: str) -> tuple[str, Direction]:
+        """Return a source without the name of the target language at its beginning, and its direction."""
         direction = self.direction(options)
         target, text = self.languages.read_target(sentence)
         if target is None or (direction.target is not None and target not in self.target_langs):

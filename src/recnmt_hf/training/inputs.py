@@ -65,19 +65,24 @@ def prepare_inputs(
     least = 0 if data.on_long == "truncate" else recipe.model.fields.get("max_position_embeddings", 1024) - 1
     longest_validation = {name: max(length, least) for name, length in longest.items()}
     validation = prepare(data.validation, keep_text=True, **longest_validation)
+    check_tags_of_corpora(recipe, tokenizers)
     if data.prepared is not None:
         return tokenizers, load_shards(recipe, tokenizers, trees), validation
     corpora = training_corpora(recipe)
-    for place, corpus in recipe.corpora:
-        for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
-            if (tag := getattr(corpus, name)) is not None:
-                check_known(tokenizer, tag, f"{place}.{name}", is_target=name == "target_tag")
     if data.temperature is None or len(corpora) == 1:
         train = prepare(corpora, max_length_ratio=data.max_length_ratio, **longest)
     else:
         parts = [prepare([corpus], max_length_ratio=data.max_length_ratio, **longest) for corpus in corpora]
         train = mix(parts, data.temperature, recipe.training.seed)
     return tokenizers, train, validation
+
+
+def check_tags_of_corpora(recipe: Recipe, tokenizers: TokenizerPair) -> None:
+    """Raise `UserError` for a tag of a corpus that is not one symbol of its tokenizer."""
+    for place, corpus in recipe.corpora:
+        for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
+            if (tag := getattr(corpus, name)) is not None:
+                check_known(tokenizer, tag, f"{place}.{name}", is_target=name == "target_tag")
 
 
 def load_with_shards(recipe: Recipe) -> TokenizerPair:
@@ -143,16 +148,19 @@ def prepare_in_shards(
     with explained_preparation(output):
         output.mkdir(parents=True, exist_ok=True)
         reject_model_folder(output)
-        if not (output / TOKENIZER_SECTION).exists() and any(output.iterdir()):
-            raise ExistingFileError("output.not_empty", field=str(output))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
+        others = [path for path in output.iterdir() if not path.name.startswith(".")]
+        if not (output / TOKENIZER_SECTION).exists() and others:
+            raise ExistingFileError("output.not_empty", field=str(output))
         section = section_of_data(recipe)
         earlier = read_json(output / TOKENIZER_SECTION)
-        if earlier is not None and earlier != section:
+        # A preparation that failed before it had tokenizers may be repeated with others.
+        if earlier is not None and earlier != section and (output / SOURCE_TOKENIZER).is_dir():
             raise UserError("prepare.other_data", field=str(output), changed="tokenizer settings")
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(section, file, indent=1)
         tokenizers = prepare_tokenizers(recipe, output)
+        check_tags_of_corpora(recipe, tokenizers)
         trees = prepare_trees(recipe, tokenizers)
         if not (output / SOURCE_TOKENIZER).is_dir() or (trees and not (output / RELATIONS_FILE).is_file()):
             save_tokenizers(tokenizers, output)
