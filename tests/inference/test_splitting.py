@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from recnmt_hf.data.tags import add_tags
-from recnmt_hf.inference import Hypothesis, Translator
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator
 from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
 
 
@@ -99,7 +99,7 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
         (">>x<< <bt> The dog sleeps. The cat sees a bird.", [x, bt]),
         ("The dog sleeps. The cat sees a bird.", []),
     ):
-        pieces = translator.prepare([text])[0].pieces
+        pieces = translator.prepare(text, DecodingOptions()).pieces
         assert len(pieces) == 2
         for piece in pieces:
             assert piece[: len(expected)] == expected and piece[len(expected)] not in (de, x, bt)
