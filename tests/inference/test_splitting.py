@@ -89,10 +89,14 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
     """A text is translated sentence by sentence, and its tags apply to each."""
     translator = random_translator("nmt_transformer")
     tokenizer = copy.deepcopy(translator.tokenizer)
-    add_tags(tokenizer, ["<de>", ">>x<<", "<bt>"])
+    add_tags(tokenizer, ["<d", "<de>", ">>x<<", "<bt>"])
+    tokenizer.add_tokens(["<num>"])  # not a tag: it stays in its place
     translator.model.resize_token_embeddings(len(tokenizer))
     translator = Translator(translator.model, tokenizer)
     de, x, bt = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<de>", ">>x<<", "<bt>"))
+    assert len(translator.prepare("<de> The dog.\n\u200b\nThe cat.", DecodingOptions()).pieces) == 2
+    first, second = translator.prepare("<num> dogs sleep. The cat sees a bird.", DecodingOptions()).pieces
+    assert first == translator.encode_source("<num> dogs sleep.") and second[0] not in (first[0], de)
     for text, expected in (
         ("<de> The dog sleeps. The cat sees <bt> a bird.", [de]),
         (" <bt><de>The dog sleeps. The cat sees a bird.", [bt, de]),

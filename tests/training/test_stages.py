@@ -13,14 +13,16 @@ import torch
 import transformers
 from packaging import version
 from safetensors.torch import load_file
-from test_kills import end_like, killed_everywhere, tiny
+from test_kills import SIZE, end_like, killed_everywhere, tiny
 from test_training import finish, launch
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
+from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
+from recnmt_hf.training.building import ModelSection, build_config, with_fields_of
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.run import train
 
@@ -221,11 +223,12 @@ def test_a_trained_model_keeps_what_its_weights_compute(finished, tmp_path, caps
     trained = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**fields)).eval()
     shutil.copytree(finished / "run/model", tmp_path / "trained", ignore=shutil.ignore_patterns("*.safetensors"))
     trained.save_pretrained(tmp_path / "trained")
-    model = {"type": "nmt_transformer", "init_from": str(tmp_path / "trained"), "fields": {}}
+    sizes = {name: getattr(source, name) for name in SIZE}
+    model = {"type": "nmt_transformer", "init_from": str(tmp_path / "trained"), "fields": sizes}
     plain = {"model": model, "training": {"baseline_steps": None, "learning_rate": 0.0}, "average": {"count": 1}}
     train(staged(finished, **plain), tmp_path / "run")
     message = re.search(r"that the recipe does not state: (.*)\.", capsys.readouterr().err)[1]
-    assert {"d_model", max(changes)} <= {part.split(":")[0] for part in message.split(", ")}
+    assert {max(changes)} <= {part.split(":")[0] for part in message.split(", ")}
     found = NMTTransformerForConditionalGeneration.from_pretrained(tmp_path / "run/model")
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -239,6 +242,26 @@ def test_a_trained_model_keeps_what_its_weights_compute(finished, tmp_path, caps
     train(staged(finished, **longer), tmp_path / "run", resume=True)
     for name, value in changes.items():
         assert getattr(NMTTransformerConfig.from_pretrained(tmp_path / "run/model"), name) == value
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_baseline_changes_no_preset(family, tmp_path):
+    """What a trained baseline of the same preset gives is what the variant has; RNNsearch leaves RNMT's relations."""
+    config_class = FAMILIES[family].load_class("Config")
+    for preset in config_class.presets:
+        section = ModelSection(family, preset)
+        own = build_config(section)
+        own.save_pretrained(tmp_path / "own")
+        (own.baseline() or own).save_pretrained(tmp_path / "baseline")
+        for folder in ("own", "baseline"):
+            found = build_config(with_fields_of(tmp_path / folder, section))
+            assert found.fields_of(config_class) == own.fields_of(config_class), preset
+    if "rnmt" in family:
+        search = FAMILIES["rnmt"].load_class("Config").from_preset("tiny", decoder_type="rnnsearch", relation_layers=0)
+        search.save_pretrained(tmp_path / "search")
+        section = ModelSection(family, "tiny")
+        found = build_config(with_fields_of(tmp_path / "search", section))
+        assert found.fields_of(config_class) == build_config(section).fields_of(config_class)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,13 @@ def tag_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {id for id, token in added.items() if not token.special}
 
 
+def source_tags(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, int]]:
+    """Return the texts and ids of the tags that [`add_tags`] added to a tokenizer, the longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    tags = [(str(token), id) for id, token in added if token.rstrip and not (token.special or token.normalized)]
+    return sorted(tags, key=lambda tag: -len(tag[0]))
+
+
 def without_tags(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a text without the tags of a tokenizer at its beginning."""
     tags = tokenizer.convert_ids_to_tokens(sorted(tag_ids(tokenizer)))

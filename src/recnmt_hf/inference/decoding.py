@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
+from ..errors import UserError
 from .batching import join
-from .options import rejected_settings
 
 
 class VaswaniLengthPenalty(float):
@@ -124,8 +124,8 @@ class EndPerSentence(PerSentence, LogitsProcessor):
         if not is_last.any():
             return scores
         if max(self.ends) >= scores.shape[1]:
-            reason = ValueError(f"the vocabulary has {scores.shape[1]} tokens")
-            raise rejected_settings({"forced_eos_token_id": max(self.ends)}, "the model", reason)
+            value, reason = {"forced_eos_token_id": self.ends}, f"the vocabulary has {scores.shape[1]} tokens"
+            raise UserError("generate.rejected", field="generate", value=value, engine="the model", reason=reason)
         is_last = is_last.to(scores.device)
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.ends] = 0.0

@@ -178,7 +178,7 @@ class Languages:
 
     def has_words(self, ids: Sequence[int], controls: Collection[int], direction: Direction) -> bool:
         """Return whether the tokens of a source are more than control tokens and the direction's instruction."""
-        words = sum(id not in controls for id in ids)
+        words = sum(id not in controls for id in ids) - sum(id not in controls for id in direction.tag)
         if direction.instruction:
             words -= len(self.encode(self.tokenizers.source, direction.instruction.rstrip(), False))
         return words > 0

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, is_blank
-from ..data.tags import tag_ids
+from ..data.tags import source_tags, tag_ids
 from ..data.tokenizer_checks import vocabulary_sizes
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations, TreeTokens, tree_options
@@ -99,8 +99,7 @@ class Translator:
         self.directions: dict[tuple[Any, ...], Direction] = {}
         self.control_ids = [control_ids(tokenizer) | self.languages.control_ids for tokenizer in self.tokenizers]
         self.tag_ids = tag_ids(self.tokenizers.target)
-        own = sorted(tag_ids(self.tokenizers.source))
-        self.source_tags = list(zip(self.tokenizer.convert_ids_to_tokens(own), own, strict=True))
+        self.source_tags = source_tags(self.tokenizers.source)
 
     @classmethod
     def from_backend(cls, backend: Backend, task: ModelTask | None = None) -> Translator:

@@ -15,7 +15,6 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
-    PreTrainedConfig,
 )
 
 from .._loading_errors import looks_local
@@ -52,7 +51,7 @@ class ModelSection:
     init_from: str | None = option(
         None,
         "trained model (folder or model id) that provides the initial weights (`init_from_baseline`), the tokenizers, "
-        "and the fields that `model.fields` does not state",
+        "and fields without parameters that `model.fields` does not state",
     )
 
     @property
@@ -85,13 +84,19 @@ def is_registered(name: str) -> bool:
     return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
 
 
-# Fields that tokenizers, initialization or the purpose of a run decide, not the trained model that initializes another.
-OF_THE_RUN = {
-    *("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "num_relations", "use_cache"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "init_std", "init_uniform"),
+# Fields without parameters that decide what the weights of a trained model compute: of all Transformers, of the numbers
+# of heads (if the widths are equal), of positions (if the kinds of attention are equal), and of the parts of families.
+OF_LAYERS = {
+    *("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias"),
+    *("self_attention_type", "directional_include_self", "aan_activation"),
 }
-# Fields whose defaults follow from `self_attention_type`.
+OF_HEADS = {"encoder_attention_heads", "decoder_attention_heads"}
 OF_POSITIONS = {"position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"}
+OF_PARTS = {
+    *("routing_iterations", "routing_softmax_axis", "recurrence_steps", "recurrence_position_embeddings"),
+    *("recurrence_source", "fusion_gate", "encoder_shortcut", "rnn_input_position_embeddings", "relation_residual"),
+    *("relation_conv_mode", "gcn_residual", "gcn_root", "gcn_subwords"),
+}
 
 
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
@@ -171,30 +176,25 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
 
 def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
     """
-    Return the section with the fields of a trained model, such as its activation function and number of heads, without
-    which its weights compute something else. Fields that the recipe states remain, and those in which the trained model
-    is the baseline of the recipe's.
+    Return the section with the fields of a trained model that have no parameters, such as its activation function and
+    numbers of heads, without which its weights compute something else. Fields that the recipe states remain.
     """
-    own = build_config(section)
     try:
         trained: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         return section  # without a readable configuration
     if not isinstance(trained, Seq2SeqConfig):
         return section
-    baseline = own.baseline() or own
-    names = {entry.name for entry in fields(own)} - {entry.name for entry in fields(PreTrainedConfig)} - OF_THE_RUN
-    names -= set(section.fields)
-    if type(trained) is type(own) and baseline is not own and trained.baseline() is None:
-        names -= set(own.presets[section.preset])  # of the parts that the trained model lacks, such as relation layers
-    kinds = [getattr(config, "self_attention_type", None) for config in (own, trained)]
-    if kinds[0] != kinds[1] and "self_attention_type" not in names:
-        names -= OF_POSITIONS
-    kept = {}
-    for name in sorted(name for name in names if hasattr(trained, name) and not name.endswith("dropout")):
-        value, default = getattr(trained, name), getattr(own, name)
-        if value == default or value != getattr(baseline, name, default):
-            kept[name] = value
+    own = build_config(section)
+    names = OF_LAYERS | (OF_PARTS - set(own.presets[section.preset]))
+    if trained.d_model == own.d_model:
+        names |= OF_HEADS
+    if getattr(trained, "self_attention_type", None) == section.fields.get(
+        "self_attention_type", getattr(trained, "self_attention_type", None)
+    ):
+        names |= OF_POSITIONS
+    known = {entry.name for entry in fields(own)} & {entry.name for entry in fields(trained)}
+    kept = {name: getattr(trained, name) for name in sorted(names & known)}
     return replace(section, fields={**kept, **section.fields})
 
 

@@ -42,14 +42,14 @@ TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
 
 def check_before_training(
-    recipe: Recipe, arguments: TranslationTrainingArguments, from_checkpoint: bool = False
+    recipe: Recipe, arguments: TranslationTrainingArguments, checkpoint: Path | None = None
 ) -> None:
     """
     Check everything that does not need data: missing files (a run that resumes from a checkpoint needs no baseline), a
     model that cannot be built or exceeds the memory, settings that a library rejects. Reads no corpus, writes nothing.
     """
     model_section, data = recipe.model, recipe.data
-    if model_section.init_from is not None and not from_checkpoint:
+    if model_section.init_from is not None and checkpoint is None:
         check_folder("model.init_from", model_section.init_from, "model", ["config.json", "*.safetensors"])
     for side in ("source", "target"):
         if folder := getattr(recipe.tokenizer, side):
@@ -74,7 +74,7 @@ def check_before_training(
     kernels_shared.setting()  # raises for a wrong value
     if recipe.training.text_metric == "rouge":
         RougeF1("rouge1")  # raises if the package is not installed
-    model = check_model(recipe)
+    model = check_model(recipe, checkpoint)
     check_decoding(recipe)
     if recipe.guides_alignment:
         recipe.guided_alignment.place(model.config)
@@ -91,7 +91,7 @@ def check_folder(field: str, folder: str, content: str, patterns: Sequence[str])
             raise MissingFileError("recipe.missing_file", field=field, value=folder, content=content, file=pattern)
 
 
-def check_model(recipe: Recipe) -> PreTrainedModel:
+def check_model(recipe: Recipe, checkpoint: Path | None = None) -> PreTrainedModel:
     """
     Check that the model can be built, has positions for the longest training sentences, fits into the memory, without
     allocating it, and supports the numbers of beams. Return the model on the meta device.
@@ -102,7 +102,9 @@ def check_model(recipe: Recipe) -> PreTrainedModel:
         vocabulary = {"vocab_size": tokenizer.vocab_size, "share_encoder_decoder_embeddings": tokenizer.joint}
         if not tokenizer.joint:
             vocabulary["decoder_vocab_size"] = tokenizer.target_vocab_size or tokenizer.vocab_size
-    config = build_config(with_fields_of(section.init_from, section) if section.init_from else section, **vocabulary)
+    if section.init_from is not None:
+        section = with_fields_of(checkpoint or section.init_from, section)
+    config = build_config(section, **vocabulary)
     if config.sides_with_positions:
         positions = config.max_position_embeddings
         for side in config.sides_with_positions:

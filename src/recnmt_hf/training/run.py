@@ -139,7 +139,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         logger.info(f"The first {steps} of {training.max_steps} steps train the baseline.")
     stage_arguments = recipe.stage_arguments(output_dir, output_dir / output_folder.BASELINE, use_cpu)
     arguments = stage_arguments[-1]
-    check_before_training(recipe, arguments, from_checkpoint=resume and newest_checkpoint(output_dir) is not None)
+    check_before_training(recipe, arguments, newest_checkpoint(output_dir) if resume else None)
     with ExitStack() as run_context:
         before_training = ExitStack()
 
