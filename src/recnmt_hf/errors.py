@@ -451,7 +451,7 @@ MESSAGES |= {
     "inspect.no_relations": "This {value} model has no relation layers (relation_layers=0). Pass an RNMT.",
     "inspect.no_attentive_recurrence": "The {value} model (recurrence_encoder_type={kind}) has no attentive "
     'recurrence. Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".',
-    "plot.too_large": "{field} would be too large. Pass a shorter sentence, or print the values (without --output).",
+    "plot.too_large": "The picture {field} would be too large. Pass a shorter sentence, or omit the picture.",
     "inspect.too_long": "The sentence has {length} tokens; a tree can have at most {limit}. Pass a shorter sentence.",
     "inspect.no_onlstm": 'The {value} model has no ON-LSTM layers. Use one with "onlstm" in encoder_layer_types.',
     "inspect.nothing": "{value} models have nothing to inspect. Use a model of one of these families: {families}.",
