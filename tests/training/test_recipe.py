@@ -130,11 +130,19 @@ def test_number_of_checkpoints_that_are_kept(tmp_path, average, training, kept):
     assert (arguments.keep_last, arguments.keep_best) == kept
 
 
-def test_epochs_decide_where_no_steps_are_given():
+def test_epochs_decide_where_no_steps_are_given(tmp_path):
     recipe = Recipe(training={"num_train_epochs": 3})
     assert recipe.training.max_steps == -1
     with rejects("recipe.conflict", "training.num_train_epochs", other="training.max_steps=5"):
         Recipe(training={"num_train_epochs": 3, "max_steps": 5})
+    for given, override, expected in (
+        ("max_steps: 5", "training.num_train_epochs=2", (-1, 2)),
+        ("num_train_epochs: 3", "training.max_steps=7", (7, None)),
+        ("num_train_epochs: 3", "training.max_steps=-1", (-1, 3)),
+    ):
+        (tmp_path / "recipe.yaml").write_text(f"training: {{{given}}}\n")
+        training = Recipe.from_file(tmp_path / "recipe.yaml", [override]).training
+        assert (training.max_steps, training.num_train_epochs) == expected
 
 
 def test_numbers_without_a_point(tmp_path):

@@ -116,6 +116,10 @@ def dump_yaml(content: Any) -> str:
 # -- recipes that extend others, and overrides -------------------------------------------------------------------------
 
 
+# The length of a run is that of the last override: in steps or in epochs.
+LENGTHS = {"training.max_steps": "num_train_epochs", "training.num_train_epochs": "max_steps"}
+
+
 def content_of(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Read a recipe's file and apply overrides; see [`~recnmt_hf.training.recipe.Recipe.from_file`]."""
     return apply_overrides(read_recipe(path), overrides)
@@ -140,6 +144,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[s
                 raise UserError("override.not_a_mapping", field=name, parent=place, kind=kind_of(target))
         parsed = load_yaml(value, name)
         target[parts[-1]] = DEFAULT if parsed is None and len(parts) <= FIELD_DEPTH else parsed
+        if name in LENGTHS and parsed not in (None, -1):
+            target.pop(LENGTHS[name], None)
     return content
 
 
