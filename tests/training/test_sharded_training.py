@@ -270,6 +270,16 @@ def test_a_preparation_that_failed_before_it_had_tokenizers(tmp_path, capsys):
     assert main([*words, "--workers", "1", "tokenizer.tags=[<bt>]"]) == 0
 
 
+def test_a_corpus_of_which_nothing_remains(tmp_path, capsys):
+    pairs = [{"generated": "train", "size": 20}, {"source": str(tmp_path / "a"), "target": str(tmp_path / "a")}]
+    (tmp_path / "a").write_text("the dog sleeps " * 200 + "\n")
+    validation = [{"generated": "validation", "size": 4}]
+    recipe = {"data": {"train": pairs, "validation": validation}, "tokenizer": {"kind": "word", "vocab_size": 90}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["prepare", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "data"), "--workers", "1"]) == 0
+    assert "no pair of data.train[1] remains." in capsys.readouterr().err
+
+
 def test_a_schedule_needs_steps(prepared, tmp_path):
     recipe = plan(prepared, num_train_epochs=1)
     del recipe["training"]["max_steps"]

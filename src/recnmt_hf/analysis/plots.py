@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 ENDINGS = (".png", ".svg", ".pdf")
-# Square inches of a picture: a heat map of 150 tokens, for which matplotlib takes 1.5 GB.
+# Square inches of a picture, as of a heat map of 150 tokens. matplotlib takes gigabytes of memory for larger ones.
 LARGEST_AREA = 1300
 ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
 # What a file would otherwise have of the time and of matplotlib.

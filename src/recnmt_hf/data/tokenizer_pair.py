@@ -90,8 +90,8 @@ class TokenizerPair:
 
     def tree_encoder(self, model_config: Any) -> TreeEncoder | None:
         """
-        Return the encoder of the dependency trees of sources for a model, or `None` if the model reads none or there
-        are no relations. `UserError` for a slow tokenizer, or for more relations than the model has.
+        Return the encoder of the dependency trees of sources for a model, or `None` if the model reads none or
+        `relations` is missing. `UserError` for a slow tokenizer, or for more relations than the model has.
         """
         options = tree_options(model_config)
         if options is None or self.relations is None:

@@ -222,7 +222,7 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
 def check_folders(contents: Mapping[Path, str], output: Path, overwrite: bool) -> None:
     """
     Check that each model's folder is new, or contains a run of this recipe and data or a run to overwrite. `contents`
-    are those of the recipe in each folder.
+    are the texts of the recipe's file in each folder.
     """
     reject_model_folder(output)
     for folder, content in contents.items():

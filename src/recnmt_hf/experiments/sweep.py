@@ -118,8 +118,8 @@ def cells_of(
     rows: Mapping[str, Sequence[str]], axes: Sequence[tuple[str, Sequence[Any]]], seeds: Sequence[int]
 ) -> list[Cell]:
     """
-    Return all runs: each row with each combination of the axes' values and each seed. An axis `training.seed` has
-    seeds.
+    Return all runs: each row with each combination of the axes' values and each seed. An axis `training.seed`
+    gives the seeds.
 
     Raises:
         ValueError: Nothing is varied, a field is varied twice, or there are too many runs or equal names.

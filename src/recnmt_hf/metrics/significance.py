@@ -34,8 +34,8 @@ class Comparison:
         system (`str`): Its name.
         score (`float`): BLEU or ROUGE.
         difference (`float`): Score minus that of the baseline; 0 for the baseline itself.
-        p_value (`float`, *optional*): Chance of a difference at least as large if both systems were equally good; of
-            the bootstrap about half of that. `None` for the baseline.
+        p_value (`float`, *optional*): Chance of a difference at least as large if both systems were equally good
+            (about half of it for the bootstrap); `None` for the baseline.
         interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of the score
             (bootstrap only).
         signature (`str`): sacrebleu's, with the test's settings.
@@ -71,9 +71,9 @@ def compare_systems(
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
         references (sequence of `str`, or of such sequences): One reference set or several.
         method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
-            2004) by sacrebleu, whose p-value is one-sided: 0.05 or less for 10% of equally good systems.
-            `"randomization"`: approximate randomization (Riezler and Maxwell, 2005). `"sign"`: sign test on sentences
-            (Collins et al., 2005); see [`sign_test`].
+            2004) by sacrebleu, whose p-value is one-sided, about half of a two-sided one. `"randomization"`:
+            approximate randomization (Riezler and Maxwell, 2005). `"sign"`: sign test on sentences (Collins et al.,
+            2005); see [`sign_test`].
         samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps; the sign test has none.
         seed (`int`, *optional*, defaults to 12345): Seed of the resampling, at least 1 (sacrebleu ignores 0).
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.

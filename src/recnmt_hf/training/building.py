@@ -84,8 +84,8 @@ def is_registered(name: str) -> bool:
     return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
 
 
-# Fields without parameters that decide what the weights of a trained model compute: of all Transformers, of the numbers
-# of heads (if the widths are equal), of positions (if the kinds of attention are equal), and of the parts of families.
+# Fields without parameters that decide what the weights of a trained model compute. Numbers of heads apply if the
+# widths are equal, positions if the kinds of self-attention are; the last ones belong to parts of single families.
 OF_LAYERS = {
     *("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias"),
     *("self_attention_type", "directional_include_self", "aan_activation"),
@@ -189,9 +189,8 @@ def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
     names = OF_LAYERS | (OF_PARTS - set(own.presets[section.preset]))
     if trained.d_model == own.d_model:
         names |= OF_HEADS
-    if getattr(trained, "self_attention_type", None) == section.fields.get(
-        "self_attention_type", getattr(trained, "self_attention_type", None)
-    ):
+    kind = getattr(trained, "self_attention_type", None)
+    if section.fields.get("self_attention_type", kind) == kind:
         names |= OF_POSITIONS
     known = {entry.name for entry in fields(own)} & {entry.name for entry in fields(trained)}
     kept = {name: getattr(trained, name) for name in sorted(names & known)}

@@ -26,7 +26,7 @@ from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from .arguments import TranslationTrainingArguments
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
-from .evidence import Evidence, about_model, average_of, curve_of, differences, hardware, versions
+from .evidence import TRANSLATIONS, Evidence, about_model, average_of, curve_of, differences, hardware, versions
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .processes import logger
 from .recipe import AVERAGE, Recipe
@@ -68,8 +68,8 @@ def finish(
 
 def keep_results(evidence: Evidence, final: Path, working: Path, tests: Collection[str]) -> None:
     """
-    Add what the folder `final` of an earlier model with the same weights records of it: speed, and scores of further
-    test sets than `tests`, whose translations are copied.
+    Keep what the folder `final` of an earlier model with the same weights records: its speed, and the scores of test
+    sets that are not in `tests`, whose translations are copied to `working`.
     """
     with suppress(UserError):  # its evidence is damaged
         earlier = Evidence.load(final)
@@ -77,9 +77,11 @@ def keep_results(evidence: Evidence, final: Path, working: Path, tests: Collecti
             for name in ("seconds_per_step", "tokens_per_second"):
                 evidence.training[name] = earlier.training.get(name)
             for score in earlier.tests:
-                if score.name not in tests and (final / score.translations).is_file():
-                    (working / score.translations).parent.mkdir(exist_ok=True)
-                    shutil.copy(final / score.translations, working / score.translations)
+                path = final / score.translations
+                is_own = path.parent == final / TRANSLATIONS and path.is_file() and not path.is_symlink()
+                if is_own and score.name not in tests:
+                    (working / TRANSLATIONS).mkdir(exist_ok=True)
+                    shutil.copy(path, working / TRANSLATIONS)
                     evidence.add(score)
 
 

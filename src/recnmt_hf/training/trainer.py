@@ -638,9 +638,8 @@ class TranslationCollator(TreeCollator):
         batch = super().__call__(features, return_tensors)
         if links is not None:
             batch["links"] = collate_links(links, batch)
-        if (
-            self.model is not None and "labels" in batch and "decoder_input_ids" not in batch
-        ):  # M2M-100 has no method for it
+        # The Trainer's label smoothing needs it, and M2M-100 has no method that makes it.
+        if self.model is not None and "labels" in batch and "decoder_input_ids" not in batch:
             labels = batch["labels"]
             start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
             shifted = torch.cat([start, labels[:, :-1]], dim=1)
