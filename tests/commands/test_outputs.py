@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,24 @@ def test_a_model_folder_stays_as_it_is(world, tmp_path, monkeypatch, capfd, comm
     assert code == 2 and "Traceback" not in said and str(output) in said, said
     assert contents(output) == before
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("command, name", OUTPUTS, ids=[" ".join(each) for each in OUTPUTS])
+def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monkeypatch, capfd, command, name):
+    """Writing makes the missing folder of `new/../one.en`, so that the path leads to the input only then."""
+    monkeypatch.chdir(tmp_path)
+    words = OUTPUTS[command, name].split()
+    for word in {word for word in words if (world / word).exists()}:
+        if (world / word / "config.json").exists() or word == "run":
+            Path(word).symlink_to(world / word)
+        else:
+            (shutil.copytree if (world / word).is_dir() else shutil.copy)(world / word, word)
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for path in before:
+        given = {"OUTPUT": f"new/../{path}", "NEW": "fresh"}
+        assert main([command, *(given.get(part, part) for part in words)]) == 2
+        assert "Traceback" not in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

@@ -153,9 +153,8 @@ def cut_one_by_one(order, sources, targets, limits):
             if end - start > limits.multiple:
                 end -= (end - start) % limits.multiple
             batches.append(order[start:end].tolist())
-            start = end
-            own = order[start : place + 1]
-            new = sources[own].max(), targets[own].max()
+            rest = order[end:place].tolist()  # as if the batch began with them
+            return [*batches, *cut_one_by_one(np.array([*rest, *order[place:]]), sources, targets, limits)]
         longest = new
     return [*batches, order[start:].tolist()]
 

@@ -73,7 +73,7 @@ def test_own_input_is_refused_under_every_name(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text("text\n")
     (tmp_path / "link.txt").symlink_to("in.txt")
     os.link("in.txt", "hard.txt")
-    for name in ("in.txt", "./in.txt", str(tmp_path / "in.txt"), "link.txt", "hard.txt"):
+    for name in ("in.txt", "./in.txt", str(tmp_path / "in.txt"), "link.txt", "hard.txt", "new/../in.txt"):
         with rejects("output.is_input", field=name), open_output(name, ["in.txt"]):
             pass
     assert (tmp_path / "in.txt").read_text() == "text\n"

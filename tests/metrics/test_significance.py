@@ -110,6 +110,13 @@ def test_sign_test_against_whole_scores(kind):
     assert system.p_value == sign_p_value(better, worse)
 
 
+def test_rounding_is_neither_better_nor_worse():
+    """F1 is 2/3 with two of two words, and with three of five; the computed values differ in their last bit."""
+    systems = {"baseline": ["a b"], "system": ["a b c x y"]}
+    (_, found) = compare_systems(systems, ["a b c d"], "sign", metric="rouge1")
+    assert (found.better, found.worse, found.p_value) == (0, 0, 1.0)
+
+
 def test_sign_p_values_against_all_outcomes():
     """The share of all outcomes of fair coins that are at most as likely as the one seen."""
     for count in range(9):

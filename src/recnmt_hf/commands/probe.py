@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import os
 from dataclasses import asdict, fields
 
 from ..experiments.probing_options import TASKS, ClassifierOptions
@@ -39,7 +40,9 @@ def run(args: argparse.Namespace) -> None:
 
     options = arguments.read_options(ClassifierOptions, args, OPTIONS)
     tasks = [read_task(args.data, name) for name in args.tasks]
-    with arguments.optional_output(args.output) as table, arguments.optional_output(args.json) as figures:
+    inputs = [os.path.join(args.data, name) for name in os.listdir(args.data)]
+    output = arguments.optional_output
+    with output(args.output, inputs) as table, output(args.json, inputs) as figures:
         results = probe(arguments.load_translator(args), tasks, args.vectors, options, args.cache)
         rows = table_of(results)
         print(tsv(rows), end="")

@@ -155,7 +155,6 @@ class BatchLimits:
                 ends.append(start)
                 first = bisect_right(firsts, start, 0, run + 1) - 1
                 longest = max(targets[first : run + 1])
-                position += 1
         return [*ends, firsts[-1]]
 
 

@@ -234,9 +234,12 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
 
 
 def identity(path: str | Path | int) -> tuple[int, int] | None:
-    """Return device and inode of a regular file (or file descriptor); `None` for pipes, devices and missing files."""
+    """
+    Return device and inode of a regular file (or file descriptor); `None` for pipes, devices and missing files. A path
+    is resolved first, since writing makes the missing folders of `new/../in.txt`.
+    """
     try:
-        status = os.stat(path)
+        status = os.stat(path if isinstance(path, int) else os.path.realpath(path))
     except (OSError, ValueError):
         return None
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

@@ -204,8 +204,8 @@ def sign_test(systems: Mapping[str, Sequence[str]], measure: Metric) -> list[Com
         own = score(rows.sum(axis=0))
         comparison = Comparison(str(name), own, own - base, None, None, signature)
         if comparisons:
-            swapped = [score(total + difference) if difference.any() else base for difference in rows - baseline]
-            comparison.better, comparison.worse = (sum(x > base for x in swapped), sum(x < base for x in swapped))
+            changes = [score(total + difference) - base for difference in rows - baseline]
+            comparison.better, comparison.worse = (sum(sign * x > ROUNDING for x in changes) for sign in (1, -1))
             comparison.p_value = sign_p_value(comparison.better, comparison.worse)
         comparisons.append(comparison)
     return comparisons
