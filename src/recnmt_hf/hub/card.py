@@ -16,6 +16,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
+from .._languages import main_language
 from .._loading_errors import shorten
 from .._plain_card import CARD, usage
 from ..data.files import open_output
@@ -162,11 +163,6 @@ def task_of(evidence: Evidence) -> str:
     return "summarization" if shortens else "translation"
 
 
-def main_code(language: str) -> str:
-    """Return `"de"` for `"de-AT"` or `"de_AT"`."""
-    return re.split("[-_]", language)[0]
-
-
 def describe_decoding(test: TestScore) -> str:
     """Return the decoding options of a test in words."""
     options = dict(test.decoding)
@@ -190,7 +186,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
     return {
         "evidence": evidence,
         "family": family.prefix if family else config.model_type,
-        "languages": [LANGUAGES.get(main_code(code).lower(), "").title() or code for code in evidence.languages],
+        "languages": [LANGUAGES.get(main_language(code), "").title() or code for code in evidence.languages],
         "task": task,
         "item": "text" if task == "summarization" else "sentence",
         "score_table": markdown_table(score_rows(tests)) if tests else "",
@@ -302,7 +298,7 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
         for kind, value in test.scores.items()
     ]
     return ModelCardData(
-        language=list(dict.fromkeys(map(main_code, evidence.languages))) or None,
+        language=list(dict.fromkeys(map(main_language, evidence.languages))) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task,

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .._languages import main_language
 from .._plain_text import ids_of_texts, truncated
 from ..data.alignments import words_of_tokens
 from ..data.tokenizer_pair import TokenizerPair
@@ -120,10 +121,10 @@ class Languages:
         """Raise `UserError` unless a code names the only language of a side; for a source, as far as that is known."""
         known = self.named_codes(side, task)
         if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
-            known = [one for one in known if len(main_part(one)) == 2] or [code]
+            known = [one for one in known if len(main_language(one)) == 2] or [code]
         if not known:
             raise UserError("language.none", field=f"{side}_lang", value=code)
-        if not any(main_part(code) == main_part(one) for one in known):
+        if not any(main_language(code) == main_language(one) for one in known):
             raise unknown_language(f"{side}_lang", code, known)
 
     def named_codes(self, side: str, task: ModelTask) -> list[str]:
@@ -400,11 +401,6 @@ def same(one: str, other: str) -> bool:
     return one.replace("-", "_").lower() == other.replace("-", "_").lower()
 
 
-def main_part(code: str) -> str:
-    """Return the language of a code without script and region."""
-    return re.split("[-_]", code)[0].lower()
-
-
 def find_code(code: str, known: Collection[str]) -> str | None:
     """Return the known code that a code names, which may differ in case and separators; `None` if there is none."""
     code = code.strip("_")
@@ -416,8 +412,8 @@ def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
 
     def distance(other: str) -> tuple[bool, bool, float, str]:
         ratio = difflib.SequenceMatcher(None, code.lower(), other.lower()).ratio()
-        begins = other.lower().startswith(main_part(code)[:2])
-        return main_part(other) != main_part(code), not begins, -ratio, other
+        begins = other.lower().startswith(main_language(code)[:2])
+        return main_language(other) != main_language(code), not begins, -ratio, other
 
     return sorted(known, key=distance)
 

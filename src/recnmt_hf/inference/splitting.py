@@ -7,10 +7,16 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 import sentencex
+from transformers.utils import logging
 
+from .._languages import main_language
 from .results import Hypothesis
 
 
+logger = logging.get_logger(__name__)
+
+# Languages for which sentencex has rules (it does not list them), and those whose marks only end sentences (yue, zh).
+RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk yue zh"
 # Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, CJK signs and punctuation, Kana,
 # Bopomofo, full-width forms. Hangul has spaces.
 UNSPACED = (
@@ -46,11 +52,11 @@ def split_text(text: str, limit: int, length: Callable[[str], int], separator: s
 
 def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
     """
-    Split a text into its sentences by the rules of a language code; without one, and for an unknown one, by rules that
-    suit most languages. Line breaks always separate sentences. Return for each sentence the text that joins it to the
-    one before, and the sentence.
+    Split a text into its sentences by the rules of a language code; without one, by rules that suit most languages. For
+    a language without rules, those of a related one or the general ones are used, with one warning. Line breaks always
+    separate sentences. Return for each sentence the text that joins it to the one before, and the sentence.
     """
-    code = re.split("[-_]", language or "")[0].lower()
+    code = main_language(language or "")
     # The splitter fails on white space of several bytes.
     plain = re.sub(r"\s", " ", text)
     sentences: list[tuple[str, str]] = []
@@ -65,6 +71,11 @@ def split_sentences(text: str, language: str | None = None) -> list[tuple[str, s
                 separator = ""
             separator += original[len(original.rstrip()) :] if sentence else original
         separator, start = f"{separator}\n", start + 1
+    if code and code not in RULES.split() and len(sentences) > 1:
+        logger.warning_once(
+            f"There are no rules to split sentences for {code}; those of a related language or general ones are used. "
+            "If they split after abbreviations, pass split_sentences='never' and one sentence at a time."
+        )
     return [("", sentences[0][1]), *sentences[1:]] if sentences else []
 
 

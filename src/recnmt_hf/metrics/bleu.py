@@ -16,6 +16,7 @@ import sacrebleu
 from sacrebleu.metrics.base import Metric as SacreMetric
 
 from .._extras import packages_of_extra
+from .._languages import main_language
 from .._values import check_value
 from ..errors import UserError
 
@@ -128,23 +129,23 @@ def tokenized_bleu_score(
         hypotheses (sequence of `str`): Translations.
         references (sequence of `str`, or of sequences): One set of references, or several.
         lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
-        language (`str`, *optional*): Language code by which to tokenize both sides as Moses does (without escaping;
-            unknown languages as English); `None`: they are tokenized already, with spaces between words.
+        language (`str`, *optional*): Code of the language by which to tokenize both sides as Moses does (without
+            escaping; unknown languages as English); `None`: they are tokenized already, with spaces between words.
 
     Raises:
         ValueError: The language code is malformed, or the lists have different lengths.
     """
-    if language is not None and not (isinstance(language, str) and re.fullmatch("[a-z]{2,3}", language)):
+    code = main_language(language) if isinstance(language, str) else language
+    if code is not None and not re.fullmatch("[a-z]{2,3}", str(code)):
         raise UserError("metric.language", field="language", value=language)
     streams = reference_sets(hypotheses, references)
-    if language is not None:
-        tokenize = partial(moses_tokenizer(language).tokenize, return_str=True, escape=False)
+    if code is not None:
+        tokenize = partial(moses_tokenizer(code).tokenize, return_str=True, escape=False)
         hypotheses, *streams = (list(map(tokenize, lines)) for lines in (hypotheses, *streams))
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
     name = "tokenized BLEU" + (" (case-insensitive)" if lowercase else "")
     result = score_with(metric, name, hypotheses, streams)
-    tool = "moses" if language else "none"
-    return MetricScore(name, result.score, f"{result.signature}|pretok:{tool}{f'-{language}' if language else ''}")
+    return MetricScore(name, result.score, f"{result.signature}|pretok:{f'moses-{code}' if code else 'none'}")
 
 
 def scores_by_length(
