@@ -13,7 +13,7 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import MissingFileError, UserError
-from recnmt_hf.training import recipe_yaml
+from recnmt_hf.training import output_folder, recipe_yaml
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checks import check_before_training, check_libraries, check_model
 from recnmt_hf.training.metrics import higher_is_better
@@ -163,6 +163,20 @@ def test_merge_keys_and_aliases_stay(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("model: {fields: &f {dropout: 0.2}}\ntraining: {lr_scheduler_kwargs: {<<: *f, x: 1}}\n")
     assert Recipe.from_file(path).training.lr_scheduler_kwargs == {"dropout": 0.2, "x": 1}
+
+
+@pytest.mark.parametrize("line", ["m{}: &m{} {{<<: [{}]}}", "m{}: &m{} [{}]"], ids=["merged", "listed"])
+def test_repeated_aliases_take_no_time(tmp_path, line):
+    """Thirty levels of ten aliases would be 10**30 values."""
+    path = tmp_path / "r.yaml"
+    levels = [line.format(level, level, ", ".join([f"*m{level - 1}"] * 10)) for level in range(1, 30)]
+    path.write_text("\n".join(["m0: &m0 {a: 1}", *levels]))
+    if "<<" in line:
+        assert recipe_yaml.read_yaml(path)["m29"] == {"a": 1}
+    else:
+        with rejects("yaml.invalid", str(path), reason="aliases that repeat more than 100,000 values"):
+            recipe_yaml.read_yaml(path)
+    assert output_folder.mapping_in(path) == ({} if "<<" not in line else recipe_yaml.read_yaml(path))
 
 
 # -- directions of metrics ---------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from accelerate.utils import convert_bytes
 
 from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
@@ -22,6 +21,7 @@ from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered
 from .inputs import DATA, PARTIAL_TOKENIZERS, TOKENIZER_FILES
 from .processes import logger
 from .recipe import SECTIONS
+from .recipe_yaml import load_yaml
 
 
 FINAL = "model"
@@ -106,8 +106,8 @@ def mapping_in(path: Path) -> dict[str, Any]:
     if not path.is_file():  # reading a pipe would block
         return {}
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        content = load_yaml(path.read_text(encoding="utf-8"), str(path))  # JSON is YAML
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ..errors import UserError
 
 # Depth at which `null` resets a value: section.field.
 FIELD_DEPTH = 2
+# Values of a document, those of its aliases included; a recipe has some hundreds.
+MOST_NODES = 100_000
 
 _PREFIX = "tag:yaml.org,2002:"
 _CORE_SCHEMA = (
@@ -37,7 +40,11 @@ _CORE_SCHEMA = (
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader of the core schema alone, in which the names of a mapping are unique."""
+    """A loader of the core schema and `<<` alone, in which the names of a mapping are unique, and aliases bounded."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.sizes: dict[yaml.Node, int] = {}  # numbers of nodes, with those of aliases
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
     yaml_constructors: dict[str | None, Any] = {
@@ -50,17 +57,36 @@ class _Loader(yaml.SafeLoader):
         target = self.anchors.get(event.anchor) if isinstance(event, yaml.AliasEvent) else None
         if target is not None and target.end_mark is None:  # not composed yet
             raise yaml.composer.ComposerError(None, None, "an alias within its own anchor", event.start_mark)
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        children = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        is_collection = isinstance(node, yaml.CollectionNode)
+        self.sizes[node] = 1 + (sum(self.sizes[child] for child in children) if is_collection else 0)
+        if self.sizes[node] > MOST_NODES:
+            problem = f"aliases that repeat more than {MOST_NODES:,} values"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.Node:
         node = super().compose_mapping_node(anchor)
-        names: set[str] = set()
-        for key, _ in node.value:
-            is_name = isinstance(key, yaml.ScalarNode)
-            if not is_name or (key.value in names and key.tag != f"{_PREFIX}merge"):
-                problem = "a name that occurs twice in a mapping" if is_name else "a list or mapping instead of a name"
-                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
-            names.add(key.value)
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                problem = "a list or mapping instead of a name"
+            elif key.tag == f"{_PREFIX}merge":  # merged here: what is merged again has each name once
+                sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for source in sources:
+                    if not isinstance(source, yaml.MappingNode):
+                        raise yaml.composer.ComposerError(None, None, "<< without a mapping", key.start_mark)
+                    merged = {name.value: (name, entry) for name, entry in source.value} | merged
+                continue
+            elif key.value in own:
+                problem = "a name that occurs twice in a mapping"
+            else:
+                own[key.value] = (key, value)
+                continue
+            raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+        node.value = list((merged | own).values())
         return node
 
     def number(self, node: yaml.Node) -> int | float:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-import yaml
 from datasets import Dataset
 from transformers import PreTrainedConfig
 
@@ -29,6 +28,7 @@ from .inputs import delete_tokenizers
 from .output_folder import BASELINE, RECIPE, RECORD, mapping_in, remove_leftovers
 from .processes import logger
 from .recipe import NO_EFFECT, Recipe
+from .recipe_yaml import dump_yaml, load_yaml
 
 
 def training_fields(names: str) -> set[str]:
@@ -136,7 +136,7 @@ def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None
     old = mapping_in(output_dir / RECIPE)
     if not old:
         return None
-    new = yaml.safe_load(yaml.safe_dump(recipe.to_dict()))
+    new = load_yaml(dump_yaml(recipe.to_dict()), RECIPE)
     changes = {}
     sides = fields_of(old), fields_of(new)
     for name in sorted(sides[0].keys() | sides[1].keys()):
