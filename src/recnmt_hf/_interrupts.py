@@ -15,6 +15,8 @@ from typing import Any
 
 # Seconds in which a second signal is ignored: launchers repeat signals that the terminal has sent already.
 SAME_REQUEST = 1.0
+# Seconds between two looks at whether the parent process lives.
+WATCH_INTERVAL = 0.2
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -101,3 +103,15 @@ def raised_interrupts() -> Iterator[Interrupts]:
         for number, handler in replaced.items():
             if signal.getsignal(number) is interrupts:
                 signal.signal(number, handler)
+
+
+def end_with_parent(parent: int, message: str = "") -> None:
+    """End this process soon after the one that started it, which may be killed; print a message before."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_INTERVAL)
+        os.write(2, message.encode())
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

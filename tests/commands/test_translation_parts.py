@@ -148,7 +148,7 @@ def test_processes_end_with_the_one_that_started_them():
     """Otherwise their late results would mix with those of the next command."""
     code = """
 import os, subprocess, sys, time
-child = "import time; from recnmt_hf.commands.translation_parts import end_with_parent; import os; "
+child = "import time; from recnmt_hf._interrupts import end_with_parent; import os; "
 child += "end_with_parent(os.getppid()); print('ready', flush=True); time.sleep(60)"
 process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
 process.stdout.readline()

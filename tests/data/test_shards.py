@@ -5,10 +5,14 @@ import gzip
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from itertools import chain, islice
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from user_errors import rejects
@@ -18,9 +22,10 @@ from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus, prepare_dataset
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
 from recnmt_hf.data.language_filter import probability
+from recnmt_hf.data.locks import lock
 from recnmt_hf.data.modifiers import modified
 from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
-from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, line_ends, prepare_shards
+from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, blocks_of, line_ends, prepare_shards
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.data.text import SentencePair, read_lines
 from recnmt_hf.data.tokenization import train_tokenizer
@@ -142,6 +147,63 @@ def test_interrupted_removal_of_duplicates(files, tokenizers, tmp_path, monkeypa
     monkeypatch.undo()
     assert prepare_shards(given, tokenizers, tmp_path / "killed", chosen) == manifest
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_damaged_leftovers_are_made_again(files, tokenizers, tmp_path):
+    """Of a preparation that a crash of the machine interrupted, before and after its end."""
+    chosen = settings(on_empty="skip", deduplicate="pair")
+    given, folder = [text_corpus(files)], tmp_path / "crashed"
+    manifest = prepare_shards(given, tokenizers, tmp_path / "whole", chosen)
+    prepare_shards(given, tokenizers, folder, chosen, part=(1, 2))
+    empty, altered, truncated = sorted((folder / "shards").glob("*.json"))[:3]
+    empty.write_text("")
+    altered.write_text(altered.read_text().replace('"read": 37', '"read": 36'))
+    raw = truncated.with_suffix(RAW)
+    raw.write_bytes(raw.read_bytes()[:-8])
+    leftovers = {path: path.read_bytes() for path in (folder / "shards").iterdir()}
+    assert prepare_shards(given, tokenizers, folder, chosen) == manifest
+    for path, content in leftovers.items():
+        path.write_bytes(content)
+    assert prepare_shards(given, tokenizers, folder, chosen) == manifest
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_one_preparation_at_a_time(files, tokenizers, tmp_path):
+    """A slower one could not change the shards of the other: it writes other files until duplicates are removed."""
+    chosen, given = settings(on_empty="skip", deduplicate="pair"), [text_corpus(files), text_corpus(files)]
+    with lock(tmp_path / ".part-1-of-1.lock"), rejects("output.locked", str(tmp_path)):
+        prepare_shards(given, tokenizers, tmp_path, chosen)
+    prepare_shards(given, tokenizers, tmp_path, chosen)
+    before = contents(tmp_path)
+    maker = ShardMaker(given, tokenizers, chosen, tmp_path / "shards")
+    maker.make(next(blocks_of(given[1], 1, chosen)))
+    assert contents(tmp_path).items() >= before.items()
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_killed_preparation(tmp_path):
+    code = f"""
+import multiprocessing, os, signal
+from recnmt_hf.data.corpora import Corpus
+from recnmt_hf.data.sharding import ShardSettings, prepare_shards
+from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.data.tokenizer_pair import TokenizerPair
+
+def kill(record):
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tokenizers = TokenizerPair(train_tokenizer(["a b c"], kind="word", vocab_size=50))
+settings = ShardSettings("en", "de", shard_size=100)
+corpora = [Corpus(generated="train", size=20_000)]
+prepare_shards(corpora, tokenizers, {str(tmp_path)!r}, settings, workers=2, on_shard=kill)
+"""
+    out = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=120).stdout
+    assert len(out.split()) == 2
+    deadline = time.time() + 30
+    while any(psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != "zombie" for pid in out.split()):
+        assert time.time() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -291,18 +353,15 @@ def test_schedules(large):
     assert sum(make().drawn_pairs()) == pytest.approx(sum(map(len, batches)), rel=0.05)
 
 
-def test_duplicates_are_found_in_parts(tmp_path):
+def test_duplicates_are_found_in_parts():
     rng = np.random.default_rng(0)
     texts = [[str(number) for number in rng.integers(0, 300, 200)] for _ in range(4)]
-    for number, values in enumerate(texts):
-        keys = keys_of({"source": values, "target": ["same"] * 200}, "pair")
-        (tmp_path / str(number)).write_bytes(keys.tobytes())
-    files = [tmp_path / str(number) for number in range(4)]
+    keys = [keys_of({"source": values, "target": ["same"] * 200}, "pair") for values in texts]
     seen, expected = set(), []
     for values in texts:
         expected.append([value not in seen and not seen.add(value) for value in values])
     for at_once in (10**6, 100, 7):
-        assert [found.tolist() for found in first_occurrences(files, at_once)] == expected
+        assert [found.tolist() for found in first_occurrences([200] * 4, keys.__getitem__, at_once)] == expected
 
 
 def test_languages(tokenizers, tmp_path):
@@ -469,9 +528,11 @@ def test_missing_truncated_and_altered_shards(prepared, tmp_path):
     shard.unlink()
     with rejects("prepare.no_shard", str(shard)):
         ShardedDataset(folder)
-    (folder / "manifest.json").write_text("{")
-    with rejects("prepare.damaged_manifest", str(folder / "manifest.json")):
-        ShardedDataset(folder)
+    path = folder / "manifest.json"
+    for damaged in ("{", re.sub('"corpus": 0', '"corpus": 1', path.read_text(), count=1)):
+        path.write_text(damaged)
+        with rejects("prepare.damaged_manifest", str(path)):
+            ShardedDataset(folder)
     (folder / "manifest.json").unlink()
     with rejects("prepare.no_manifest", str(folder)):
         ShardedDataset(folder)
@@ -497,4 +558,5 @@ def test_nothing_is_made_again(prepared, files, tokenizers, tmp_path, monkeypatc
     manifest = prepare_shards(
         [text_corpus(files)], tokenizers, prepared, settings(on_empty="skip", max_source_length=60)
     )
-    assert manifest == json.loads((prepared / "manifest.json").read_text())
+    written = json.loads((prepared / "manifest.json").read_text())
+    assert manifest == {name: value for name, value in written.items() if name != "checksum"}

@@ -13,8 +13,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +24,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .._interrupts import end_with_parent
 from .._plain_text import on_one_line
 from ..errors import ExistingFileError, UserError
 from . import arguments
@@ -175,7 +174,7 @@ def begin(folder: Path, plan: str) -> int:
 def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
     """Translate with some processes of this machine. After an error or an interrupt none of them goes on."""
     earlier = active_children()  # of a program that calls this one
-    with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), start_worker, (os.getpid(),)) as pool:
         try:
             futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
             for future in as_completed(futures):
@@ -189,16 +188,10 @@ def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
             raise
 
 
-def end_with_parent(parent: int) -> None:
-    """End this process in order after SIGTERM, and soon after the one that started it, which may be killed."""
+def start_worker(parent: int) -> None:
+    """End this process in order after SIGTERM, and soon after its parent."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with_parent(parent)
 
 
 def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,23 +26,25 @@ def keys_of(columns: Mapping[str, Sequence[str]], kind: str) -> np.ndarray:
     return read_keys(content)
 
 
-def read_keys(content: bytes) -> np.ndarray:
+def read_keys(content: Any) -> np.ndarray:
     """Return keys from their bytes."""
     return np.frombuffer(content, dtype="<u8").reshape(-1, 2)
 
 
-def first_occurrences(files: Sequence[Path], at_once: int = KEYS_AT_ONCE) -> list[np.ndarray]:
+def first_occurrences(
+    sizes: Sequence[int], keys_of_shard: Callable[[int], np.ndarray], at_once: int = KEYS_AT_ONCE
+) -> list[np.ndarray]:
     """
-    Return for each file of keys whether each key is its first occurrence, in the order of the files (`bool` of shape
-    `(pairs,)`). The files are read several times, so that only about `at_once` keys are in memory, and a byte per pair.
+    Return for each shard whether each of its keys is its first occurrence, in the order of the shards (`bool` of shape
+    `(pairs,)`), from their numbers of pairs and a function that reads the keys of a shard. It is called several times
+    for each, so that only about `at_once` keys are in memory, and a byte per pair.
     """
-    sizes = [path.stat().st_size // KEY_BYTES for path in files]
     is_first = [np.ones(size, dtype=bool) for size in sizes]
     parts = -(-sum(sizes) // at_once)
     for part in range(parts):
         keys, places = [], []
-        for number, path in enumerate(files):
-            own = read_keys(path.read_bytes())
+        for number in range(len(sizes)):
+            own = keys_of_shard(number)
             rows = np.flatnonzero(own[:, 0] % np.uint64(parts) == part)
             keys.append(own[rows])
             places.append(np.stack([np.full(len(rows), number), rows], axis=1))

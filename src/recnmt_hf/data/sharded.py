@@ -20,7 +20,7 @@ from .._values import Range, check_value
 from ..errors import MissingFileError, UserError
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of_file
-from .sharding import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, read_json
+from .sharding import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
@@ -146,7 +146,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 
     def path(self, record: ShardRecord) -> Path:
         """Return the file of a shard."""
-        return self.folder / SHARDS / f"{record.name}.arrow"
+        return path_of(record, self.folder / SHARDS, is_raw=False)
 
     def check_size(self, record: ShardRecord) -> None:
         """Raise `UserError` if a shard is missing or truncated."""
@@ -182,7 +182,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
     if not (folder / MANIFEST).exists():
         raise MissingFileError("prepare.no_manifest", field=str(folder))
-    manifest = read_json(folder / MANIFEST) or {}
+    manifest = read_signed(folder / MANIFEST) or {}
     try:
         shards = [ShardRecord(**record) for record in manifest["shards"]]
         is_valid = manifest["format"] == FORMAT and manifest["pairs"] and all(shard.pairs >= 0 for shard in shards)

@@ -24,12 +24,13 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 
+from .._interrupts import end_with_parent
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
 from ..errors import UserError
 from .corpora import Corpus, count_equal, row_of_pair, tagged, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
-from .deduplication import KEYS_OF_DUPLICATES, first_occurrences, keys_of
-from .files import explained_writing, open_output
+from .deduplication import KEY_BYTES, KEYS_OF_DUPLICATES, first_occurrences, keys_of, read_keys
+from .files import digest_of_file, explained_writing, open_output
 from .language_filter import are_in_languages
 from .locks import lock
 from .modifiers import modified
@@ -44,8 +45,11 @@ MANIFEST = "manifest.json"
 # Settings of a preparation that has begun.
 PLAN = "plan.json"
 SHARDS = "shards"
-# End of the name of a shard whose duplicates are being removed.
-RAW = ".raw.arrow"
+# Ends of the names of shards, and of those with duplicates, whose keys are a further column.
+SHARD, RAW = ".arrow", ".raw.arrow"
+KEYS = "key"
+# Entry of manifests and records.
+CHECKSUM = "checksum"
 # Sums over shards in the manifest.
 TOTALS = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
 # Sentences that are tokenized at once; the encodings of a whole shard would take gigabytes.
@@ -212,10 +216,8 @@ class ShardMaker:
             is_alike = np.maximum(*kept) <= float(settings.max_length_ratio) * np.minimum(*kept)
             tokens = keep_rows(tokens, is_alike, "length ratio", removed)
             fits[fits] = is_alike
-        if keys is not None:
-            write(self.folder / f"{block.name}.keys", keys[fits].tobytes())
         record.removed = {reason: count for reason, count in sorted(removed.items()) if count}
-        self.save(record, tokens)
+        self.save(record, tokens, None if keys is None else keys[fits])
         return record
 
     def read(self, block: Block, removed: Counter[str]) -> dict[str, list[str]]:
@@ -246,18 +248,40 @@ class ShardMaker:
                 tokens.setdefault(name, []).extend(made[name])
         return tokens
 
-    def save(self, record: ShardRecord, tokens: Mapping[str, list[Any]]) -> None:
-        """Write the token ids of a shard and its record."""
+    def save(self, record: ShardRecord, tokens: Mapping[str, list[Any]], keys: np.ndarray | None) -> None:
+        """Write the token ids of a shard and its record, with `keys` those of duplicates too."""
         sides = {"input_ids": self.tokenizers.source, "labels": self.tokenizers.target}
         columns = {}
         for name, values in sorted(tokens.items()):
             kind = pa.uint16() if name in sides and len(sides[name]) <= 2**16 else pa.int32()
             columns[name] = pa.array(values, pa.list_(kind))
+        if keys is not None:
+            content = [None, pa.py_buffer(keys.tobytes())]
+            columns[KEYS] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY_BYTES), len(keys), content)
         table = pa.record_batch(columns)
         count_tokens(table, record, self.tokenizers)
         if record.pairs:
-            save_table(table, record, self.folder)
-        write(self.folder / f"{record.name}.json", json.dumps(asdict(record)).encode())
+            save_table(table, record, path_of(record, self.folder, keys is not None))
+        write(self.folder / f"{record.name}.json", json.dumps(signed(asdict(record))).encode())
+
+    def is_made(self, block: Block) -> bool:
+        """Return whether a block has an intact record and shard."""
+        record = read_record(self.folder, block.name)
+        if record is None or not record.pairs:
+            return record is not None
+        path = path_of(record, self.folder, self.settings.deduplicate is not None)
+        return path.is_file() and digest_of_file(path) == record.sha256
+
+
+def path_of(record: ShardRecord, folder: Path, is_raw: bool) -> Path:
+    """Return the file of a shard."""
+    return folder / f"{record.name}{RAW if is_raw else SHARD}"
+
+
+def read_record(folder: Path, name: str) -> ShardRecord | None:
+    """Return the record of a shard that has been made; `None` if it is missing or damaged."""
+    content = read_signed(folder / f"{name}.json")
+    return None if content is None else ShardRecord(**content)
 
 
 def with_tags(columns: Mapping[str, list[Any]], corpus: Corpus) -> dict[str, list[Any]]:
@@ -277,14 +301,14 @@ def keep_rows(
     return {name: list(compress(values, fits)) for name, values in columns.items()} if count else dict(columns)
 
 
-def save_table(table: pa.RecordBatch, record: ShardRecord, folder: Path) -> None:
+def save_table(table: pa.RecordBatch, record: ShardRecord, path: Path) -> None:
     """Write a table as an Arrow file, and note size and checksum in its record."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_batch(table)
     content = sink.getvalue()
     record.bytes, record.sha256 = content.size, hashlib.sha256(content).hexdigest()
-    write(folder / f"{record.name}.arrow", content)
+    write(path, content)
 
 
 def write(path: Path, content: Any) -> None:
@@ -338,13 +362,12 @@ def prepare_shards(
     """
     output = Path(output)
     folder = output / SHARDS
-    folder.mkdir(parents=True, exist_ok=True)
     plan = plan_of(corpora, tokenizers, settings, trees)
-    if (finished := read_json(output / MANIFEST)) is not None and finished.get("key") == plan["key"]:
+    finished = read_signed(output / MANIFEST)
+    if finished is not None and finished.get("key") == plan["key"] and not leftovers(folder):
         return finished
+    folder.mkdir(parents=True, exist_ok=True)
     check_plan(plan, output)
-    with open_output(output / PLAN) as file:
-        json.dump(plan, file, indent=1, ensure_ascii=False)
     maker = ShardMaker(corpora, tokenizers, settings, folder, trees)
     names: list[str] = []
 
@@ -352,16 +375,25 @@ def prepare_shards(
         for number, corpus in enumerate(corpora):
             for block in blocks_of(corpus, number, settings):
                 names.append(block.name)
-                if read_json(output / MANIFEST) is not None:  # another part has finished the data
+                if read_signed(output / MANIFEST) is not None:  # another part has finished the data
                     return
-                is_own = len(names) % part[1] == part[0] % part[1]
-                if is_own and not (folder / f"{block.name}.json").exists():
+                if len(names) % part[1] == part[0] % part[1] and not maker.is_made(block):
                     yield block
 
-    for record in make_shards(maker, missing(), workers):
-        on_shard(record)
-    with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
-        return finish(plan, names, output, tokenizers)
+    with lock(output / f".part-{part[0]}-of-{part[1]}.lock", field=output):
+        if finished is None:
+            with open_output(output / PLAN) as file:
+                json.dump(plan, file, indent=1, ensure_ascii=False)
+        for record in make_shards(maker, missing(), workers):
+            on_shard(record)
+        with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
+            return finish(plan, names, output, tokenizers)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return the files that a finished preparation does not need."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in paths if path.suffix != SHARD or path.name.endswith(RAW)]
 
 
 def finish(
@@ -369,23 +401,23 @@ def finish(
 ) -> dict[str, Any] | None:
     """Remove duplicates, if asked for, and write the manifest. Return it, or `None` if shards are missing."""
     folder = output / SHARDS
-    if (finished := read_json(output / MANIFEST)) is not None:
-        return finished
-    if not all((folder / f"{name}.json").exists() for name in names):
-        return None
-    records = [ShardRecord(**(read_json(folder / f"{name}.json") or {})) for name in names]
-    if plan["settings"]["deduplicate"]:
-        remove_duplicates(records, folder, tokenizers)
-    manifest = manifest_of(plan, records)
-    if not manifest["pairs"]:
-        removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
-        raise UserError("prepare.nothing_left", field=str(output), read=manifest["read"], removed=removed)
-    warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
-    with open_output(output / MANIFEST) as file:
-        json.dump(manifest, file, indent=1, ensure_ascii=False)
-    for path in folder.iterdir():
-        if path.suffix in (".keys", ".json", ".partial") or path.name.endswith(RAW):
-            path.unlink()
+    manifest = read_signed(output / MANIFEST)
+    if manifest is None:
+        found = [read_record(folder, name) for name in names]
+        records = [record for record in found if record is not None]
+        if len(records) < len(names):
+            return None
+        if plan["settings"]["deduplicate"]:
+            remove_duplicates(records, folder, tokenizers)
+        manifest = manifest_of(plan, records)
+        if not manifest["pairs"]:
+            removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
+            raise UserError("prepare.nothing_left", field=str(output), read=manifest["read"], removed=removed)
+        warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
+        with open_output(output / MANIFEST) as file:
+            json.dump(signed(manifest), file, indent=1, ensure_ascii=False)
+    for path in leftovers(folder):
+        path.unlink()
     (output / PLAN).unlink(missing_ok=True)
     return manifest
 
@@ -417,6 +449,21 @@ def check_plan(plan: Mapping[str, Any], output: Path) -> None:
         raise UserError("prepare.other_data", field=str(output), changed=", ".join(changed) or "format")
 
 
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping for JSON with its checksum."""
+    text = json.dumps(content, sort_keys=True)
+    return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def read_signed(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file without its checksum; `None` if the file is missing or was altered."""
+    content = read_json(path)
+    if content is None:
+        return None
+    checksum = content.pop(CHECKSUM, None)  # files of versions before 0.3 have none
+    return content if checksum in (None, signed(content)[CHECKSUM]) else None
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the mapping in a JSON file; `None` if it is missing or damaged."""
     try:
@@ -433,7 +480,7 @@ def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Ite
         return
     # As `datasets` does. Forked processes start at once, and use no threads of libraries.
     context = get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(maker,))
+    pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(maker, os.getpid()))
     pending: set[Future[ShardRecord]] = set()
     try:
         for block in blocks:
@@ -453,8 +500,9 @@ def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Ite
 worker_maker: list[ShardMaker] = []
 
 
-def start_worker(maker: ShardMaker) -> None:
+def start_worker(maker: ShardMaker, parent: int) -> None:
     """Keep what makes shards in a worker process, whose tokenizers have one thread."""
+    end_with_parent(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     worker_maker.append(maker)
 
@@ -475,19 +523,22 @@ def count_tokens(table: pa.RecordBatch, record: ShardRecord, tokenizers: Tokeniz
 
 
 def remove_duplicates(records: Sequence[ShardRecord], folder: Path, tokenizers: TokenizerPair) -> None:
-    """Remove from shards, in their order, the pairs that occurred before. An interrupted removal is repeated."""
-    own = [record for record in records if record.pairs or (folder / f"{record.name}{RAW}").exists()]
-    firsts = first_occurrences([folder / f"{record.name}.keys" for record in own])
+    """Write shards without the pairs that occurred before, in their order. An interrupted removal is repeated."""
+    own = [record for record in records if record.pairs]
+
+    def keys_in(number: int) -> np.ndarray:
+        column = open_table(path_of(own[number], folder, is_raw=True))[KEYS]
+        return read_keys(column.buffers()[1])
+
+    firsts = first_occurrences([record.pairs for record in own], keys_in)
     for record, is_first in zip(own, firsts, strict=True):
-        raw = folder / f"{record.name}{RAW}"
-        if not raw.exists():
-            os.replace(folder / f"{record.name}.arrow", raw)
-        table = open_table(raw)
+        table = open_table(path_of(record, folder, is_raw=True))
         record.removed["duplicate"] = int(len(is_first) - is_first.sum())
-        table = table.filter(pa.array(is_first))
+        names = [name for name in table.schema.names if name != KEYS]
+        table = table.select(names).filter(pa.array(is_first))
         count_tokens(table, record, tokenizers)
         if record.pairs:
-            save_table(table, record, folder)
+            save_table(table, record, path_of(record, folder, is_raw=False))
         else:
             record.bytes, record.sha256 = 0, ""
 

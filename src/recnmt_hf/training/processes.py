@@ -18,6 +18,7 @@ import transformers
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
+from .._interrupts import end_with_parent
 from .arguments import rejections_explained
 
 
@@ -25,8 +26,6 @@ T = TypeVar("T")
 
 # Timeout of collectives that wait as long as the other processes live.
 NO_TIMEOUT = timedelta(days=365)
-# Seconds between checks of whether the launcher lives.
-WATCH_INTERVAL = 0.5
 
 
 class MainProcessHandler(logging.Handler):
@@ -116,14 +115,7 @@ def end_with_launcher() -> None:
     if "TORCHELASTIC_RUN_ID" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
     launcher = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(WATCH_INTERVAL)
-        print(f"The launcher (process {launcher}) has ended; this process ends too.", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-launcher", daemon=True).start()
+    end_with_parent(launcher, f"The launcher (process {launcher}) has ended; this process ends too.\n")
 
 
 @contextmanager
