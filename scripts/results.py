@@ -335,10 +335,12 @@ def measure(rows: Sequence[Row], folder: Path, samples: int) -> dict[str, Any]:
     chrf: dict[str, Any] = {}
     p_values: dict[str, Any] = {}
     for test in test_names(rows):
-        references = read_references(folder, rows[0].runs[0].test(test))
+        first_run = rows[0].runs[0].test(test)
+        references = read_references(folder, first_run)
+        tokenizer = next(iter(re.findall(r"\btok:([\w-]+)", first_run.signature)), None)
         for run in (run for row in rows for run in row.runs):
             texts, stored = run.translations(test), run.test(test)
-            bleu = sacrebleu_score(texts, references)
+            bleu = sacrebleu_score(texts, references, tokenize=tokenizer)
             if bleu.signature == stored.signature and abs(bleu.score - stored.scores["bleu"]) > TOLERANCE:
                 details = {"name": test, "score": bleu.score}
                 raise UserError("results.score", field=str(run.folder), value=stored.scores["bleu"], **details)
@@ -348,7 +350,7 @@ def measure(rows: Sequence[Row], folder: Path, samples: int) -> dict[str, Any]:
         for row in rows[1:]:
             if pairs := shared_runs(rows[0], row):
                 first, second = ([run.translations(test) for run in side] for side in zip(*pairs, strict=True))
-                p_value = compare_runs(first, second, references, samples)
+                p_value = compare_runs(first, second, references, samples, tokenize=tokenizer)
                 own = {"p_value": p_value, "samples": samples, "sha256": sum_of_pairs(pairs, test)}
                 p_values.setdefault(row.name, {})[test] = own
     return {"chrf": chrf, "p_values": p_values}

@@ -33,6 +33,7 @@ import sacrebleu
 from recnmt_hf import Recipe, Translator
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.metrics.bleu import bleu_metric, bleu_tokenizer
 from recnmt_hf.training.evidence import EVIDENCE, TRANSLATIONS, hardware, sum_of_lines, versions
 
 
@@ -54,7 +55,7 @@ def choose(hypotheses: Sequence[Scored], alpha: float) -> Scored:
 def measure(texts: Sequence[str], references: Sequence[Sequence[str]], language: str) -> dict[str, Any]:
     """Return the scores of translations with what BLEU says of their length."""
     streams = [list(one) for one in references]
-    bleu = sacrebleu.BLEU(trg_lang=language)
+    bleu = bleu_metric(tokenize=bleu_tokenizer(language))
     result = bleu.corpus_score(list(texts), streams)
     return {
         "bleu": round(result.score, 3),

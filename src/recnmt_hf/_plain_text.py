@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from itertools import chain
@@ -18,6 +19,13 @@ INVISIBLE_CATEGORIES = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0)
 SELECTORS = (range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
 INVISIBLE_CHARACTERS = frozenset(map(chr, chain(FILLERS, *SELECTORS)))
+# Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, CJK signs and punctuation, Kana,
+# Bopomofo, full-width forms. Hangul has spaces.
+UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3000-\u30ff\u3100-\u312f\u31a0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003ffff"
+)
+IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
 def is_blank(text: str) -> bool:
@@ -26,6 +34,11 @@ def is_blank(text: str) -> bool:
         character in INVISIBLE_CHARACTERS or unicodedata.category(character) in INVISIBLE_CATEGORIES
         for character in text
     )
+
+
+def count_words(text: str) -> int:
+    """Return the number of words of a text; in scripts without spaces between words, that of its characters."""
+    return len(IS_UNSPACED.sub(r" \g<0> ", text).split())
 
 
 def on_one_line(text: str) -> str:

@@ -2,8 +2,11 @@
 
 import math
 from collections import Counter
+from contextlib import suppress
 
+import langcodes
 import pytest
+from sacrebleu import BLEU
 from user_errors import rejects
 
 from recnmt_hf.metrics import (
@@ -11,6 +14,7 @@ from recnmt_hf.metrics import (
     ChrF,
     Ter,
     TokenizedBleu,
+    bleu_tokenizer,
     compare_systems,
     sacrebleu_score,
     scores_by_length,
@@ -60,6 +64,35 @@ def test_signatures():
     tokenized = tokenized_bleu_score(HYPOTHESES, REFERENCES, language="en")
     assert "tok:none|smooth:none" in tokenized.signature and tokenized.signature.endswith("pretok:moses-en")
     assert str(score).startswith(f"BLEU {score.score:.2f} (nrefs:1")
+
+
+def test_texts_without_spaces_are_compared_by_parts():
+    """For every form of a code, as sacrebleu chooses where it does; one wrong character does not make BLEU 0."""
+    texts = {
+        "zh": "我今天去学校看书",
+        "ja": "今日は学校で本を読む",
+        "ko": "나는오늘학교에갑니다",
+        "th": "วันนี้ฉันไปโรงเรียน",
+    }
+    texts |= {"km": "ថ្ងៃនេះខ្ញុំទៅសាលា", "lo": "ມື້ນີ້ຂ້ອຍໄປໂຮງຮຽນ", "my": "ဒီနေ့ကျောင်းသွားတယ်"}
+    texts |= {"bo": "དེ་རིང་ང་སློབ་གྲྭར་འགྲོ"}
+    for language, text in texts.items():
+        forms = {language, f"{language}-XX", langcodes.get(language).to_alpha3(), f"{language.upper()}_Abcd"}
+        (tokenizer,) = set(map(bleu_tokenizer, forms))
+        score = sacrebleu_score([text[:-1] + "x"], [text], tokenize=tokenizer)
+        assert score.score > 50 > sacrebleu_score([text[:-1] + "x"], [text]).score == 0
+        assert f"tok:{tokenizer}|" in score.signature
+        with suppress(RuntimeError):  # its package is not installed
+            own = BLEU(trg_lang=language).tokenizer.signature()
+            assert own == "13a" or tokenizer == own
+    assert bleu_tokenizer("cmn_Hans") == bleu_tokenizer("yue") == "zh"
+    assert {bleu_tokenizer(code) for code in (None, "", "de", "eng_Latn", "unknown")} == {"13a"}
+
+
+def test_bins_count_characters_of_scripts_without_spaces():
+    sources = ["我今天去 学校", "one two", "วันนี้"]
+    found = scores_by_length(sources, ["a"] * 3, ["a"] * 3, edges=[2, 6])
+    assert [(name, count) for name, count, _ in found] == [("(0, 2]", 1), ("(2, 6]", 2)]
 
 
 def test_tokenized_bleu_separates_words_as_moses_does():

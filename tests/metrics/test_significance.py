@@ -111,9 +111,9 @@ def test_sign_test_against_whole_scores(kind):
 
 
 def test_rounding_is_neither_better_nor_worse():
-    """F1 is 2/3 with two of two words, and with three of five; the computed values differ in their last bit."""
-    systems = {"baseline": ["a b"], "system": ["a b c x y"]}
-    (_, found) = compare_systems(systems, ["a b c d"], "sign", metric="rouge1")
+    """F1 is 1/3 with one word of one, and with two of seven; the computed values differ in their last bit."""
+    systems = {"baseline": ["a"], "system": ["a b x x x x x"]}
+    (_, found) = compare_systems(systems, ["a b c d e"], "sign", metric="rouge1")
     assert (found.better, found.worse, found.p_value) == (0, 0, 1.0)
 
 

@@ -13,7 +13,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf._plain_text import encode_plain
 from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.data.tags import tag_ids, without_tags
+from recnmt_hf.data.tags import split_tags, tag_ids
 from recnmt_hf.data.text import read_tsv
 from recnmt_hf.data.tokenization import TOKENIZER_TYPES, train_tokenizer
 from recnmt_hf.training.evidence import Evidence
@@ -66,7 +66,7 @@ def test_tags_stay_whole(kind, tmp_path):
     assert tag_ids(tokenizer) == {ids[0], ids[tokens.index("<bt>")]} and len(tokenizer) <= 1400
     plain = encode_plain(tokenizer, "the dog")["input_ids"]
     assert encode_plain(tokenizer, ">>de<< the dog")["input_ids"] == [ids[0], *plain]
-    assert without_tags(">>de<< <bt> the dog >>de<<", tokenizer) == "the dog >>de<<"
+    assert split_tags(">>de<< <bt> the dog >>de<<", tokenizer) == (">>de<< <bt>", "the dog >>de<<")
 
 
 def test_two_directions(files, tmp_path):
@@ -105,6 +105,28 @@ def test_tags_of_targets(files, tmp_path):
     assert hypothesis.tokens[0] == tag and ">>de<<" not in hypothesis.text
     assert ">>de<<" not in (tmp_path / "run/model-test.de").read_text()
     assert "data.train" not in json.dumps(Evidence.load(tmp_path / "run/model").data)
+
+
+def test_validation_decodes_as_tests_do(files, tmp_path, monkeypatch):
+    """The same pairs, of two directions with their tags, reach the search with the same prefixes and options."""
+    corpora = [corpus(files, "few", "en", "de", target_tag=tag) for tag in (">>de<<", ">>en<<")]
+    plan = both_ways(
+        files,
+        tmp_path,
+        data={"train": corpora, "validation": corpora},
+        training={"bleu_samples": 100, "bleu_beams": 2, "max_steps": 1, "eval_steps": 1},
+        decoding={"beams": 2, "length_penalty": 2.0, "on_long": "split", "generate": {"no_repeat_ngram_size": 2}},
+        average={"count": 1},
+    )
+    plan.test = {name: [Corpus(**one)] for name, one in zip("ab", corpora, strict=True)}
+    searches, search = [], recnmt_hf.Translator.search
+    spy = lambda self, prepared, *rest: searches.append((prepared, rest[0])) or search(self, prepared, *rest)  # noqa: E731
+    monkeypatch.setattr(recnmt_hf.Translator, "search", spy)
+    train(plan, tmp_path / "run")
+    (validation, options), *tests = [one for one in searches if one[0][0].text != "abcdef"]  # a trial of the options
+    rows = [[(row.pieces, row.prefix) for row in prepared] for prepared in (validation, tests[0][0] + tests[1][0])]
+    assert rows[0] == rows[1] and [own for _, own in tests] == [options] * 2
+    assert [len(row.prefix) for row in validation] == [1] * 10 and validation[0].prefix != validation[9].prefix
 
 
 def test_mixed_corpora_follow_the_temperature(tmp_path):

@@ -16,11 +16,13 @@ from safetensors.torch import load_file
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.commands.main import main
 from recnmt_hf.data.corpora import prepare_dataset
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
+from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer
@@ -450,6 +452,42 @@ def test_options_of_evaluation(tmp_path, capsys):
     assert "2 validation pairs" in capsys.readouterr().err
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert "case:lc" in results["unseen"]["signature"]
+
+
+def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
+    for side, lines in (("en", ["one two three", "two one two"]), ("zh", ["一二三。", "二一二。"])):
+        (tmp_path / f"pairs.{side}").write_text("".join(f"{line}\n" for line in lines))
+    corpus = {"source": str(tmp_path / "pairs.en"), "target": str(tmp_path / "pairs.zh")}
+    plan = recipe(
+        data={"target_lang": "zho_Hans", "train": [corpus], "validation": [corpus]},
+        tokenizer={"target_kind": "character", "joint": False, "vocab_size": 30},
+        training={"max_steps": 2, "eval_steps": 1, "save_steps": 1, "gradient_accumulation_steps": 1},
+        average={"count": 1},
+        test={"unseen": corpus},
+    )
+    folder = train(Recipe(**plan), tmp_path / "run")
+    assert "tok:zh" in Evidence.load(folder).tests[0].signature
+    found = Recipe(**plan).scorer.compare(["一二三。"], ["二一二。"], ["一二三。"], samples=2)
+    assert "tok:zh" in found.signature and Recipe(**plan).trainer_arguments(tmp_path).scorer == Recipe(**plan).scorer
+    translations = str(folder / "translations/unseen.zho_Hans")
+    commands = {
+        "tok:zh": [f"test {tmp_path}/run --set again {corpus['source']} {corpus['target']}"],
+        "tok:char": [f"test {folder} --tokenize char --set again {corpus['source']} {corpus['target']}"],
+    }
+    commands["tok:zh"].append(f"evaluate {translations} -r {corpus['target']} --language cmn --no-ter")
+    for signature, lines in commands.items():
+        for line in lines:
+            capsys.readouterr()
+            assert main(line.split()) == 0 and signature in capsys.readouterr().out
+    plan["training"]["bleu_tokenize"] = "none"
+    assert Recipe(**plan).scorer.tokenize == "none"
+
+
+def test_a_validation_bleu_of_0_is_reported(tmp_path, tokenizer, capsys):
+    trainer = trainer_for(tmp_path, tokenizer, max_steps=1, bleu_samples=2)
+    data = trainer.eval_dataset.map(lambda row: {"target": "一二三"})
+    assert trainer.sample_scores(data)["bleu"].score == 0
+    assert "bleu_tokenize" in capsys.readouterr().err
 
 
 def test_validation_does_not_split_lines(tmp_path, tokenizer):

@@ -16,8 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rouge_argument(parser)
     add("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
     add("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="upper limits of source-length bins")
-    add("--tokenize", help="sacrebleu's tokenizer: 13a, zh, ja-mecab, intl, char, none, ... (default: 13a)")
-    add("--language", help="language of Moses' tokenizer for tokenized BLEU (default: the texts are tokenized already)")
+    tokenize = "sacrebleu's tokenizer: 13a, zh, ja-mecab, char, flores200, none, ... (default: that of --language)"
+    add("--tokenize", help=tokenize)
+    language = "language code of the translations, which chooses sacrebleu's and Moses' tokenizers (default: 13a for "
+    add("--language", help=f"{language}BLEU, and none for tokenized BLEU, whose texts are tokenized already)")
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
     n_best = "the files are output of `recnmt translate --n-best N --format jsonl`; also score the best of N hypotheses"
     add("--oracle", action="store_true", help=n_best)
@@ -59,11 +61,13 @@ def read_n_best(path: str) -> list[list[str]]:
 
 
 def run(args: argparse.Namespace) -> None:
+    from .._plain_text import count_words
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
     from ..metrics.oracle import oracle_scores
     from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
 
+    args.tokenize = args.tokenize or metrics.bleu_tokenizer(args.language)
     metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with optional_output(args.json, inputs) as out:
@@ -76,6 +80,7 @@ def run(args: argparse.Namespace) -> None:
         paths = {os.fsencode(path).decode(errors="backslashreplace"): path for path in args.hypotheses}
         systems = {shown: texts[path] for shown, path in paths.items()}
         source = None if args.source is None else texts[args.source]
+        has_no_spaces = count_words(" ".join(source or ())) > 2 * sum(len(text.split()) for text in source or ())
         print_examples(args.examples, source, systems, references)
         report: dict[str, Any] = {"systems": {}, "comparisons": {}}
         name, kind = ("ROUGE-L F1", "rougeL") if args.rouge else ("BLEU", "bleu")
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
             for score in scores:
                 print(f"  {score}")
             for words, count, score in bins:
-                units = "characters" if args.rouge == "characters" else "words"
+                units = "characters" if args.rouge == "characters" or has_no_spaces else "words"
                 print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
             report["systems"][shown] = {"scores": [vars(score) for score in scores]}
             if own := lists.get(paths[shown]):

@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
     arguments.add_rouge_argument(parser)
     add("--lowercase", action="store_true", help="case-insensitive BLEU")
+    add(
+        "--tokenize",
+        help="sacrebleu's tokenizer, e.g. flores200 (default: the run's, or by the target language)",
+    )
     arguments.add_options(parser, DecodingOptions, OPTIONS)
     arguments.add_generate_argument(parser)
     arguments.add_device_arguments(parser)
@@ -77,6 +81,7 @@ def complete(evidence: Evidence, translator: Translator, args: argparse.Namespac
 def run(args: argparse.Namespace) -> None:
     from ..data.corpora import load_test_set
     from ..hub.checked_copy import model_folder
+    from ..metrics.bleu import bleu_tokenizer
     from ..training.evidence import Evidence, without_private
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
@@ -98,8 +103,13 @@ def run(args: argparse.Namespace) -> None:
     if translator.target_langs:
         args.options = replace(args.options, source_lang=args.source_lang, target_lang=args.target_lang)
         translator.direction(args.options)  # reject unknown languages before translating
-    language = args.target_lang or (Evidence.load(folder).languages or ["", "txt"])[1]
-    scorer = TextScorer("rouge", args.rouge) if args.rouge else TextScorer(lowercase=args.lowercase)
+    evidence = Evidence.load(folder)
+    language = args.target_lang or (evidence.languages or ["", "txt"])[1]
+    named = [args.target_lang, *translator.languages.named_codes("target", translator.task)]
+    tokenize = args.tokenize or evidence.recipe.get("training", {}).get("bleu_tokenize")
+    tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
+    scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)
+    scorer.scores(["a"], ["a"])  # reject an unknown tokenizer before translating
     for name, (sources, references) in sets.items():
         source, *targets = (Path(path).name for path in (corpora[name]["source"], *corpora[name]["target"]))
         dataset: dict[str, Any] = {"source": source, "target": targets if len(targets) > 1 else targets[0]}

@@ -42,12 +42,12 @@ def source_tags(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, int]]:
     return sorted(tags, key=lambda tag: -len(tag[0]))
 
 
-def without_tags(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a text without the tags of a tokenizer at its beginning."""
-    tags = tokenizer.convert_ids_to_tokens(sorted(tag_ids(tokenizer)))
-    while (first := next((tag for tag in tags if text.startswith(tag)), None)) is not None:
-        text = text.removeprefix(first).lstrip()
-    return text
+def split_tags(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """Return the tags of a tokenizer at the beginning of a text, and the rest."""
+    tags, rest = tokenizer.convert_ids_to_tokens(sorted(tag_ids(tokenizer))), text
+    while (first := next((tag for tag in tags if rest.startswith(tag)), None)) is not None:
+        rest = rest.removeprefix(first).lstrip()
+    return text[: len(text) - len(rest)].rstrip(), rest
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_target: bool = False) -> None:

@@ -10,6 +10,7 @@ import sentencex
 from transformers.utils import logging
 
 from .._languages import main_language
+from .._plain_text import IS_UNSPACED
 from .results import Hypothesis
 
 
@@ -17,13 +18,6 @@ logger = logging.get_logger(__name__)
 
 # Languages for which sentencex has rules (it does not list them), and those whose marks only end sentences (yue, zh).
 RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk yue zh"
-# Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, CJK signs and punctuation, Kana,
-# Bopomofo, full-width forms. Hangul has spaces.
-UNSPACED = (
-    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3000-\u30ff\u3100-\u312f\u31a0-\u31ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003ffff"
-)
-IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 # Wide punctuation contains its own space.
 IS_WIDE_MARK = re.compile(
     "[\u3000-\u3003\u3008-\u3011\u3014-\u301f\ufe30-\ufe4f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .bleu import MetricScore as MetricScore
     from .bleu import Ter as Ter
     from .bleu import TokenizedBleu as TokenizedBleu
+    from .bleu import bleu_tokenizer as bleu_tokenizer
     from .bleu import chrf_score as chrf_score
     from .bleu import sacrebleu_score as sacrebleu_score
     from .bleu import scores_by_length as scores_by_length

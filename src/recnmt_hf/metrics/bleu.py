@@ -17,10 +17,13 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 
 from .._extras import packages_of_extra
 from .._languages import main_language
+from .._plain_text import count_words
 from .._values import check_value
 from ..errors import UserError
 
 
+# Languages without spaces between words, and Korean with its long words, by sacrebleu's tokenizer.
+TOKENIZERS = {"zh": "zh yue wuu lzh", "ja-mecab": "ja", "ko-mecab": "ko", "char": "th km lo my shn bo dz"}
 # One reference set, or several.
 References = Sequence[str] | Sequence[Sequence[str]]
 
@@ -79,6 +82,22 @@ def bleu_metric(
     except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError("metric.unusable_tokenizer", field="tokenize", value=tokenize, reason=first) from error
+
+
+@cache
+def bleu_tokenizer(language: str | None) -> str:
+    """
+    Return the name of sacrebleu's tokenizer for a language code: `zh` for Chinese, `ja-mecab` and `ko-mecab` for
+    Japanese and Korean where their packages are installed, `char` for these elsewhere, and for Thai, Khmer, Lao,
+    Burmese and Tibetan; `13a` for all others and without a code.
+    """
+    code = main_language(language or "")
+    tokenizer = next((name for name, codes in TOKENIZERS.items() if code in codes.split()), "13a")
+    try:
+        bleu_metric(tokenize=tokenizer)
+    except UserError:
+        return "char"
+    return tokenizer
 
 
 def sacrebleu_score(
@@ -168,7 +187,8 @@ def scores_by_length(
             (2020); tens up to 50 are those of Zhang et al. (2018).
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
         score (callable, *optional*): Scores translations by reference sets; defaults to BLEU.
-        length (callable, *optional*): Computes the length of a source; defaults to its number of words.
+        length (callable, *optional*): Computes the length of a source; defaults to its number of words, or characters
+            in scripts without spaces.
 
     Returns:
         Name, number of sentences and score of each bin with any sentence.
@@ -181,7 +201,7 @@ def scores_by_length(
         raise UserError("metric.edges", field="edges", value=edges)
     streams = reference_sets(hypotheses, references)
     reference_sets(hypotheses, sources)  # checks the sources
-    lengths = [len(source.split()) if length is None else length(source) for source in sources]
+    lengths = list(map(length or count_words, sources))
     bins = []
     score = score or partial(sacrebleu_score, tokenize=tokenize)
     for low, high in itertools.pairwise([-1 if 0 in lengths else 0, *edges, math.inf]):

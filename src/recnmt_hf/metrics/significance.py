@@ -224,6 +224,7 @@ def compare_runs(
     references: Sequence[str] | Sequence[Sequence[str]],
     samples: int = 1000,
     seed: int = 12345,
+    tokenize: str | None = None,
 ) -> float:
     """
     Return the p-value of the difference between the mean BLEU of two systems over several training runs (seeds):
@@ -236,6 +237,7 @@ def compare_runs(
         references (sequence of `str`, or of such sequences): One reference set or several.
         samples (`int`, *optional*, defaults to 1000): Random exchanges; the p-value is at least 1 / (samples + 1).
         seed (`int`, *optional*, defaults to 12345): Seed of the exchanges.
+        tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
 
     Raises:
         ValueError: The systems have no runs or different numbers of runs, or lengths differ.
@@ -245,7 +247,7 @@ def compare_runs(
         raise UserError("metric.run_counts", field="system", value=len(system), expected=len(baseline))
     for hypotheses in (*baseline, *system):
         streams = reference_sets(hypotheses, references)
-    measure = bleu_metric(references=streams)
+    measure = bleu_metric(tokenize=tokenize, references=streams)
     own, other = (np.array([statistics_of(measure, texts) for texts in runs]) for runs in (system, baseline))
     generator = np.random.default_rng(seed)
     exchanges = (generator.integers(2, size=own.shape[1]).astype(bool) for _ in range(samples))

@@ -17,7 +17,7 @@ from .._loading_errors import shorten
 from .._values import MOST_SEED, Option, Range, option, options_of
 from ..errors import UserError
 from ..metrics.rouge import ROUGE_UNITS
-from .metrics import TEXT_METRICS, TextScorer, higher_is_better
+from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
 
 
 _STEPS = Range(above=0, share=True)
@@ -74,6 +74,11 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
     bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of the translations of the validation set")
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
+    bleu_tokenize: str | None = option(
+        None,
+        "sacrebleu's tokenizer, also for test sets, e.g. flores200; null: by data.target_lang of the recipe, or 13a",
+        choices=(None, *BLEU_TOKENIZERS),
+    )
     keep_last: Annotated[int, Range(least=1)] = option(5, "number of newest checkpoints to keep")
     keep_best: Annotated[int, Range(least=0)] = option(
         1, "number of best checkpoints to keep, by metric_for_best_model"
@@ -117,7 +122,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     @property
     def scorer(self) -> TextScorer:
         """Scorer of generated text."""
-        return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase)
+        return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase, self.bleu_tokenize)
 
 
 # Arguments that transformers does not have.

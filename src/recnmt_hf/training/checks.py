@@ -20,18 +20,18 @@ from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from .._loading_errors import looks_local
-from .._values import check_value
+from .._values import check_value, stated
 from ..data.files import explained_preparation, partial_folder
 from ..data.sharded import load_manifest
 from ..data.tokenization import train_tokenizer
 from ..errors import MissingFileError, UserError, short_repr
 from ..inference.translator import Translator
-from ..metrics.rouge import RougeF1
 from ..models import kernels_shared
 from .arguments import TranslationTrainingArguments, conflict, rejection, rejections_explained, requirement
 from .building import ModelSection, build_config, config_class_of, with_fields_of
 from .guided_alignment import check_checkpointing
 from .recipe import Recipe
+from .testing import validation_options
 from .trainer import TranslationTrainer
 
 
@@ -72,8 +72,7 @@ def check_before_training(
         with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
             pass
     kernels_shared.setting()  # raises for a wrong value
-    if recipe.training.text_metric == "rouge":
-        RougeF1("rouge1")  # raises if the package is not installed
+    recipe.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
     model = check_model(recipe, checkpoint)
     check_decoding(recipe)
     if recipe.guides_alignment:
@@ -127,8 +126,8 @@ def check_model(recipe: Recipe, checkpoint: Path | None = None) -> PreTrainedMod
 
 def check_decoding(recipe: Recipe) -> None:
     """
-    Check that `decoding.generate` works: a tiny model with random weights translates a word. `generate` checks most
-    settings only when it uses them, which is after training.
+    Check that `decoding.generate` works, for test sets and validation: a tiny model with random weights translates a
+    word. `generate` checks most settings only when it uses them, which is after training.
     """
     options, section, model = recipe.decoding, recipe.tokenizer, recipe.model
     if not options.generate:
@@ -141,11 +140,13 @@ def check_decoding(recipe: Recipe) -> None:
     config_class = config_class_of(model.type)
     preset = "tiny" if "tiny" in config_class.presets else model.preset
     config = config_class.from_preset(preset, vocab_size=max(size, len(tokenizer)))
-    short = replace(options, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)
+    validation = validation_options(stated(options), recipe.training.to_dict().get("bleu_beams", 1))
     with torch.random.fork_rng(devices=[]):
         translator = Translator(AutoModelForSeq2SeqLM.from_config(config).eval(), tokenizer, check=False)
         try:
-            list(translator.translate(["abcdef"], short, scores=False))
+            for own in (options, validation):
+                short = replace(own, max_length_extra=min(options.max_length_extra, 20), max_length_factor=1)
+                list(translator.translate(["abcdef"], short, scores=False))
         except Exception as error:  # of any library that computes a setting
             if isinstance(error, UserError) and (error.field or "").startswith("generate"):
                 raise error.inside("decoding") from error

@@ -14,6 +14,8 @@ from ..metrics.significance import RANDOMIZATION, Comparison, compare_systems
 
 # Metrics of generated text with the names of their scores.
 TEXT_METRICS = {"bleu": ("bleu",), "rouge": ROUGE_TYPES}
+# Tokenizers of sacrebleu that recipes can set.
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores200", "none")
 # Metrics of an evaluation during training.
 VALIDATION_METRICS = ("loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names))
 LOWER = frozenset({"loss", "perplexity", "ppl", "nll", "ter", "wer", "cer", "aer"})
@@ -27,6 +29,7 @@ class TextScorer:
     metric: str = "bleu"  # or "rouge": F1 of ROUGE-1, ROUGE-2 and ROUGE-L
     rouge_units: str = "words"
     lowercase: bool = False  # case-insensitive BLEU
+    tokenize: str | None = None  # sacrebleu's tokenizer
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,13 +40,13 @@ class TextScorer:
         """Return the scores of generated text by name."""
         if self.metric == "rouge":
             return dict(zip(ROUGE_TYPES, rouge_scores(hypotheses, references, self.rouge_units), strict=True))
-        return {"bleu": sacrebleu_score(hypotheses, references, lowercase=self.lowercase)}
+        return {"bleu": sacrebleu_score(hypotheses, references, self.lowercase, self.tokenize)}
 
     def compare(
         self, baseline: Sequence[str], hypotheses: Sequence[str], references: References, samples: int = 1000
     ) -> Comparison:
         """Test by approximate randomization whether generated text differs from a baseline's."""
-        options: dict[str, Any] = {"lowercase": self.lowercase}
+        options: dict[str, Any] = {"lowercase": self.lowercase, "tokenize": self.tokenize}
         if self.metric == "rouge":
             options = {"metric": self.names[-1], "units": self.rouge_units}
         systems = {"baseline": baseline, "model": hypotheses}

@@ -39,6 +39,7 @@ from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
 from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
+from ..metrics.bleu import bleu_tokenizer
 from .arguments import TranslationTrainingArguments, conflict, make_arguments, requirement, training_options
 from .building import MOST_SYMBOLS, MOST_WIDTH, ModelSection
 from .guided_alignment import GuidedAlignment
@@ -319,6 +320,7 @@ class TrainingSection(TrainingDefaults, RunSection):
     rouge_units: str = "words"
     bleu_samples: int = 500
     bleu_lowercase: bool = False
+    bleu_tokenize: str | None = None
     keep_last: int | None = None
     keep_best: int | None = None
     others: dict[str, Any] = field(default_factory=dict)
@@ -359,8 +361,8 @@ class TrainingSection(TrainingDefaults, RunSection):
 
     @property
     def scorer(self) -> TextScorer:
-        """Scorer of generated text."""
-        return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase)
+        """Scorer of generated text; [`Recipe.scorer`] also considers its language."""
+        return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase, self.bleu_tokenize)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the defaults of recipes, and the given fields."""
@@ -516,12 +518,10 @@ class Recipe:
         return self.average.which == "best" or self.training.early_stopping_patience is not None
 
     @property
-    def validation_decoding(self) -> dict[str, Any]:
-        """Given decoding options of lengths, which also apply to text generated during training."""
-        names = ("max_length_factor", "max_length_extra", "max_source_length", "on_long")
-        options = {name: value for name, value in stated(self.decoding).items() if name in names}
-        # A validation sentence that is too long must not end the training.
-        return {**options, "on_long": "split"} if options.get("on_long") == "error" else options
+    def scorer(self) -> TextScorer:
+        """Scorer of generated text, with the tokenizer of the target language unless the recipe sets another one."""
+        scorer = self.training.scorer
+        return replace(scorer, tokenize=scorer.tokenize or bleu_tokenizer(self.data.target_lang))
 
     def with_whole_steps(self, earlier: Any = None) -> Recipe:
         """
@@ -537,9 +537,13 @@ class Recipe:
         recipe.training.baseline_steps = earlier if is_valid else max(int(share * max_steps), 1)
         return recipe
 
+    def trainer_settings(self, use_cpu: bool | None) -> dict[str, Any]:
+        """Return the arguments of the Trainer that do not depend on the stage of the run."""
+        return {**self.training.trainer_settings(use_cpu), "bleu_tokenize": self.scorer.tokenize}
+
     def trainer_arguments(self, output_dir: Path, use_cpu: bool | None = None) -> TranslationTrainingArguments:
         """Make the arguments of the Trainer."""
-        settings, keep = self.training.trainer_settings(use_cpu), self.average.keep_option
+        settings, keep = self.trainer_settings(use_cpu), self.average.keep_option
         least = 2 if keep == "keep_last" else 1  # if the newest is damaged, the run resumes from the one before
         return make_arguments({keep: max(least, self.average.count), **settings}, output_dir)
 
@@ -549,7 +553,7 @@ class Recipe:
         if self.training.baseline_steps is None:
             return [arguments]
         # No checkpoints of the baseline are averaged.
-        return [make_arguments(self.training.trainer_settings(use_cpu), baseline), arguments]
+        return [make_arguments(self.trainer_settings(use_cpu), baseline), arguments]
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

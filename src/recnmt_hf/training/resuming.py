@@ -54,7 +54,8 @@ FROM_CHECKPOINT = training_fields(
 ROUNDING = training_fields("use_cpu tf32 torch_compile torch_compile_backend")
 # Fields after whose change evaluations are not comparable.
 OF_EVALUATIONS = {"data.validation"} | training_fields(
-    "bleu_beams bleu_lowercase bleu_samples greater_is_better metric_for_best_model rouge_units text_metric"
+    "bleu_beams bleu_lowercase bleu_samples bleu_tokenize greater_is_better metric_for_best_model rouge_units "
+    "text_metric"
 )
 # Fields of the prepared data and of an update. If the run has a record, `check_record` compares their results instead.
 RECORDED = {"training.gradient_accumulation_steps", "data.train", "data.validation", "data.prepared"}

@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
 
+from .._values import stated
 from ..data.sharded import ShardedDataset
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
@@ -208,7 +209,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
                 baseline=stage.baseline,
                 last_step=stage.last_step,
-                validation_decoding=recipe.validation_decoding,
+                validation_decoding=stated(recipe.decoding),
                 bpe_dropout=recipe.tokenizer.dropout,
                 guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
             )

@@ -17,6 +17,8 @@ from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_li
 from .metrics import TextScorer
 
 
+# Options of several beams or hypotheses, which have no effect on validation or are replaced there.
+OF_BEAMS = ("beams", "num_hypotheses", "alignments", "on_long", "generate")
 # Decoding options that every score records.
 ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
@@ -27,6 +29,35 @@ def recorded_options(options: DecodingOptions) -> dict[str, Any]:
     default, names = DecodingOptions(), [entry.name for entry in fields(options)]
     changed = {name for name in names if getattr(options, name) != getattr(default, name)}
     return {name: getattr(options, name) for name in names if name in changed.union(ALWAYS)}
+
+
+def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptions:
+    """
+    Return the options of validation: those of test sets with other `beams`. Long sources are split instead of rejected,
+    because they must not end the training.
+    """
+    options = {name: value for name, value in decoding.items() if name not in OF_BEAMS}
+    generate = dict(decoding.get("generate", {}))
+    if beams == 1:
+        generate.pop("early_stopping", None)  # transformers rejects it
+    on_long: Any = "truncate" if decoding.get("on_long") == "truncate" else "split"
+    return DecodingOptions(**options, beams=beams, on_long=on_long, generate=generate)
+
+
+def translate_segments(
+    translator: Translator,
+    sources: Sequence[str],
+    prefixes: Sequence[str],
+    options: DecodingOptions,
+    warn_short: bool = False,
+) -> list[str]:
+    """
+    Return the translations of a validation or test set, one line each. Each source is one segment; splitting it would
+    make scores incomparable. Translations begin with their prefix, which is not part of the text if it is a tag.
+    """
+    segments = replace(options, split_sentences="never")
+    results = translator.translate(sources, segments, prefixes, scores=False, warn_short=warn_short)
+    return [on_one_line(result.text) for result in results]
 
 
 def test_model(
@@ -45,12 +76,7 @@ def test_model(
     as in recipes), the translations, and a line with the score. [`add_score`] saves both; `language` is the suffix of
     the file of translations. With `tag` all translations begin with it; it is not part of their texts.
     """
-    # A line is a segment; splitting it would make scores incomparable.
-    segments = replace(options, split_sentences="never")
-    warns = scorer.metric != "rouge"
-    prefixes = None if tag is None else [tag] * len(sources)
-    results = translator.translate(sources, segments, prefixes, scores=False, warn_short=warns)
-    texts = [on_one_line(result.text) for result in results]
+    texts = translate_segments(translator, sources, [tag or ""] * len(sources), options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
     return (
         TestScore(
@@ -102,6 +128,8 @@ def compare_with_baseline(
     path = baseline / other.translations
     if not path.is_file():
         raise MissingFileError("test.missing_translations", field=str(path), model=baseline)
-    score.baseline, score.baseline_scores = name, dict(other.scores)
-    score.p_value = scorer.compare(list(read_lines(path)), texts, references, SAMPLES).p_value
+    baseline_texts = list(read_lines(path))
+    scores = scorer.scores(baseline_texts, references)  # the stored ones may be of another tokenizer
+    score.baseline, score.baseline_scores = name, {kind: own.score for kind, own in scores.items()}
+    score.p_value = scorer.compare(baseline_texts, texts, references, SAMPLES).p_value
     score.test = f"approximate randomization, {SAMPLES} samples"

@@ -35,13 +35,13 @@ from ..data.alignments import collate_links
 from ..data.batching import BatchLimits, TokenBatchSampler
 from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
 from ..data.sharded import PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
-from ..data.tags import without_tags
+from ..data.tags import split_tags
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
 from ..data.trees import sentences_of_columns
 from ..errors import UserError
 from ..inference.backends.torch_model import TorchBackend
-from ..inference.translator import DecodingOptions, Translator
+from ..inference.translator import Translator
 from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
@@ -49,10 +49,13 @@ from .checkpoints import discard, mark_complete, newest_checkpoint, newest_intac
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
 from .moving_average import MovingAverage
 from .processes import logger
+from .testing import translate_segments, validation_options
 
 
 # Schedules that follow the metric of the evaluations.
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+# A lower BLEU is printed as 0.
+LEAST_BLEU = 0.005
 # Pairs of words in a batch per token of its budget, for models that compare all pairs.
 PAIRS_PER_TOKEN = 64
 
@@ -167,7 +170,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             rises to its schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and
             Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
-            or ROUGE evaluates, except the beams. By default, `max_length_extra` is 20 and long sources are split.
+            or ROUGE evaluates, with `args.bleu_beams` beams. Long sources are split unless they are truncated.
         bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
             ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are formed by the lengths without dropout.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
@@ -207,10 +210,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                     check_prepared(dataset, name)
         self.last_step = last_step
         self.baseline = None if baseline is None else Path(baseline)
-        self.validation_options = DecodingOptions(
-            **{"max_length_extra": 20, "on_long": "split", **(validation_decoding or {})}
-            | {"beams": args.bleu_beams, "split_sentences": "never"}
-        )
+        self.validation_options = validation_options(validation_decoding or {}, args.bleu_beams)
         self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
@@ -504,14 +504,19 @@ class TranslationTrainer(Seq2SeqTrainer):
         own = list(range(rank, len(sample), world))
         model = self.accelerator.unwrap_model(self.model)
         translator = Translator.from_backend(TorchBackend(model, self.tokenizers, check=False))
-        options = self.validation_options
         sources = sentences_of_columns(sample["source"][:], sample[:])
-        references = [without_tags(text, self.tokenizers.target) for text in sample["target"][:]]
-        translations = translator.translate((sources[i] for i in own), options, scores=False, warn_short=False)
-        pairs = [(i, translation.text) for i, translation in zip(own, translations, strict=True)]
+        tags, references = zip(*(split_tags(text, self.tokenizers.target) for text in sample["target"][:]), strict=True)
+        rows = [sources[i] for i in own], [tags[i] for i in own]
+        pairs = list(zip(own, translate_segments(translator, *rows, self.validation_options), strict=True))
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
         texts = [text for _, text in pairs]
-        return self.args.scorer.scores(texts, references)
+        scores = self.args.scorer.scores(texts, references)
+        if "bleu" in scores and scores["bleu"].score < LEAST_BLEU and any(texts) and self.is_world_process_zero():
+            logger.warning(
+                f"Warning: BLEU of the validation set is 0 ({scores['bleu'].signature}), although the translations are "
+                "not empty. For a language without spaces between words, set training.bleu_tokenize or its code."
+            )
+        return scores
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
