@@ -45,6 +45,7 @@ class Hub:
         self.repositories, self.large, self.collections = {}, {}, []
         self.requests, self.uploaded = [], []
         self.refuse = None  # a status with which all that writes is answered
+        self.echoes = False  # whether that answer repeats the access token
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -81,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
         path, body = unquote(urlsplit(self.path).path), self.read()
         self.hub.requests.append((self.command, path))
         if self.hub.refuse and self.command in ("POST", "PUT"):
-            self.answer(self.hub.refuse, {"error": "refused"})
+            token = self.headers.get("Authorization") if self.hub.echoes else ""
+            self.answer(self.hub.refuse, {"error": f"refused {token}"})
             return
         for method, pattern, function in ROUTES:
             found = re.fullmatch(pattern, path)

@@ -16,7 +16,7 @@ from typing import Any
 from .. import __version__
 from .._interrupts import Interrupts, raised_interrupts
 from .._registration import register
-from ..errors import UserError
+from ..errors import UserError, masked_message
 from .arguments import Parser, printable
 
 
@@ -180,7 +180,7 @@ def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Inte
             return report(name, error)
         user_error = explain_system_error(error, argv, getattr(args, "output", None))
         if user_error is None or os.environ.get("RECNMT_TRACEBACK"):
-            traceback.print_exc()
+            print(masked_message(traceback.format_exc()), end="", file=sys.stderr)
             print(f"{name}: this is a bug in recnmt_hf. Please report it with the lines above.", file=sys.stderr)
             return BUG
         discard_output()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._values import LANGUAGE
-from ..errors import UserError
+from ..errors import UserError, masked
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from . import arguments
 from .translate import DECODING
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
     scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)
     scorer.scores(["a"], ["a"])  # reject an unknown tokenizer before translating
     for name, (sources, references) in sets.items():
-        source, *targets = (Path(path).name for path in (corpora[name]["source"], *corpora[name]["target"]))
+        source, *targets = (Path(masked(path)).name for path in (corpora[name]["source"], *corpora[name]["target"]))
         dataset: dict[str, Any] = {"source": source, "target": targets if len(targets) > 1 else targets[0]}
         if trees := corpora[name].get("source_trees"):
             dataset["source_trees"] = Path(trees).name

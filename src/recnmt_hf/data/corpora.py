@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from .._plain_text import control_ids, encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
-from ..errors import ExistingFileError, MissingFileError, UserError
+from ..errors import ExistingFileError, MissingFileError, UserError, masked_message
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
@@ -31,7 +31,9 @@ from .text import (
     ON_EMPTY,
     ON_LONG,
     SentencePair,
+    hide_secrets,
     is_url,
+    original_url,
     read_aligned,
     read_jsonl,
     read_lcsts,
@@ -127,12 +129,12 @@ class Corpus:
     )
 
     def __post_init__(self) -> None:
+        def plain(value: Any) -> Any:
+            return hide_secrets(os.fspath(value) if isinstance(value, os.PathLike) else value)
+
         for name, value in vars(self).copy().items():
-            if isinstance(value, os.PathLike):
-                object.__setattr__(self, name, os.fspath(value))
-            elif isinstance(value, (list, tuple)):
-                paths = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in value]
-                object.__setattr__(self, name, paths)
+            parts = [plain(part) for part in value] if isinstance(value, (list, tuple)) else plain(value)
+            object.__setattr__(self, name, parts)
         check_options(self)
         names = ("source", "tsv", "jsonl", "lcsts", "dataset", "generated", "sacrebleu")
         kinds = [name for name in names if getattr(self, name)]
@@ -248,21 +250,8 @@ class Corpus:
 
     def _rows(self, name: str, columns: tuple[str, str], streaming: bool = False) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
-        try:
-            data = load_dataset(
-                self.dataset,
-                self.config,
-                split=self.split,
-                revision=self.revision,
-                data_files=self.data_files,
-                streaming=streaming and "[" not in self.split,
-            )
-        except Exception as error:  # of many kinds
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise UserError("dataset.not_loaded", field=name, reason=reason) from error
-        nested = self.source_column is None and "translation" in (data.column_names or ["translation"])
-        for number, row in enumerate(data):
-            record = row["translation"] if nested else row
+        for number, row in enumerate(self._records(name, streaming)):
+            record = row["translation"] if self.source_column is None and "translation" in row else row
             texts: list[str] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
             for column in columns[len(texts) :]:
                 if record and column not in record:
@@ -273,6 +262,22 @@ class Corpus:
                     raise UserError("dataset.not_text", field=name, value=text, row=number, column=column)
                 texts.append(text.strip())
             yield number, SentencePair(*texts)
+
+    def _records(self, name: str, streaming: bool) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows of a set of `datasets`; `UserError` if one cannot be read."""
+        try:
+            yield from load_dataset(
+                self.dataset,
+                self.config,
+                split=self.split,
+                revision=self.revision,
+                data_files=original_url(self.data_files),
+                streaming=streaming and "[" not in self.split,
+            )
+        except Exception as error:  # of many kinds
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            cause = None if masked_message(str(error)) != str(error) else error
+            raise UserError("dataset.not_loaded", field=name, reason=reason) from cause
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` for a missing, unreadable or empty file, or a test set that cannot be downloaded."""

@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._plain_text import is_blank
 from .._values import check_value
-from ..errors import MissingFileError, UserError
+from ..errors import MissingFileError, UserError, masked, remember_secrets
 from .files import open_output
 
 
@@ -69,7 +69,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
             opened = io.BufferedReader(io.BytesIO(content if isinstance(content, bytes) else content.encode()))
         opened = nullcontext(opened)  # it stays open
     elif is_url(path):
-        opened = open_url(str(path))
+        opened = open_url(cast(str, path))
     else:
         if not str(path):
             raise UserError("file.no_name")
@@ -103,15 +103,45 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+class SecretUrl(str):
+    """A URL that is printed, compared and stored with its secrets masked. Only what opens it uses the `original`."""
+
+    original: str
+
+    def __new__(cls, url: str) -> SecretUrl:
+        self = super().__new__(cls, masked(url))
+        self.original = original_url(url)
+        remember_secrets(self.original)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SecretUrl, (self.original,)
+
+
+def hide_secrets(value: Any) -> Any:
+    """Return a URL that has secrets as a [`SecretUrl`], and any other value unchanged."""
+    return SecretUrl(value) if isinstance(value, str) and is_url(value) and masked(value) != value else value
+
+
+def original_url(value: Any) -> Any:
+    """Return what [`hide_secrets`] was given, or a list of such values."""
+    return [original_url(part) for part in value] if isinstance(value, list) else getattr(value, "original", value)
+
+
 def open_url(url: str) -> IO[bytes]:
     """Open a URL to read with `fsspec`. `UserError` if this is not possible."""
-    import fsspec
+    from fsspec.core import url_to_fs
 
+    url = hide_secrets(url)
     try:
-        return io.BufferedReader(fsspec.open(url, "rb").open())
+        system, path = url_to_fs(original_url(url))  # `fsspec.open` takes the ? of a query for a pattern
+        file = io.BufferedReader(system.open(path, "rb"))
+        file.peek(1)  # some protocols connect only now
+        return file
     except Exception as error:  # of many kinds; packages for the protocol may be missing
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError("file.unreadable", field=url, reason=reason) from error
+        cause = None if isinstance(url, SecretUrl) else error  # its text may have the secrets
+        raise UserError("file.unreadable", field=url, reason=reason) from cause
 
 
 def is_plain_file(path: str | Path) -> bool:

@@ -18,7 +18,7 @@ from ..analysis.plots import QUANTITIES, grid_of_scores, points_of_scores
 from ..data.corpora import load_test_set
 from ..data.files import reject_model_folder
 from ..data.text import read_lines, write_results
-from ..errors import MissingFileError, UserError
+from ..errors import MissingFileError, UserError, masked
 from ..families import paper_table_of
 from ..training.checkpoints import newest_intact_checkpoint, state_of
 from ..training.checks import build_on_meta, check_decoding, check_model
@@ -145,12 +145,12 @@ def cells_of(
         rows.items() if rows else [("", ())], itertools.product(*(values for _, values in axes)), all_seeds
     ):
         parts = [row] if row else []
-        parts += [f"{name}={plain(value)}" for name, value in zip(short, values, strict=True)]
+        parts += [f"{name}={plain(masked(value, name))}" for name, value in zip(short, values, strict=True)]
         overrides = [*changes, *(f"{name}={plain(value)}" for name, value in zip(names, values, strict=True))]
         if seed is not None:
             parts.append(f"seed={seed}")
             overrides.append(f"{SEED}={seed}")
-        own_values = ({"row": row} if row else {}) | dict(zip(short, values, strict=True))
+        own_values = ({"row": row} if row else {}) | dict(zip(short, masked(values), strict=True))
         cells.append(Cell(UNSAFE_CHARACTERS.sub("_", ",".join(parts)), own_values, tuple(overrides), seed))
     if len(cells) > MAX_RUNS:
         raise UserError("sweep.too_many_runs", value=len(cells), most=MAX_RUNS)

@@ -23,13 +23,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, get_session, get_token, hf_raise_for_status
 
 from .._loading_errors import shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
-from ..errors import MissingFileError, UserError
+from ..errors import MissingFileError, UserError, remember_secrets
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
 from ..training.output_folder import RECIPE
 from ..training.processes import logger
@@ -266,7 +266,7 @@ def upload(folder: str | Path, to: Destination) -> str:
     check_contents(folder, to.kind)
     api = HfApi(token=to.token)
     kind: dict[str, Any] = {"repo_type": to.kind}
-    with explained_upload(to.name):
+    with explained_upload(to.name, to.token):
         check_card(api, folder, to.kind)
         sdk = "gradio" if to.kind == "space" else None
         created = api.create_repo(to.name, private=to.private, exist_ok=True, repo_type=to.kind, space_sdk=sdk)
@@ -309,8 +309,11 @@ def check_card(api: HfApi, folder: Path, kind: str) -> None:
 
 
 @contextmanager
-def explained_upload(name: str) -> Iterator[None]:
-    """Turn errors of the Hub and of the connection into a [`UserError`]; others are bugs."""
+def explained_upload(name: str, token: str | None) -> Iterator[None]:
+    """
+    Turn errors of the Hub and of the connection into a [`UserError`], in which the token is masked; others are bugs.
+    """
+    remember_secrets(f"?token={token or get_token()}")
     try:
         yield
     except UserError:

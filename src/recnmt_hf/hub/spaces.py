@@ -157,7 +157,7 @@ def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
     Raises:
         UserError: The Hub has no such model, it has no configuration or no safetensors, or the Hub cannot be reached.
     """
-    with explained_upload(model):
+    with explained_upload(model, token):
         try:
             found = HfApi(token=token).model_info(model)
         except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:

@@ -1,14 +1,37 @@
 """Errors that the user can correct, and the messages of configurations and models. All others: recnmt_hf/errors.py."""
 
+import re
 import reprlib
+from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 _short.maxlevel, _short.maxlist, _short.maxdict = 2, 4, 4
+
+MASK = "***"
+# Secrets in a text, as the last group: the user part of URLs (of the first protocols it is a container or repository),
+# values of parameters with such names, access tokens of the Hub.
+_SECRETS = (
+    re.compile(r"""(?i)(?<![\w+.-])(?!(?:abfss?|wasbs?|git|github):)([a-z][\w+.-]*://)([^\s/?#"'<>|]+)(?=@)"""),
+    re.compile(
+        r"""(?i)([?&;][^\s=&;#"'<>|]*?(?:token|secret|sig|pass|pwd|key|credential|auth|jwt|session|policy)"""
+        r"""[^\s=&;#"'<>|]*=)([^\s&;#"'<>|]*[^\s&;#"'<>|,.:)\]}])"""
+    ),
+    re.compile(r"(?<![A-Za-z0-9])()(hf_(?:[a-z]+_)?[A-Za-z0-9]{20,})"),
+)
+# Names of fields whose whole value is a secret.
+_SECRET_NAME = re.compile(
+    r"(?i)(?:.*[._-])?(?:token|secret|password|passwd|credentials?|connection_string|(?:api|access|account|secret)_?key)"
+    r"|key"
+)
+# Secrets that the process was given. Shorter ones would also mask other words of a message.
+_known_secrets = set[str]()
+_LEAST_SECRET = 6
 
 # Code -> message: what is wrong, the value, what is allowed, what to do. Names in braces are `field`, `value` (quoted)
 # and details; `remedy` is a sentence without its full stop.
@@ -52,6 +75,37 @@ MESSAGES: dict[str, str] = {
 }
 
 
+def masked(value: Any, name: str = "") -> Any:
+    """
+    Return a text, or a value of a recipe (of the field `name`), for the eyes of others: without passwords, signatures
+    and access tokens. A masked text stays as it is.
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(item, str(key)) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(masked(item, name) for item in value)
+    if not isinstance(value, str) or isinstance(value, Enum):
+        return value
+    text = MASK if value and _SECRET_NAME.fullmatch(name) else str.__str__(value)
+    for pattern in _SECRETS:
+        text = pattern.sub(rf"\1{MASK}", text)
+    return text
+
+
+def remember_secrets(text: str) -> None:
+    """Mask the secrets of a text in all later messages, wherever they stand there."""
+    for found in (match[2] for pattern in _SECRETS for match in pattern.finditer(text)):
+        secret = found.partition(":")[2] or found
+        _known_secrets.update(part for part in (secret, unquote(secret)) if len(part) >= _LEAST_SECRET)
+
+
+def masked_message(text: str) -> str:
+    """Return a message without secrets, those included that the process was given."""
+    for secret in _known_secrets:
+        text = text.replace(secret, MASK)
+    return masked(text)
+
+
 def short_repr(value: Any) -> str:
     """Quote a value for a message, on at most one line."""
     if isinstance(value, int) and abs(value) >= 10**40:
@@ -70,8 +124,8 @@ class UserError(ValueError):
         message = MESSAGES[code]
         remedy = str(details.get("remedy", ""))  # begins a sentence
         details = details | {"remedy": remedy[:1].upper() + remedy[1:]}
-        text = message.format(field=field, value=short_repr(value), **details)
-        super().__init__(text if field is None or "{field}" in message else f"{field}: {text}")
+        text = message.format(field=field, value=short_repr(masked(value, field or "")), **details)
+        super().__init__(masked_message(text if field is None or "{field}" in message else f"{field}: {text}"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), field=self.field, value=self.value, **self.details), (self.code,)

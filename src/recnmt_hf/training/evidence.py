@@ -22,7 +22,7 @@ from .. import __version__
 from .._loading_errors import remove_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
-from ..errors import UserError
+from ..errors import UserError, masked
 from ..inference.model_task import EVIDENCE
 from ..inference.options import DecodingOptions
 from .checkpoints import TRANSLATIONS
@@ -53,8 +53,9 @@ ENTRIES: dict[str, dict[str, Any]] = {
 }
 # Settings that do not affect training, or are private.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
-# Parts of a text: URLs, and anything else between blanks, quotes, brackets and separators.
-PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|][^\s,;"'<>|]*|[^\s,;"'<>|:=`()\[\]{}]+""")
+# Parts of a text: URLs, each link of a chained one (`zip://a.en::/data/corpus.zip`), and anything else between blanks,
+# quotes, brackets and separators.
+PARTS = re.compile(r"""(?!(?i:file):)[A-Za-z][\w+.-]*://[^/\s,;"'<>|]((?!::)[^\s,;"'<>|])*|[^\s,;"'<>|:=`()\[\]{}]+""")
 
 
 @dataclass
@@ -215,7 +216,8 @@ def differences(recipe: Recipe) -> dict[str, Any]:
 
 
 def without_private(value: Any) -> Any:
-    """Return `value` of a recipe without private parts; paths outside of the working folder become file names."""
+    """Return `value` of a recipe for publication: without secrets, private fields and folders of this machine."""
+    value = masked(value)
     if isinstance(value, Mapping):
         return {name: without_private(item) for name, item in value.items() if name not in PRIVATE}
     if isinstance(value, (list, tuple)):

@@ -374,7 +374,7 @@ class TrainingSection(TrainingDefaults, RunSection):
         settings = {"disable_tqdm": not sys.stderr.isatty(), **self.to_dict()}
         if use_cpu is not None:
             settings["use_cpu"] = use_cpu
-        excluded = options_of(RunSection).keys() | NO_EFFECT
+        excluded = options_of(RunSection).keys() | NO_EFFECT | {"hub_token"}  # checkpoints store the arguments
         return {name: value for name, value in settings.items() if name not in excluded}
 
     def check(self) -> None:
@@ -589,7 +589,7 @@ class Recipe:
         }
 
     def to_yaml(self) -> str:
-        """Return the recipe with all defaults, as [`from_file`] reads it."""
+        """Return the recipe with all defaults, as [`from_file`] reads it, with its secrets masked."""
         return dump_yaml(self.to_dict())
 
     def save(self, path: str | Path) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from .._values import DEFAULT, kind_of
 from ..data.text import read_lines
-from ..errors import UserError
+from ..errors import UserError, masked
 
 
 # Depth at which `null` resets a value: section.field.
@@ -135,8 +135,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def dump_yaml(content: Any) -> str:
-    """Return YAML from which [`load_yaml`] reads the same content."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """Return YAML from which [`load_yaml`] reads the same content, with its secrets masked."""
+    return yaml.dump(masked(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 # -- recipes that extend others, and overrides -------------------------------------------------------------------------

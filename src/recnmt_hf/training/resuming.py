@@ -21,7 +21,7 @@ from ..data.files import open_output
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardSettings
 from ..data.tree_inputs import TREE_INPUTS
-from ..errors import UserError
+from ..errors import UserError, masked
 from .arguments import TranslationTrainingArguments
 from .checkpoints import newest_intact_checkpoint, state_of, steps_of
 from .inputs import delete_tokenizers
@@ -134,7 +134,7 @@ def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
 
 def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None:
     """Return the fields of a recipe that differ from the folder's, with `"old -> new"`; `None` if it cannot be read."""
-    old = mapping_in(output_dir / RECIPE)
+    old = masked(mapping_in(output_dir / RECIPE))
     if not old:
         return None
     new = load_yaml(dump_yaml(recipe.to_dict()), RECIPE)
