@@ -1,4 +1,4 @@
-"""Plain errors for models and tokenizers that cannot be loaded."""
+"""Places of models, and plain errors for models and tokenizers that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .errors import MissingFileError, UserError
 # Errors that these packages raise about the content of a file are faults of the file, whoever calls them.
 READERS = {"transformers", "huggingface_hub", "tokenizers", "safetensors", "peft"}
 ABOUT_FILES = ("OSError", "ValueError", "ImportError", "SafetensorError", "StrictDataclassError")
+# Folder of the final model in that of a run.
+FINAL = "model"
 # Maximum number of characters of a quoted reason.
 LONGEST = 240
 
@@ -22,6 +24,13 @@ LONGEST = 240
 def looks_local(path: str) -> bool:
     """Return whether the name of a model is a path: an existing one, or one that cannot be a model id."""
     return Path(path).exists() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def folder_of_model(path: str | Path) -> str:
+    """Return the final model's folder for that of a run, and every other path or model id as it is."""
+    path, final = str(path), Path(path) / FINAL
+    has_own = not path or (Path(path) / "config.json").is_file()
+    return path if has_own or not (final / "config.json").is_file() else str(final)
 
 
 @contextmanager

@@ -279,7 +279,7 @@ MESSAGES |= {
     "alignment.no_attention": "The model returns no attention. Load it with attn_implementation='eager'.",
     "alignment.other_memory": "The decoder does not attend to source words. Use a model whose decoder does.",
     "tokenizer.without_offsets": "{field} returns no token positions. Load its fast version (tokenizer.json).",
-    "model.missing": "{field} has no config.json. Pass the folder from training or save_pretrained, or a model id.",
+    "model.missing": "{field} has no config.json. Pass the folder of a run or from save_pretrained, or a model id.",
     "model.elsewhere": "{field} is not a model's folder, but {near} is. Pass that folder.",
     "model.wrong_weights": "The weights in {field} do not match its config.json ({faults}). Use weights and "
     "config.json of the same model.",
@@ -472,7 +472,6 @@ MESSAGES |= {
     "model.own_code": "{field} has the class {value}, and cards and uploads support only those of this package and of "
     "transformers. Write README.md yourself, and upload the folder with huggingface_hub.",
     "card.code": "The code of the card fails ({reason}). Pass a complete model with its tokenizers.",
-    "model.no_config": "{field} has no config.json. Pass the folder of a run, or of a model from save_pretrained.",
     "model.adapter": "{field} contains an adapter. Merge it (merge_and_unload) and save, or push it with peft.",
     "weights.pickled": "Loading {field} may run code, because it is pickled. If you trust it, load it with "
     "MarianMTModel.from_pretrained and save it again as safetensors.",

@@ -34,6 +34,23 @@ def test_a_row_for_each_step():
     assert curve_of(LOG) == CURVE
 
 
+def test_panels_of_different_validation_sets_say_so(tmp_path, monkeypatch):
+    """The sets are those of the recipes of runs and of the evidence of models; unknown ones are not compared."""
+    titles = []
+    monkeypatch.setattr("recnmt_hf.analysis.curves.line_panels", lambda output, panels, *_, **__: titles.append(panels))
+    sets = {"a": [{"tsv": "x.tsv"}], "b": [{"tsv": "/data/x.tsv"}], "c": [{"tsv": "y.tsv"}], "unknown": None}
+    for name, validation in sets.items():
+        run = run_with_a_checkpoint(tmp_path / name)
+        if name == "a":
+            Evidence(recipe={"data": {"validation": validation}}).save(run)
+        elif validation:
+            (run / "recipe.yaml").write_text(json.dumps({"data": {"validation": validation}}))
+    for names in ("ab", ["a", "unknown"], "bc", "abc"):
+        assert main(["plot", *(str(tmp_path / name) for name in names)]) == 0
+    assert ["Validation: BLEU (different sets)" in panels for panels in titles] == [False, False, True, True]
+    assert all("Training: loss" in panels for panels in titles)
+
+
 def test_curves_of_checkpoints_and_models(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     run = run_with_a_checkpoint(tmp_path / "run")

@@ -19,6 +19,7 @@ OUTPUTS = {
     ("sweep", "output"): "recipe.yaml training.max_steps=1 --seeds 1 --output OUTPUT",
     ("sweep", "plot"): "recipe.yaml training.max_steps=1 --seeds 1 --output NEW --plot OUTPUT",
     ("translate", "output"): "model -i one.en --output OUTPUT",
+    ("score", "output"): "model -s one.en -t one.de --output OUTPUT",
     ("evaluate", "json"): "one.de -r one.de --json OUTPUT",
     ("align", "output"): "model -s one.en -t one.de --output OUTPUT",
     ("align", "shortlist"): "model -s one.en -t one.de --shortlist OUTPUT",
@@ -109,6 +110,26 @@ def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monke
         assert main([command, *(given.get(part, part) for part in words)]) == 2
         assert "Traceback" not in capfd.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
+
+
+MODELS = {command: words for (command, _), words in OUTPUTS.items() if "model" in words.split()}
+MODELS["test"] = "model --set one one.en one.de"
+del MODELS["probe"], MODELS["probe-words"], MODELS["publish"]  # slow
+
+
+@pytest.mark.parametrize("command", MODELS)
+def test_the_folder_of_a_run_is_that_of_its_model(world, tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.en", "one.de"):
+        shutil.copy(world / name, name)
+    shutil.copytree(world / "model", "model")
+    shutil.copytree(world / "model", "run/model")
+    said = []
+    for model, output in (("model", "first"), ("run", "second")):
+        words = {"model": model, "OUTPUT": f"{output}.png" if "plot" in MODELS[command] else output}
+        assert main([command, *(words.get(word, word) for word in MODELS[command].split())]) == 0
+        said.append(capfd.readouterr().out.replace("run/model", "model").replace("run", "model"))
+    assert said[0].replace("first", "second") == said[1]
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

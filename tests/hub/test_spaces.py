@@ -155,7 +155,7 @@ def test_wrong_words(tiny_folder, tmp_path, capsys):
     out = tmp_path / "out"
     for words, code in (
         (["--space", "me/x", str(tiny_folder), str(tiny_folder)], "publish.same_name"),
-        (["--space", "me/x", str(tmp_path)], "model.no_config"),
+        (["--space", "me/x", str(tmp_path)], "model.missing"),
         (["--space", "no/such/name", str(tiny_folder)], "hub.name"),
         (["--space", "me/x", str(tiny_folder), "--notes", "a.md"], "usage.excludes"),
         ([str(tiny_folder), str(tiny_folder), "me/x"], "publish.arguments"),

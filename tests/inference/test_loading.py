@@ -7,6 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from user_errors import rejects
 
+import recnmt_hf
+from recnmt_hf import Translator
+from recnmt_hf._loading_errors import folder_of_model
 from recnmt_hf.errors import MissingFileError
 from recnmt_hf.inference.devices import resolve_device
 from recnmt_hf.inference.loading import load_model, missing_model_error, quiet_loading
@@ -65,13 +68,24 @@ def test_errors_name_a_model_nearby(tmp_path):
     assert near(tmp_path) == str(tmp_path / "checkpoint-10")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    assert near(tmp_path) == str(tmp_path / "model")
     for suffix in (".safetensors", ".json", ".txt"):
         file = tmp_path / "model" / f"file{suffix}"
         file.touch()
         assert near(file) == (None if suffix == ".txt" else str(tmp_path / "model"))
     with rejects("model.missing", "''", kind=MissingFileError):
         load_model("")
+
+
+def test_the_folder_of_a_run_is_that_of_its_model(tiny_folder, tmp_path):
+    shutil.copytree(tiny_folder, tmp_path / "run/model")
+    run, model = str(tmp_path / "run"), str(tmp_path / "run/model")
+    assert folder_of_model(run) == folder_of_model(model) == model
+    assert [folder_of_model(name) for name in ("", "user/name", "missing")] == ["", "user/name", "missing"]
+    found = [Translator.from_pretrained(path, device="cpu")("a b")[0].text for path in (run, model)]
+    pipe = recnmt_hf.pipeline("translation", run, device="cpu")
+    assert found[0] == found[1] == pipe("a b")[0]["translation_text"]
+    recipe = recnmt_hf.Recipe(model={"init_from": run})
+    assert recipe.model.init_from == model and recnmt_hf.Recipe(tokenizer={"source": run}).tokenizer.source == model
 
 
 def test_arguments_of_loading(tiny_folder, tmp_path):

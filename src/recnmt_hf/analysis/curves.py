@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingFileError, UserError
 from ..training.checkpoints import newest_checkpoint, state_of
-from ..training.evidence import EVIDENCE, Evidence, curve_of
-from ..training.output_folder import BASELINE, FINAL
+from ..training.evidence import Evidence, curve_of, without_private
+from ..training.output_folder import BASELINE, RECIPE, mapping_in
 from .plots import QUANTITIES, line_panels
 
 
@@ -28,16 +29,25 @@ def curve_of_run(path: str | Path) -> Curve:
         raise MissingFileError("file.missing_folder", field=str(path))
     newest = newest_checkpoint(path) or newest_checkpoint(path / BASELINE)
     curve: Curve = curve_of(state_of(newest).get("log_history", [])) if newest is not None else []
-    for folder in (path, path / FINAL):
-        if not curve and (folder / EVIDENCE).is_file():
-            curve = Evidence.load(folder).curve
+    curve = curve or Evidence.load(path).curve
     if not curve:
         raise UserError("curve.missing", field=str(path))
     return curve
 
 
-def plot_curves(runs: Mapping[str, Curve], output: str | Path) -> None:
-    """Plot a panel for each logged quantity (training loss, validation loss, BLEU, ...), with a line for each run."""
+def validation_of_run(path: str | Path) -> Any:
+    """Return the validation corpora in the recipe of a run or a model; `None` if they are unknown."""
+    data = (mapping_in(Path(path) / RECIPE) or Evidence.load(path).recipe).get("data")
+    return without_private(data.get("validation")) if isinstance(data, dict) else None
+
+
+def plot_curves(runs: Mapping[str, Curve], output: str | Path, validation: Iterable[Any] = ()) -> None:
+    """
+    Plot a panel for each logged quantity (training loss, validation loss, BLEU, ...), with a line for each run. Panels
+    of validation state that the sets differ if `validation` has different corpora ([`validation_of_run`]).
+    """
+    sets = {json.dumps(corpora, sort_keys=True, default=str) for corpora in validation if corpora is not None}
+    different = " (different sets)" if len(sets) > 1 else ""
     names = dict.fromkeys(name for curve in runs.values() for row in curve for name in row)
     panels, axes = {}, {}
     for name in (name for name in names if name not in ("step", "learning_rate", "eval_perplexity")):
@@ -45,6 +55,7 @@ def plot_curves(runs: Mapping[str, Curve], output: str | Path) -> None:
         kind, quantity = ("validation", "eval_") if name.startswith("eval_") else ("training", "mean_")
         metric = name.removeprefix(quantity)
         title = f"{kind.capitalize()}: {metric if metric not in QUANTITIES else QUANTITIES[metric].partition(' (')[0]}"
+        title += different if kind == "validation" else ""
         panels[title] = {run: points for run, points in lines.items() if points}
         axes[title] = QUANTITIES.get(metric, metric)
     line_panels(output, panels, "training step", title="Learning curves", names=axes)

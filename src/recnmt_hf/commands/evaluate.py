@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     from ..metrics.oracle import oracle_scores
     from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
 
-    args.tokenize = args.tokenize or metrics.bleu_tokenizer(args.language)
+    args.tokenize = metrics.bleu_tokenizer(args.language) if args.tokenize is None else args.tokenize
     metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with optional_output(args.json, inputs) as out:

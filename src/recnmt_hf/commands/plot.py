@@ -15,7 +15,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..analysis.curves import curve_of_run, plot_curves
+    from ..analysis.curves import curve_of_run, plot_curves, validation_of_run
 
-    plot_curves({path: curve_of_run(path) for path in args.runs}, args.output)
+    curves = {path: curve_of_run(path) for path in args.runs}
+    plot_curves(curves, args.output, map(validation_of_run, args.runs))
     print(args.output)

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..inference.options import DecodingOptions
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", "-t", help="file of translations, one per line")
     arguments.add_trees_argument(parser)
     add("--jsonl", help="output of `recnmt translate --format jsonl`, scored by token ids; replaces --source, --target")
+    add("--output", "-o", help="file of log-probabilities and scores (default: standard output)")
     add("--token-scores", action="store_true", help="print the log-probability of each token too")
     arguments.add_options(parser, DecodingOptions, SCORING)
     arguments.add_device_arguments(parser)
@@ -61,13 +62,22 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..data.files import open_output
+
+    pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else list(read_records(args.jsonl))
+    if not pairs:
+        raise UserError("usage.empty_file", field=args.jsonl or args.source, content="record")
+    inputs = [path for path in (args.source, args.target, args.source_trees, args.jsonl) if path is not None]
+    with open_output(arguments.stream(args.output), inputs) as out:
+        write_scores(args, pairs, out)
+
+
+def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> None:
+    """Write a line of scores for each pair of sentences, or of a sentence and token ids, and report the perplexity."""
     from ..inference.translator import check_text
 
     by_record, file = args.jsonl is not None, args.jsonl or args.source
     options = arguments.read_options(DecodingOptions, args, SCORING)
-    pairs: list[Any] = list(read_records(args.jsonl)) if by_record else arguments.read_pairs(args)
-    if not pairs:
-        raise UserError("usage.empty_file", field=file, content="record")
     translator = arguments.load_translator(args)
     if by_record:
         ends = translator.end_ids()
@@ -88,12 +98,12 @@ def run(args: argparse.Namespace) -> None:
             yield from (by_line.get(number) for number, _ in chunk)
 
     total, tokens = 0.0, 0
-    for result in arguments.progress(results(), "pairs", len(pairs), sys.stdout):
+    for result in arguments.progress(results(), "pairs", len(pairs), out):
         values = [] if result is None else result.token_log_probs
         line = "0.000000\t0.000000" if result is None else f"{result.log_prob:.6f}\t{result.score:.6f}"
         if args.token_scores:
             line += "\t" + " ".join(f"{value:.6f}" for value in values)
-        print(line)
+        print(line, file=out)
         total, tokens = total + sum(values), tokens + len(values)
     empty = sum(not pair[1] for pair in pairs)
     note = f", {empty} without tokens, whose log-probability is 0" if empty else ""

@@ -105,9 +105,11 @@ def run(args: argparse.Namespace) -> None:
         translator.direction(args.options)  # reject unknown languages before translating
     evidence = Evidence.load(folder)
     language = args.target_lang or (evidence.languages or ["", "txt"])[1]
-    named = [args.target_lang, *translator.languages.named_codes("target", translator.task)]
-    tokenize = args.tokenize or evidence.recipe.get("training", {}).get("bleu_tokenize")
-    tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
+    tokenize = args.tokenize
+    if tokenize is None:
+        named = [args.target_lang, *translator.languages.named_codes("target", translator.task)]
+        tokenize = evidence.recipe.get("training", {}).get("bleu_tokenize")
+        tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
     scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)
     scorer.scores(["a"], ["a"])  # reject an unknown tokenizer before translating
     for name, (sources, references) in sets.items():

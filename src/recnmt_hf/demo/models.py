@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .._loading_errors import folder_of_model
 from .._plain_card import CARD
 from ..analysis.subjects import find_subject
 from ..errors import UserError
@@ -71,7 +72,7 @@ def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]
     Raises:
         UserError: There is no model, one is given twice, or one cannot be loaded.
     """
-    words = [str(path) for path in paths]
+    words = [folder_of_model(path) for path in paths]
     if not words:
         raise UserError("demo.no_models", field="models")
     for number, word in enumerate(words):

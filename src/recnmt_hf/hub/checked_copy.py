@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .._loading_errors import folder_of_model
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import MissingFileError, UserError
-from ..inference.loading import load_model
+from ..errors import UserError
+from ..inference.loading import load_model, missing_model_error
 from ..inference.model_checks import check_weights
-from ..training.output_folder import FINAL
 
 
 # Default of transformers for the maximum size of a file of weights.
@@ -18,13 +18,11 @@ SHARD = "50GB"
 
 
 def model_folder(path: str | Path) -> Path:
-    """Return the folder of a model, or that of a run's final model."""
-    path = Path(path)
-    if (path / "config.json").is_file():
-        return path
-    if (path / FINAL / "config.json").is_file():
-        return path / FINAL
-    raise MissingFileError("model.no_config", field=str(path))
+    """Return the folder of a model, or that of a run's final model; `UserError` if there is none."""
+    folder = Path(folder_of_model(path))
+    if not (folder / "config.json").is_file():
+        raise missing_model_error(str(path))
+    return folder
 
 
 def load_checked(source: str | Path, check: Callable[[Any], None] = lambda model: None) -> tuple[Any, TokenizerPair]:
@@ -32,6 +30,7 @@ def load_checked(source: str | Path, check: Callable[[Any], None] = lambda model
     Load a model and its tokenizers with the checks of `recnmt translate`, and with `check` before that of the
     tokenizers; no code of its folder is run.
     """
+    source = folder_of_model(source)
     model = load_model(source, "cpu")
     check_weights(model)
     check(model)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
-from .._loading_errors import explained_loading, looks_local
+from .._loading_errors import explained_loading, folder_of_model, looks_local
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import MissingFileError, UserError
 from .backends.ctranslate2_model import CTranslate2Backend, default_engine_device
@@ -46,7 +46,7 @@ def load_backend(
     if isinstance(path, (list, tuple)):
         members = [load_backend(one, device, dtype, check, trust_remote_code, quantization, **kwargs) for one in path]
         return EnsembleBackend([backend for backend, _ in members]), members[0][1]
-    path = str(path)
+    path = folder_of_model(str(path))
     if is_export(path):
         if quantization or dtype:
             raise UserError("export.fixed_weights", field="quantization" if quantization else "dtype", path=path)
@@ -94,7 +94,7 @@ def load_model(
         FileNotFoundError: A local path does not exist or holds no model.
         ValueError: There is no such model or device, or its files are damaged or do not belong together.
     """
-    path, device = str(path), resolve_device(device)
+    path, device = folder_of_model(path), resolve_device(device)
     if not path or (looks_local(path) and not (Path(path) / "config.json").is_file()):
         raise missing_model_error(path)
     settings = {"dtype": dtype} if dtype is not None else {}
@@ -115,14 +115,14 @@ def load_model(
 
 
 def missing_model_error(path: str) -> MissingFileError:
-    """Return the error for a path without a model. It names a model nearby: in the file's folder, or of the run."""
+    """Return the error for a path without a model. It names one nearby: in the file's folder, or a run's checkpoint."""
     place = Path(path)
     if place.is_file():
         folders = [place.parent] if place.suffix in MODEL_FILES else []
     else:
         checkpoints = [folder for folder in place.glob("checkpoint-*") if folder.name[11:].isdigit()]
         newest = sorted(checkpoints, key=lambda folder: int(folder.name[11:]), reverse=True)
-        folders = [place / "model", *newest] if path else []
+        folders = newest if path else []
     for folder in folders:
         if (folder / "config.json").is_file():
             return MissingFileError("model.elsewhere", field=path, near=str(folder))

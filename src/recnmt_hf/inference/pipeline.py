@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .._loading_errors import folder_of_model
 from .._values import options_of
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..data.tree_inputs import Relations, tree_options
@@ -179,7 +181,7 @@ def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: A
         if given := [name for name in LANGUAGE_KEYS if kwargs.get(name) is not None]:
             raise UserError("option.given_twice", field=given[0], other=f"task={task}")
         kwargs["source_lang"], kwargs["target_lang"] = pair.groups()
-    return create(TASK, model, *args, **kwargs)
+    return create(TASK, folder_of_model(model) if isinstance(model, (str, Path)) else model, *args, **kwargs)
 
 
 def register_pipeline() -> None:

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from .. import __version__
-from .._loading_errors import remove_remedy
+from .._loading_errors import folder_of_model, remove_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..errors import UserError, masked
@@ -119,8 +119,8 @@ class Evidence:
 
     @classmethod
     def load(cls, folder: str | Path) -> Evidence:
-        """Load the evidence in a model's folder; empty if there is none, `UserError` if the file is not valid."""
-        path = Path(folder) / EVIDENCE
+        """Load the evidence of a model's or run's folder; empty without one, `UserError` if the file is not valid."""
+        path = Path(folder_of_model(folder)) / EVIDENCE
         if not path.is_file():
             return cls()
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate.utils import convert_bytes
 
+from .._loading_errors import FINAL as FINAL
 from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
 from ..data.locks import lock
 from ..errors import ExistingFileError, UserError
@@ -24,7 +25,6 @@ from .recipe import SECTIONS
 from .recipe_yaml import load_yaml
 
 
-FINAL = "model"
 RECIPE = "recipe.yaml"
 RECORD = "run.json"
 RESULTS = "results.json"

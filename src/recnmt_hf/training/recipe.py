@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from .._loading_errors import folder_of_model
 from .._values import (
     DEFAULT,
     LANGUAGE,
@@ -443,6 +444,9 @@ class Recipe:
         for name in ("train", "validation"):
             setattr(self.data, name, parse_corpora(getattr(self.data, name), f"data.{name}"))
         self.data.check()  # before the decoding options are derived from it
+        for section, name in ((self.model, "init_from"), (self.tokenizer, "source"), (self.tokenizer, "target")):
+            if isinstance(path := getattr(section, name), str):
+                setattr(section, name, folder_of_model(path))
         if not isinstance(self.training, TrainingSection):
             self.training = TrainingSection.parse(self.training)
         if self.data.on_long == "truncate":

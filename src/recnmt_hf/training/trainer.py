@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -151,6 +152,18 @@ class Stopwatch(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"before": self.before + passed}}
 
 
+class TimeLeft(TrainerCallback):
+    """Callback that adds the estimated time until the last step to printed logs, but not to the history."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.start = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in logs and (steps := state.global_step - self.start[1]) > 0:
+            seconds = (time.monotonic() - self.start[0]) / steps * (state.max_steps - state.global_step)
+            logs["time_left"] = str(timedelta(seconds=round(seconds)))
+
+
 class TranslationTrainer(Seq2SeqTrainer):
     """
     Trainer of translation models: `Seq2SeqTrainer` on datasets of [`~recnmt_hf.data.prepare_dataset`]. For BLEU,
@@ -223,6 +236,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.reads_trees = tree_options(getattr(model, "config", None)) is not None
         # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
+        # Before the callbacks that print.
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), TimeLeft()]
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
             # An argument of Trainer that Seq2SeqTrainer does not take. transformers has no Adadelta (Zeiler, 2012).
