@@ -66,12 +66,6 @@ def test_errors_name_a_model_nearby(tmp_path):
         if name != "checkpoint-11":
             (tmp_path / name / "config.json").write_text("{}")
     assert near(tmp_path) == str(tmp_path / "checkpoint-10")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    for suffix in (".safetensors", ".json", ".txt"):
-        file = tmp_path / "model" / f"file{suffix}"
-        file.touch()
-        assert near(file) == (None if suffix == ".txt" else str(tmp_path / "model"))
     with rejects("model.missing", "''", kind=MissingFileError):
         load_model("")
 

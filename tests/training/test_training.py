@@ -469,8 +469,9 @@ def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
     )
     folder = train(Recipe(**plan), tmp_path / "run")
     assert "tok:zh" in Evidence.load(folder).tests[0].signature
-    found = Recipe(**plan).scorer.compare(["一二三。"], ["二一二。"], ["一二三。"], samples=2)
-    assert "tok:zh" in found.signature and Recipe(**plan).trainer_arguments(tmp_path).scorer == Recipe(**plan).scorer
+    scorer = Recipe(**plan).training.scorer
+    assert "tok:zh" in scorer.compare(["一二三。"], ["二一二。"], ["一二三。"], samples=2).signature
+    assert Recipe(**plan).trainer_arguments(tmp_path).scorer == scorer
     translations = str(folder / "translations/unseen.zho_Hans")
     commands = {
         "tok:zh": [f"test {tmp_path}/run --set again {corpus['source']} {corpus['target']}"],
@@ -482,7 +483,7 @@ def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
             capsys.readouterr()
             assert main(line.split()) == 0 and signature in capsys.readouterr().out
     plan["training"]["bleu_tokenize"] = "none"
-    assert Recipe(**plan).scorer.tokenize == "none"
+    assert Recipe(**plan).training.scorer.tokenize == "none"
 
 
 def test_a_validation_bleu_of_0_is_reported(tmp_path, tokenizer, capsys):

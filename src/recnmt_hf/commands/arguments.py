@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
 import sys
@@ -181,6 +182,23 @@ def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
         if error.code == "corpus.empty_sentence":
             raise UserError("pair.blank", field=error.field, value=error.details["number"]) from error
         raise
+
+
+def read_records(path: str, **keys: type) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the object of each line of JSON; `UserError` unless it has values of some types by key."""
+    from ..data.text import read_lines
+
+    for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+            for name, kind in keys.items():
+                if not isinstance(record[name], kind):
+                    raise TypeError(f"{name} must be of type {kind.__name__}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise UserError("records.line", field=place, keys=" and ".join(keys), reason=reason) from error
+        yield place, record
 
 
 def load_translator(args: argparse.Namespace) -> Translator:

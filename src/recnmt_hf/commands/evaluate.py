@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ..errors import UserError
-from .arguments import add_rouge_argument, optional_output, refuse_duplicates, whole
+from .arguments import add_rouge_argument, optional_output, read_records, refuse_duplicates, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,22 +41,13 @@ def check(args: argparse.Namespace) -> None:
 
 def read_n_best(path: str) -> list[list[str]]:
     """Return the texts of each sentence from the output of `recnmt translate --format jsonl`."""
-    from ..data.text import read_lines
-
     lists: list[list[str]] = []
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            record = json.loads(line)
-            text, sentence = record["text"], record["line"]
-            if not isinstance(text, str) or sentence not in (len(lists) - 1, len(lists)) or (sentence < 0):
-                raise TypeError("text must be text, and line count from 0 upwards")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            place = f"{path}, line {number}"
-            raise UserError("records.line", field=place, keys="line and text", reason=reason) from error
+    for place, record in read_records(path, text=str, line=int):
+        if (sentence := record["line"]) < 0 or sentence not in (len(lists) - 1, len(lists)):
+            raise UserError("records.line", field=place, keys="line and text", reason="line must count from 0 upwards")
         if sentence == len(lists):
             lists.append([])
-        lists[-1].append(text)
+        lists[-1].append(record["text"])
     return lists
 
 

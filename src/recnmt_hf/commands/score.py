@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -34,23 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_device_arguments(parser)
 
 
-def read_records(path: str) -> Iterator[tuple[str, list[Any]]]:
+def read_translated(path: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield sources and token ids from the output of `recnmt translate --format jsonl`."""
-    from ..data.text import read_lines
-
-    for number, line in enumerate(read_lines(path), start=1):
-        place = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-            source, tokens, is_joined = record["source"], record["tokens"], record.get("parts", 1) != 1
-            if not isinstance(source, str) or not isinstance(tokens, list):
-                raise TypeError("source must be text, and tokens a list")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError("records.line", field=place, keys="source and tokens", reason=reason) from error
-        if is_joined:
+    for place, record in arguments.read_records(path, source=str, tokens=list):
+        if record.get("parts", 1) != 1:
             raise UserError("records.split", field=place)
-        yield source, tokens
+        yield record["source"], record["tokens"]
 
 
 def check(args: argparse.Namespace) -> None:
@@ -64,7 +52,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
 
-    pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else list(read_records(args.jsonl))
+    pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else list(read_translated(args.jsonl))
     if not pairs:
         raise UserError("usage.empty_file", field=args.jsonl or args.source, content="record")
     inputs = [path for path in (args.source, args.target, args.source_trees, args.jsonl) if path is not None]

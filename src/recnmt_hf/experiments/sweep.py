@@ -235,7 +235,7 @@ def with_seed(changes: Sequence[str], recipe: str | Path) -> list[str]:
 
 def scores_of(recipe: Recipe) -> list[str]:
     """Return the names of the table's columns with scores."""
-    kinds = recipe.scorer.names
+    kinds = recipe.training.scorer.names
     columns = [f"{name} {kind}" for name in recipe.test for kind in kinds]
     return columns + [f"validation {kind}" for kind in ("loss", "perplexity", *kinds)]
 
@@ -291,7 +291,7 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
             continue
         baseline, texts = (list(read_lines(path)) for path in paths)
         _, references = load_test_set(recipe.test[name], data.source_lang, data.target_lang, data.on_empty)
-        p_value = recipe.scorer.compare(baseline, texts, references).p_value
+        p_value = recipe.training.scorer.compare(baseline, texts, references).p_value
         if p_value is not None:
             last.p_values[name] = p_value
 

@@ -29,10 +29,6 @@ from .packing import pack_weights, suits_packing
 from .quantization import check_quantization, quantize_model
 
 
-# Endings of files in a model's folder that users mistake for the model.
-MODEL_FILES = (".json", ".safetensors")
-
-
 def load_backend(
     path: str | Path | Sequence[str | Path],
     device: str | torch.device | None = None,
@@ -115,18 +111,12 @@ def load_model(
 
 
 def missing_model_error(path: str) -> MissingFileError:
-    """Return the error for a path without a model. It names one nearby: in the file's folder, or a run's checkpoint."""
-    place = Path(path)
-    if place.is_file():
-        folders = [place.parent] if place.suffix in MODEL_FILES else []
-    else:
-        checkpoints = [folder for folder in place.glob("checkpoint-*") if folder.name[11:].isdigit()]
-        newest = sorted(checkpoints, key=lambda folder: int(folder.name[11:]), reverse=True)
-        folders = newest if path else []
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            return MissingFileError("model.elsewhere", field=path, near=str(folder))
-    return MissingFileError("model.missing", field=path or "''")
+    """Return the error for a path without a model. It names the newest checkpoint of a run that is not finished."""
+    folders = [file.parent for file in Path(path).glob("checkpoint-*/config.json") if file.parent.name[11:].isdigit()]
+    if not path or not folders:
+        return MissingFileError("model.missing", field=path or "''")
+    newest = max(folders, key=lambda folder: int(folder.name[11:]))
+    return MissingFileError("model.elsewhere", field=path, near=str(newest))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def check_before_training(
         with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
             pass
     kernels_shared.setting()  # raises for a wrong value
-    recipe.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
+    recipe.training.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
     model = check_model(recipe, checkpoint)
     check_decoding(recipe)
     if recipe.guides_alignment:

@@ -177,7 +177,7 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     into it, and the scores into its evidence.
     """
     translator = Translator.from_pretrained(folder, device=device)
-    options, data, scorer = recipe.decoding, recipe.data, recipe.scorer
+    options, data, scorer = recipe.decoding, recipe.data, recipe.training.scorer
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
     for name, corpora in recipe.test.items():

@@ -362,7 +362,7 @@ class TrainingSection(TrainingDefaults, RunSection):
 
     @property
     def scorer(self) -> TextScorer:
-        """Scorer of generated text; [`Recipe.scorer`] also considers its language."""
+        """Scorer of generated text."""
         return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase, self.bleu_tokenize)
 
     def to_dict(self) -> dict[str, Any]:
@@ -449,6 +449,9 @@ class Recipe:
                 setattr(section, name, folder_of_model(path))
         if not isinstance(self.training, TrainingSection):
             self.training = TrainingSection.parse(self.training)
+        tokenizer = bleu_tokenizer(self.data.target_lang)
+        if (self.training.text_metric, self.training.bleu_tokenize) == ("bleu", None) and tokenizer != "13a":
+            self.training.bleu_tokenize = tokenizer  # recorded with the run, whose scores depend on it
         if self.data.on_long == "truncate":
             given = {"on_long": "truncate", "max_source_length": self.data.max_source_length, **stated(self.decoding)}
             self.decoding = parse(DecodingOptions, given, "decoding")
@@ -521,12 +524,6 @@ class Recipe:
         """Whether the run compares scores of evaluations at different steps."""
         return self.average.which == "best" or self.training.early_stopping_patience is not None
 
-    @property
-    def scorer(self) -> TextScorer:
-        """Scorer of generated text, with the tokenizer of the target language unless the recipe sets another one."""
-        scorer = self.training.scorer
-        return replace(scorer, tokenize=scorer.tokenize or bleu_tokenizer(self.data.target_lang))
-
     def with_whole_steps(self, earlier: Any = None) -> Recipe:
         """
         Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps. `earlier` is
@@ -541,13 +538,9 @@ class Recipe:
         recipe.training.baseline_steps = earlier if is_valid else max(int(share * max_steps), 1)
         return recipe
 
-    def trainer_settings(self, use_cpu: bool | None) -> dict[str, Any]:
-        """Return the arguments of the Trainer that do not depend on the stage of the run."""
-        return {**self.training.trainer_settings(use_cpu), "bleu_tokenize": self.scorer.tokenize}
-
     def trainer_arguments(self, output_dir: Path, use_cpu: bool | None = None) -> TranslationTrainingArguments:
         """Make the arguments of the Trainer."""
-        settings, keep = self.trainer_settings(use_cpu), self.average.keep_option
+        settings, keep = self.training.trainer_settings(use_cpu), self.average.keep_option
         least = 2 if keep == "keep_last" else 1  # if the newest is damaged, the run resumes from the one before
         return make_arguments({keep: max(least, self.average.count), **settings}, output_dir)
 
@@ -557,7 +550,7 @@ class Recipe:
         if self.training.baseline_steps is None:
             return [arguments]
         # No checkpoints of the baseline are averaged.
-        return [make_arguments(self.trainer_settings(use_cpu), baseline), arguments]
+        return [make_arguments(self.training.trainer_settings(use_cpu), baseline), arguments]
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
