@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .data.files import read_small_text
 from .errors import MissingFileError, UserError
 
 
@@ -42,6 +43,9 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
     path = str(path)
     try:
         if Path(path).is_dir():
+            for file in Path(path).iterdir():
+                if file.exists() and not (file.is_file() or file.is_dir()):  # a device may never end
+                    raise UserError("file.unreadable", field=str(file), reason="it is a device or a pipe")
             for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
                 check_json_object(Path(path) / name)
         yield
@@ -56,7 +60,7 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
 def check_json_object(file: Path) -> None:
     """Raise `UserError` for an existing file that does not contain a JSON object."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_small_text(file))
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__} instead of an object")
     except FileNotFoundError:

@@ -65,6 +65,7 @@ MESSAGES |= {
     "file.is_folder": "{field} is a folder. Pass the path of a file.",
     "file.unreadable": "{field} cannot be read ({reason}). Correct its path or permissions.",
     "file.empty": "{field} is empty. Pass a file with content.",
+    "file.too_large": "{field} is larger than any file of this kind, or expands to more. Correct the path.",
     "file.line_too_long": "{field}, line {line}: more than {most:,} bytes. Pass text with one sentence per line.",
     "file.not_utf8": "{field}, line {line}: not UTF-8 ({reason}). Run e.g. `iconv -f {encoding} -t UTF-8`.",
     "file.damaged_gzip": "{field} is truncated or damaged after line {line}. Copy or compress it again.",
@@ -506,6 +507,7 @@ MESSAGES |= {
     "export.family": "{engine} does not support {family}. Export an nmt_transformer, or run this model with `recnmt "
     "translate`, e.g. with --quantization int8.",
     "export.config": "{engine} does not support {field}={value}. Use `recnmt translate`, or train a model without it.",
+    "export.binary": "Only marian-conv writes files such as {field}. Export a .npz file, and convert that.",
     "export.symbols": "Two rows of the embedding have the same name. Rename the tokenizer's symbol <row N>.",
     "export.foreign": "{field} is a {family}, which is not a model of recnmt_hf. Run recnmt import-marian, or export "
     "it with Optimum.",

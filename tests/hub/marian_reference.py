@@ -217,7 +217,8 @@ def sigmoid(x):
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "swish": lambda x: x * sigmoid(x),
-    "gelu": lambda x: x * sigmoid(1.702 * x),
+    "old gelu": lambda x: x * sigmoid(1.702 * x),  # before v1.12.3
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
 }
 
 
@@ -228,6 +229,11 @@ class MarianModel:
         self.settings = settings
         self.arrays = {name: values.astype(np.float64) for name, values in arrays.items()}
         self.pre = settings["transformer-preprocess"] == "n"
+        self.has_old_gelu = [int(part) for part in settings["version"].split()[0][1:].split(".")] < [1, 12, 3]
+
+    def act(self, setting):
+        name = self.settings[setting]
+        return ACTIVATIONS["old gelu" if name == "gelu" and self.has_old_gelu else name]
 
     def dense(self, prefix, name, x):
         y = x @ self.arrays[f"{prefix}_W{name}"]
@@ -280,8 +286,8 @@ class MarianModel:
         return self.after(norm, x, y)
 
     def feed_forward(self, prefix, x):
-        act = ACTIVATIONS[self.settings["transformer-ffn-activation"]]
-        y = self.dense(prefix, "2", act(self.dense(prefix, "1", self.before(f"{prefix}_ffn", x))))
+        inner = self.dense(prefix, "1", self.before(f"{prefix}_ffn", x))
+        y = self.dense(prefix, "2", self.act("transformer-ffn-activation")(inner))
         return self.after(f"{prefix}_ffn", x, y)
 
     def recurrence(self, prefix, x):
@@ -298,7 +304,7 @@ class MarianModel:
 
     def average(self, prefix, x):
         """Average attention (Zhang et al., 2018), with Marian's gates."""
-        act = ACTIVATIONS[self.settings["transformer-aan-activation"]]
+        act = self.act("transformer-aan-activation")
         means = np.stack([x[: j + 1].mean(0) for j in range(len(x))])
         y = self.before(f"{prefix}_ffn", means)
         if f"{prefix}_W1" in self.arrays:

@@ -1,11 +1,12 @@
 """MarianMT models taken over: the same logits, translations and scores."""
 
+import itertools
 import json
 from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 from user_errors import rejects
 
@@ -112,6 +113,30 @@ def test_from_a_folder_and_saved_again(marian, tmp_path):
     assert loaded.final_logits_bias.abs().sum() > 0
 
 
+TABLES = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+
+
+@pytest.mark.parametrize("own", [own for size in range(4) for own in itertools.combinations(TABLES[1:], size)])
+def test_the_weights_of_a_folder_decide_what_is_tied(own, tmp_path):
+    """Files may have values of their own for any table beside a tied configuration; transformers then unties it."""
+    original = MarianMTModel(MarianConfig(**BASE))
+    original.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    table = weights["model.shared.weight"]
+    weights |= {f"{name}.weight": torch.randn_like(table) for name in own}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    marian, inputs = MarianMTModel.from_pretrained(tmp_path).eval(), batch()
+    target = torch.randint(1, 36, (3, 5))
+    expected = marian(**inputs, decoder_input_ids=target).logits
+    assert bool(own) == (not torch.equal(expected, original.eval()(**inputs, decoder_input_ids=target).logits))
+    for source in (marian, tmp_path):
+        model = recnmt_hf.from_marian(source)
+        torch.testing.assert_close(model(**inputs, decoder_input_ids=target).logits, expected, atol=1e-5, rtol=0)
+    model.save_pretrained(tmp_path / "own")
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "own").eval()
+    torch.testing.assert_close(again(**inputs, decoder_input_ids=target).logits, expected, atol=1e-5, rtol=0)
+
+
 def test_a_model_with_other_parts_is_refused(marian):
     marian.model.encoder.extra = torch.nn.Linear(2, 2)
     with rejects("marian.parameters") as caught:
@@ -119,16 +144,18 @@ def test_a_model_with_other_parts_is_refused(marian):
     assert "model.encoder.extra.bias" in caught.value.details["unknown"]
 
 
+NOT_REAL = (torch.int8, torch.int64, torch.bool, torch.complex64)
+
+
 def test_damaged_weights_are_refused(tmp_path):
     """transformers would fill them up with random numbers, and only report it."""
-    from safetensors.torch import load_file, save_file
-
     MarianMTModel(MarianConfig(**BASE)).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     for change in (
         {"model.encoder.layers.0.fc1.weight": None},
         {"model.encoder.layers.0.fc1.weight": torch.zeros(3, 3)},
         {"model.encoder.gate.weight": torch.zeros(3, 3)},
+        *({"model.encoder.layers.0.fc1.bias": torch.ones(48).to(kind)} for kind in NOT_REAL),
     ):
         changed = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
         save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})

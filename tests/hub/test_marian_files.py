@@ -1,9 +1,13 @@
 """Marian's own files: imported models compute what Marian computes, and are given back unchanged."""
 
+import gzip
 import io
 import json
+import math
 import shutil
+import tracemalloc
 import zipfile
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -53,6 +57,15 @@ MODELS = {
     "SSRU with projection": (True, {**SSRU, **SEPARATE, "transformer_rnn_projection": True, "output_omit_bias": True}),
     "SSRU and pre-norm": (False, {**SSRU, **PRE_NORM}),
     "average": (False, AAN),
+    "exact gelu": (
+        False,
+        {
+            **AAN,
+            "transformer_ffn_activation": "gelu",
+            "transformer_aan_activation": "gelu",
+            "version": "v1.12.42 b7be0e964",
+        },
+    ),
     "average of the model's width": (True, {**AAN, **SEPARATE, "transformer_dim_aan": 16, "enc_depth": 1}),
     "average without gate": (False, {**AAN, "transformer_aan_nogate": True, "transformer_aan_activation": "relu"}),
     "average without feed-forward block": (False, {**AAN, "transformer_aan_depth": 1}),
@@ -208,7 +221,58 @@ def test_arrays_and_settings_are_given_back(imported, tmp_path, capsys):
     assert weights[0] == weights[1]
 
 
+# -- files that Marian 1.12.42 trained ---------------------------------------------------------------------------------
+
+ENGINE = Path(__file__).parent / "marian"
+RESULTS = json.loads((ENGINE / "results.json").read_text())
+
+
+@pytest.mark.parametrize("name", RESULTS["models"])
+def test_marian_itself_computes_the_same(name, tmp_path):
+    """
+    Scores of its scorer; the greedy translations of its decoder, and its scores of the best of 4 beams (another rule
+    ends its search). Its decoder is left out for pre-norm self-attention, where it contradicts its scorer.
+    """
+    expected, path = RESULTS["models"][name], ENGINE / name
+    files, models = files_of(ENGINE, "-two." in name)
+    pairs = [tuple(pair) for pair in RESULTS["pairs"]]
+    sources = [source for source, _ in pairs]
+    is_rounded = path.suffix == ".bin"
+    if not is_rounded:
+        content = read_marian_file(path)
+        reference = MarianModel(content.settings, content.arrays)
+        found = [reference.log_probs(*tokens(models, pair)).sum() for pair in pairs]
+        np.testing.assert_allclose(found, expected["scores"], atol=5e-4, rtol=0)
+    if name == "average-pre.npz":  # the norm is applied to averages, but neither to what is averaged nor to the gate
+        refused(path, files, tmp_path, "marian.setting", "transformer-preprocess")
+        return
+    translator = recnmt_hf.Translator.from_pretrained(import_marian_file(path, files, tmp_path / "own"))
+    scored = dict(zip(pairs, expected.get("scores", []), strict=False))
+    best = zip(sources, expected.get("best_of_4", []), strict=False)
+    scored |= {(source, found[0]): found[1] for source, found in best if found}
+    found = [score.log_prob for score in translator.score(*zip(*scored, strict=True))]
+    # Marian's arithmetic in 8 bits rounds the inputs of layers, too.
+    np.testing.assert_allclose(found, list(scored.values()), atol=0.15 if is_rounded else 5e-4, rtol=0)
+    if "greedy" in expected:
+        found = translator(sources, beams=1, max_length_factor=3, max_length_extra=0)
+        assert [translation.text for translation in found] == expected["greedy"]
+
+
+def test_marian_itself_rounds_the_same():
+    """In 8 bits, all matrices but embeddings are within half a step of the original."""
+    rounded, original = (read_marian_file(ENGINE / f"ssru.{ending}") for ending in ("bin", "npz"))
+    assert rounded.is_quantized and rounded.settings == original.settings
+    changed = {name for name, values in original.arrays.items() if (rounded.arrays[name] != values).any()}
+    assert changed == {name for name in original.arrays if is_quantized(name, "upstream")}
+    for name in changed:
+        half = np.abs(original.arrays[name]).max() / 127 * 0.5001
+        np.testing.assert_allclose(rounded.arrays[name], original.arrays[name], atol=half, rtol=0)
+
+
 # -- binary files ------------------------------------------------------------------------------------------------------
+
+
+EIGHT_BITS = {"transformer_dim_ffn": 32}  # all matrices have dimensions that Marian can store in 8 bits
 
 
 @pytest.mark.parametrize("fork", ["upstream", "fork"])
@@ -216,7 +280,7 @@ def test_arrays_and_settings_are_given_back(imported, tmp_path, capsys):
 def test_8_bit_weights_are_converted(fork, name, vocabularies, corpus, tmp_path, capsys):
     """Within half a step of the original weights, and with a message."""
     path, files, models, settings, arrays = write_model(
-        tmp_path, vocabularies, name, lambda *content: write_bin(*content, fork=fork), "model.bin"
+        tmp_path, vocabularies, name, lambda *content: write_bin(*content, fork=fork), "model.bin", **EIGHT_BITS
     )
     content = read_marian_file(path)
     assert content.is_quantized and content.settings == settings and content.arrays.keys() == arrays.keys()
@@ -268,6 +332,7 @@ def test_settings_for_the_decoder(vocabularies, tmp_path, capsys):
         code = "marian.unknown_setting" if field == "output-sampling" else "marian.setting"
         with rejects(code, field):
             import_marian_file(path, files, tmp_path / "other", config)
+        assert not (tmp_path / "other").exists()
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -395,7 +460,7 @@ def test_arrays_that_do_not_belong_to_the_settings(vocabularies, tmp_path):
     assert "Wemb" in refused(path, files, tmp_path, "marian.shape", str(path))
     write_npz(path, settings, {**arrays, "Wemb": np.full_like(arrays["Wemb"], np.nan)})
     refused(path, files, tmp_path, "model.weights_not_finite")
-    for kind in (np.int64, np.float64):
+    for kind in (np.int64, np.float64, np.bool_, np.complex64):
         write_npz(path, settings, {**arrays, "Wemb": np.zeros((90, 16), kind)})
         assert "Wemb" in refused(path, files, tmp_path, "marian.item_type", str(path))
 
@@ -440,7 +505,7 @@ def test_damaged_and_foreign_npz_files(vocabularies, tmp_path):
 
 
 def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
-    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU", write_bin, "model.bin")
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU", write_bin, "model.bin", **EIGHT_BITS)
     content = path.read_bytes()
     for size in (0, 7, 12, 200, 3000, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])
@@ -456,15 +521,18 @@ def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
     quantized = INTGEMM8["fork"]
     for kind, shape, data in (
         (FLOAT32, (2, 2), value),
+        (FLOAT32, (1, 1), value * 2),  # neither its length nor padded
         (FLOAT32, (-1, 1), value),
         (FLOAT32, (2**31 - 1,) * 3, value),
         (quantized, (1, 4), b"1234"),  # no scale
-        (quantized, (4,), b"1234" + value),
         (quantized, (1, 4), b"1234" + np.float32(0).tobytes()),
         (quantized, (1, 4), b"1234" + np.float32(np.nan).tobytes()),
     ):
-        write_items(path, [("a_W", kind, shape, data), settings_item])
+        write_items(path, [("Wemb", kind, shape, data), settings_item])
         refused(path, files, tmp_path, "marian.damaged", str(path))
+    for shape in ((4,), (16, 24), (8, 16)):  # Marian transposes blocks of 16
+        write_items(path, [("a_W", quantized, shape, bytes(math.prod(shape)) + value), settings_item])
+        assert str(shape) in refused(path, files, tmp_path, "marian.item_type", str(path))
     write_items(path, [("a", FLOAT32, (1,), value)] * 2)
     refused(path, files, tmp_path, "marian.damaged", str(path))
     write_items(path, [("a", FLOAT32, (1,), value)])
@@ -472,6 +540,38 @@ def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
     many = np.array([1, 2**60], "<u8").tobytes()
     path.write_bytes(many + bytes(64))
     refused(path, files, tmp_path, "marian.damaged", str(path))
+
+
+def test_files_that_expand_to_much_more_than_they_have(vocabularies, tmp_path):
+    """Compressed within the file or as a whole, or without an end, they are refused before they fill the memory."""
+    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
+    import_marian_file(path, files, tmp_path / "plain")
+    np.savez_compressed(path, **{"special:model.yml": settings_bytes(settings)}, **arrays)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    import_marian_file(path, files, tmp_path / "compressed")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "compressed")]
+    assert weights[0] == weights[1]
+    bomb = tmp_path / "bomb.npz"
+    np.savez_compressed(bomb, **{"special:model.yml": settings_bytes(settings)}, Wemb=np.zeros(2**25, np.float32))
+    squeezed, endless = tmp_path / "bomb.gz", tmp_path / "endless.npz"
+    squeezed.write_bytes(gzip.compress(bytes(2**20), 1) * 100)
+    endless.symlink_to("/dev/zero")
+    joint = files[1]
+    cases = [(bomb, bomb, joint, None), (squeezed, squeezed, joint, None), (endless, endless, joint, None)]
+    cases += [(endless, path, endless, None), (endless, path, joint, endless)]
+    for faulty, model, vocabulary, config in cases:
+        tracemalloc.start()
+        with rejects("marian.damaged" if faulty is bomb else "file.too_large", str(faulty)):
+            import_marian_file(model, [files[0], vocabulary], tmp_path / "out", config)
+        assert tracemalloc.get_traced_memory()[1] < 2**26 + 2**24
+        tracemalloc.stop()
+    names = ", ".join(f"*a{i}" for i in range(8))
+    levels = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(8))
+    config = tmp_path / "decoder.yml"
+    for text in (f"a0: &a0 [1]\n{levels}", f"beam-size: 1 # {'x' * 2**17}", f"a0: &a0 {{x: 1}}\n<<: [{names}]"):
+        config.write_text(text)
+        with rejects("marian.damaged", str(config)):
+            import_marian_file(path, files, tmp_path / "out", config)
 
 
 def test_vocabularies_of_other_models(vocabularies, tmp_path):
@@ -511,6 +611,32 @@ def test_command_lines(vocabularies, tmp_path, capsys):
         assert main(["import-marian", *arguments]) == 2
         assert f"[{code}]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() and [file.name for file in taken.iterdir()] == ["file"]
+
+
+def test_the_name_of_an_output_chooses_its_format(vocabularies, tmp_path, capsys):
+    """`x.npz` is a file of Marian, with its vocabularies beside it; its settings and arrays are read again."""
+    for name, names in (("self-attention", ["x.spm"]), ("pre-norm", ["x.source.spm", "x.target.spm"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        path, files, _, settings, arrays = write_model(folder, vocabularies, name)
+        own = import_marian_file(path, files, folder / "own")
+        assert main(["export-marian", str(own), str(folder / "new/x.npz")]) == 0
+        written = {file.name for file in (folder / "new").iterdir()}
+        assert written == {*names, "x.npz", "x.npz.decoder.yml"}
+        search = yaml.safe_load((folder / "new/x.npz.decoder.yml").read_text())
+        assert (search["models"], search["vocabs"]) == (["x.npz"], [names[0], names[-1]])
+        content = read_marian_file(folder / "new/x.npz")
+        assert content.settings == settings and content.arrays.keys() == arrays.keys()
+        vocabs = [str(folder / "new" / file) for file in search["vocabs"]]
+        config = str(folder / "new/x.npz.decoder.yml")
+        arguments = [str(folder / "new/x.npz"), str(folder / "again"), "--vocabs", *vocabs, "--config", config]
+        assert main(["import-marian", *arguments]) == 0
+        weights = [(place / "model.safetensors").read_bytes() for place in (own, folder / "again")]
+        assert weights[0] == weights[1]
+    assert main(["export-marian", str(own), str(tmp_path / "x.npz"), "--format", "transformers"]) == 2
+    assert "[export.config]" in capsys.readouterr().err
+    assert main(["export-marian", str(own), str(tmp_path / "x.bin")]) == 2
+    assert "[export.binary]" in capsys.readouterr().err
 
 
 # -- export of other models --------------------------------------------------------------------------------------------
@@ -621,7 +747,7 @@ def test_a_model_with_an_imported_vocabulary(preset, vocabularies, corpus, tmp_p
 def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     """
     transformers gives MarianMT other frequencies of positions and another epsilon than Marian has. With Marian's, an
-    imported checkpoint whose ids are those of its SentencePiece model can be exported.
+    imported checkpoint whose ids are those of its SentencePiece model can be exported, with the release of its gelu.
     """
     files, models = files_of(vocabularies, False)
     opus = tmp_path / "opus"
@@ -634,7 +760,6 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     sizes = {f"{side}_{name}": number for side in ("encoder", "decoder")
              for name, number in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 24))}  # fmt: skip
     ids = {"pad_token_id": 90, "decoder_start_token_id": 90, "eos_token_id": 0, "forced_eos_token_id": None}
-    sizes["activation_function"] = "swish"  # the default `gelu` is another function in Marian
     marian = MarianMTModel(MarianConfig(d_model=16, vocab_size=91, scale_embedding=True, **sizes, **ids))
     marian.final_logits_bias.normal_()
     marian.save_pretrained(opus)
@@ -642,20 +767,19 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     with rejects("export.config", "position_embedding_type"):
         export_marian_file(tmp_path / "own", tmp_path / "out")
     fields = {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
-    with rejects("export.config", "activation_function"):
-        changed = changed_folder(tmp_path / "own", tmp_path / "gelu", **fields, activation_function="gelu")
-        export_marian_file(changed, tmp_path / "out")
-    check_export(changed_folder(tmp_path / "own", tmp_path / "changed", **fields), models, corpus["test"][0][:2],
-                 tmp_path / "out")  # fmt: skip
-    vocabulary = json.loads((tmp_path / "changed/vocab.json").read_text())
+    for name, version in (("gelu", "v1.12.3"), ("quick_gelu", "v1.12.0"), ("swish", "v1.12.3")):
+        changed = changed_folder(tmp_path / "own", tmp_path / name, **fields, activation_function=name)
+        content = check_export(changed, models, corpus["test"][0][:2], tmp_path / f"{name} out")
+        assert content.settings["version"] == version
+    vocabulary = json.loads((changed / "vocab.json").read_text())
     first, second = symbols[5:7]
     vocabulary |= {first: vocabulary[second], second: vocabulary[first]}
-    (tmp_path / "changed/vocab.json").write_text(json.dumps(vocabulary))
-    config = json.loads((tmp_path / "changed/config.json").read_text())
+    (changed / "vocab.json").write_text(json.dumps(vocabulary))
+    config = json.loads((changed / "config.json").read_text())
     del config["tokenizer_stamps"]
-    (tmp_path / "changed/config.json").write_text(json.dumps(config))
+    (changed / "config.json").write_text(json.dumps(config))
     with rejects("marian.symbols", "source tokenizer"):
-        export_marian_file(tmp_path / "changed", tmp_path / "other")
+        export_marian_file(changed, tmp_path / "other")
 
 
 def test_tokenizers_and_start_tokens_that_marian_does_not_have(vocabularies, tokenizer, tmp_path):

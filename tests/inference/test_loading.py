@@ -1,5 +1,6 @@
 """Loading models: errors about devices and folders name usable ones."""
 
+import re
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf import Translator
 from recnmt_hf._loading_errors import folder_of_model
-from recnmt_hf.errors import MissingFileError
+from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.inference.devices import resolve_device
 from recnmt_hf.inference.loading import load_model, missing_model_error, quiet_loading
 
@@ -112,6 +113,18 @@ def test_files_are_checked_by_default(tiny_folder, tmp_path):
     torch.save(weights, folder / "pytorch_model.bin")
     with rejects("model.not_loaded", str(folder)):
         load_model(folder, "cpu")
+
+
+NAMES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "special_tokens_map.json")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "evidence.json"])
+def test_files_without_an_end_are_not_read(tiny_folder, tmp_path, name):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=re.escape(str(folder))):
+        Translator.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])

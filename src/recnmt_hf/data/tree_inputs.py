@@ -19,7 +19,7 @@ from transformers.utils import cached_file, has_file
 from .._loading_errors import explained_loading, looks_local
 from .._plain_text import encode_plain
 from ..errors import UserError
-from .files import open_output
+from .files import open_output, read_small_text
 from .trees import ParsedSentence
 
 
@@ -89,7 +89,7 @@ class Relations:
         if not exists:
             return None
         try:
-            content = json.loads(Path(file).read_text(encoding="utf-8"))
+            content = json.loads(read_small_text(file))
             names, subtypes = content["relations"], content["subtypes"]
             is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
             if not is_valid or len(set(names)) < len(names) or names[:1] != [UNKNOWN] or names[-1] != PIECE:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from .._extras import packages_of_extra
@@ -54,20 +55,24 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
         marian = model_or_path
     else:
         path = str(model_or_path)
-        if looks_local(path):
-            check_folder(Path(path))
         settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with explained_loading(path), silence_loading_report():
+            if looks_local(path):
+                check_folder(Path(path))
             loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
             marian, info = loaded
         check_loading(marian, info)
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
     fields = {name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")}
-    tables = marian.model.encoder.embed_tokens.weight, marian.model.decoder.embed_tokens.weight
-    if fields["share_encoder_decoder_embeddings"] and not torch.equal(*tables):
-        # With an untied output layer, MarianMT does not share the tables of one vocabulary, and `shared` is not used.
-        fields["share_encoder_decoder_embeddings"] = False
-        del source["model.shared.weight"]
+    # The weights decide which of them are shared: MarianMT does not share the tables of one vocabulary if its output
+    # layer is untied, and transformers unties weights for which the files have different values.
+    encoder, decoder, output = (
+        source[f"{name}.weight"] for name in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    )
+    fields["share_encoder_decoder_embeddings"] &= torch.equal(encoder, decoder)
+    fields["tie_word_embeddings"] &= torch.equal(decoder, output)
+    if not fields["share_encoder_decoder_embeddings"]:
+        source.pop("model.shared.weight", None)
     config = NMTTransformerConfig(
         **fields, normalize_before=False, position_embedding_type="marian", final_logits_bias=True
     )
@@ -83,11 +88,19 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `UserError` for a folder without a model, or with pickled weights, which may contain code."""
+    """
+    Raise `UserError` for a folder without a model, with pickled weights, which may contain code, or with weights that
+    are not real numbers, of which transformers would drop a part.
+    """
     if not (folder / "config.json").is_file():
         raise missing_model_error(str(folder))
     if not any(folder.glob("*.safetensors")) and (pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])):
         raise UserError("weights.pickled", field=str(pickled[0]))
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  (it is not a mapping)
+                if "F" not in (kind := weights.get_slice(name).get_dtype()):  # floats are F32, BF16, F8_E4M3, ...
+                    raise UserError("weights.damaged", field=str(file), reason=f"{name} has the type {kind}")
 
 
 def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:

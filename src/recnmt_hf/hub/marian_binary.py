@@ -14,18 +14,25 @@ import numpy as np
 import yaml
 
 from .._loading_errors import shorten
-from ..data.text import open_bytes
+from ..data.files import MAX_BYTES, read_bounded
+from ..data.text import is_url, open_bytes
 from ..errors import UserError
 
 
 # Array with the settings of the model, as YAML text that ends in a NUL.
 SETTINGS = "special:model.yml"
+MAX_SETTINGS = 2**16  # characters; the parser needs seconds for more
 VERSION = 1
+# Marian allocates items in multiples of this.
 ALIGNMENT = 256
 # Types of items in the binary format that do not depend on the processor, with those of numpy.
 PLAIN_TYPES: dict[int, np.dtype[Any]] = {0x404: np.dtype("<f4"), 0x402: np.dtype("<f2"), 0x101: np.dtype("i1")}
 # 8-bit matrices: of marian-nmt/marian-dev, and of the forks of browsermt and Mozilla.
 QUANTIZED_TYPES = (0x10001, 0x4101)
+# Marian transposes a matrix in blocks of this size before it rounds it, and mixes up one that has other dimensions.
+BLOCK = 16
+# Weights are hardly compressible; a file that expands to more times its size is made to fill the memory.
+MAX_EXPANSION = 8
 # Endings of arrays with the scale of a layer's input, for arithmetic in 8 bits.
 INPUT_SCALE = "_QuantMultA"
 
@@ -47,7 +54,7 @@ def read_marian_file(path: str | Path) -> MarianFile:
         UserError: The file is missing, damaged or not a model, or has arrays of types that depend on the processor.
     """
     with open_bytes(path) as file:
-        content = file.read()
+        content = read_bounded(file, str(path), most_bytes(2**30 if is_url(path) else Path(path).stat().st_size))
     is_archive = content.startswith(b"PK")
     arrays, is_quantized = (read_npz if is_archive else read_binary)(content, str(path))
     settings = arrays.pop(SETTINGS, None)
@@ -62,10 +69,20 @@ def read_marian_file(path: str | Path) -> MarianFile:
     return MarianFile(floats, parse_settings(settings.tobytes(), str(path)), is_quantized)
 
 
+def most_bytes(size: int) -> int:
+    """Return the most bytes to which a model of `size` bytes may expand."""
+    return MAX_BYTES + MAX_EXPANSION * size
+
+
 def parse_settings(content: bytes, path: str) -> dict[str, Any]:
     """Return settings from the bytes of YAML text: names with numbers, words, or lists of these."""
     try:
-        settings = yaml.safe_load(content.split(b"\0")[0].decode("utf-8"))
+        text = content.split(b"\0")[0].decode("utf-8")
+        if len(text) > MAX_SETTINGS:
+            raise ValueError("too long")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("an alias")  # aliases of aliases expand without limit
+        settings = yaml.safe_load(text)
         if not isinstance(settings, dict):
             raise ValueError("expected names with values")
         for name, value in settings.items():
@@ -91,6 +108,8 @@ def read_npz(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
     arrays = {}
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            if sum(entry.file_size for entry in archive.zip.infolist()) > most_bytes(len(content)):
+                raise ValueError("its arrays are much larger than the file")
             for name in archive.files:
                 if name in arrays:
                     raise ValueError(f"two arrays have the name {name}")
@@ -102,11 +121,12 @@ def read_npz(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
     return arrays, False
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
-    """Write a model as Marian does."""
-    text = yaml.safe_dump(dict(settings), default_flow_style=False, width=math.inf) + "\0"
+def npz_content(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> bytes:
+    """Return the content of the file in which Marian saves a model."""
+    text, file = yaml.safe_dump(dict(settings), default_flow_style=False, width=math.inf) + "\0", io.BytesIO()
     content: dict[str, Any] = {SETTINGS: np.frombuffer(text.encode(), dtype=np.int8), **arrays}
-    np.savez(path, **content)
+    np.savez(file, **content)
+    return file.getvalue()
 
 
 # -- binary format -----------------------------------------------------------------------------------------------------
@@ -152,12 +172,13 @@ def read_binary(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]
             data = reader.take(length)
             if name in arrays:
                 raise ValueError(f"two items have the name {name}")
-            if kind in QUANTIZED_TYPES:
-                arrays[name], is_quantized = dequantized(name, data, shape), True
+            is_embedding = "Wemb" in name
+            if kind in QUANTIZED_TYPES and len(shape) == 2 and (is_embedding or not any(n % BLOCK for n in shape)):
+                arrays[name], is_quantized = dequantized(name, data, shape, is_embedding), True
             elif kind in PLAIN_TYPES:
                 arrays[name] = array_of(data, PLAIN_TYPES[kind], shape)
             else:
-                raise UserError("marian.item_type", field=path, name=name[:60], value=f"0x{kind:x}")
+                raise UserError("marian.item_type", field=path, name=name[:60], value=f"0x{kind:x} {shape}")
     except ValueError as error:
         if isinstance(error, UserError):
             raise
@@ -175,25 +196,22 @@ def read_shape(reader: Reader, dimensions: int) -> tuple[int, ...]:
     return shape
 
 
-def array_of(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array from the start of an item's data, which is padded."""
+def array_of(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], more: int = 0) -> np.ndarray:
+    """Return an array from an item's data: its values, `more` bytes, and padding."""
     size = math.prod(shape)
-    if size * dtype.itemsize > len(data):
-        raise ValueError("an item is shorter than its shape")
+    needed = size * dtype.itemsize + more
+    if len(data) not in (needed, -(-needed // ALIGNMENT) * ALIGNMENT):
+        raise ValueError(f"an item of the shape {shape} has {len(data)} bytes instead of {needed}")
     return np.frombuffer(data, dtype, count=size).reshape(shape)
 
 
-def dequantized(name: str, data: memoryview, shape: tuple[int, ...]) -> np.ndarray:
+def dequantized(name: str, data: memoryview, shape: tuple[int, ...], is_embedding: bool) -> np.ndarray:
     """
     Return a matrix of 8-bit integers as float32: they are divided by the number that follows them. Matrices are stored
-    by columns, embeddings (`Wemb`, in the forks only) by rows.
+    by columns, embeddings (in the forks only) by rows.
     """
-    if len(shape) != 2:
-        raise ValueError(f"the 8-bit array {name} has the shape {shape}")
-    size = math.prod(shape)
-    (multiplier,) = array_of(data[size:], PLAIN_TYPES[0x404], (1,))
-    if not (np.isfinite(multiplier) and multiplier > 0):
+    integers = array_of(data, np.dtype("i1"), shape if is_embedding else shape[::-1], more=4)
+    (multiplier,) = struct.unpack_from("<f", data, integers.size)
+    if not (math.isfinite(multiplier) and multiplier > 0):
         raise ValueError(f"the scale of {name} is {multiplier}")
-    is_embedding = "Wemb" in name
-    integers = array_of(data, np.dtype("i1"), shape if is_embedding else shape[::-1])
     return (integers if is_embedding else integers.T) / np.float32(multiplier)

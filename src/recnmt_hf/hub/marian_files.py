@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import GenerationConfig
 
-from ..data.files import open_output_folder
+from ..data.files import open_output, open_output_folder, read_bounded
 from ..data.text import open_bytes
 from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
@@ -25,7 +25,7 @@ from ..training.evidence import Evidence, about_model
 from ..training.processes import logger
 from .checked_copy import load_checked
 from .marian_arrays import OLD_OUTPUT, OUTPUT, OUTPUT_BIAS, Place, array_shape, extract, fill, places_of
-from .marian_binary import parse_settings, read_marian_file, write_npz
+from .marian_binary import npz_content, parse_settings, read_marian_file
 from .marian_settings import (
     IGNORED_BY_SEARCH,
     IMPORTED_SETTINGS,
@@ -100,7 +100,8 @@ def read_search(model: Mapping[str, Any], path: str, file: str | Path | None) ->
     if file is None:
         return Settings(model, path)
     with open_bytes(file) as opened:
-        return Settings({**model, **parse_settings(opened.read(), str(file))}, str(file), IGNORED_BY_SEARCH)
+        settings = parse_settings(read_bounded(opened, str(file)), str(file))
+    return Settings({**model, **settings}, str(file), IGNORED_BY_SEARCH)
 
 
 def generation_settings(search: Settings, config: NMTTransformerConfig, target: Pieces) -> GenerationConfig:
@@ -170,35 +171,47 @@ def check_names(arrays: Mapping[str, np.ndarray], places: Sequence[Place], path:
 
 def export_marian_file(source: str | Path, output: str | Path) -> Path:
     """
-    Save a base Transformer in Marian's own format: `model.npz`, SentencePiece models, and `decoder.yml` for
-    marian-decoder. The arrays and settings of an imported file are restored.
+    Save a base Transformer in Marian's own format: a `.npz` file, SentencePiece models, and settings for
+    marian-decoder. The arrays and settings of an imported file are restored. The activation `quick_gelu` is the `gelu`
+    of Marian before v1.12.3.
 
     Args:
         source (`str` or `Path`): Folder or model id.
-        output (`str` or `Path`): A new folder, which is returned.
+        output (`str` or `Path`): Returned. With the ending `.npz` the file, beside which `NAME.spm` (or
+            `NAME.source.spm` and `NAME.target.spm`) and `NAME.npz.decoder.yml` are written; otherwise a new folder for
+            `model.npz`, `vocab.spm` (or `source.spm` and `target.spm`) and `decoder.yml`.
 
     Raises:
         UserError: Marian does not support the model or its tokenizers, or the files are damaged.
-        FileExistsError: The output exists and is not empty.
+        FileExistsError: The folder exists and is not empty.
     """
     model, tokenizers = load_checked(source)
     arrays, settings, pieces = marian_content(model, tokenizers)
-    generation = model.generation_config
+    generation, output = model.generation_config, Path(output)
     names = ["vocab.spm"] if pieces[0].content == pieces[1].content else ["source.spm", "target.spm"]
+    file, search_file = MODEL, SEARCH_SETTINGS
+    if is_file := output.suffix == ".npz" and not output.is_dir():
+        file, search_file = output.name, f"{output.name}.{SEARCH_SETTINGS}"
+        names = [f"{output.stem}.{name}".replace(".vocab.", ".") for name in names]
     search = {
         "relative-paths": True,
-        "models": [MODEL],
+        "models": [file],
         "vocabs": [names[0], names[-1]],
         "beam-size": generation.num_beams or 1,
         "normalize": 1.0 if generation.length_penalty is None else float(generation.length_penalty),
         "allow-unk": pieces[1].unknown not in (generation.suppress_tokens or []),
     }
+    contents = {name: vocabulary.content for name, vocabulary in zip(names, pieces, strict=False)}
+    contents |= {search_file: yaml.safe_dump(search, sort_keys=False).encode(), file: npz_content(arrays, settings)}
+    if is_file:
+        for name, content in contents.items():
+            with open_output(output.parent / name, binary=True) as opened:
+                opened.write(content)
+        return output
     with open_output_folder(output, must_be_new=True) as working:
-        write_npz(working / MODEL, arrays, settings)
-        for name, vocabulary in zip(names, pieces, strict=False):
-            (working / name).write_bytes(vocabulary.content)
-        (working / SEARCH_SETTINGS).write_text(yaml.safe_dump(search, sort_keys=False), encoding="utf-8")
-    return Path(output)
+        for name, content in contents.items():
+            (working / name).write_bytes(content)
+    return output
 
 
 def marian_content(

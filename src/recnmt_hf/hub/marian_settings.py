@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,10 @@ IGNORED_BY_SEARCH = {
 # Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
 ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 ORDERS = {False: ("", "dan", ""), True: ("n", "da", "n")}
-# Marian's gelu is x sigmoid(1.702 x).
-ACTIVATIONS = {"swish": "silu", "relu": "relu", "gelu": "quick_gelu"}
+ACTIVATIONS = {"swish": "silu", "relu": "relu"}
+# Marian's gelu was x sigmoid(1.702 x) before this release.
+EXACT_GELU = (1, 12, 3)
+GELUS = {"quick_gelu": "v1.12.0", "gelu": "v1.12.3"}
 AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
 SWITCHES = (
     *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "output-omit-bias"),
@@ -96,7 +99,7 @@ DEFAULTS: dict[str, Any] = {
     **{"dec-cell": "gru", "dec-cell-base-depth": 2, "dec-cell-high-depth": 1, "transformer-ffn-depth": 2},
     **{"transformer-aan-activation": "swish", "transformer-aan-depth": 2, "transformer-dim-aan": 2048},
     **{"transformer-guided-alignment-layer": "last", "transformer-postprocess-emb": "d", "type": "transformer"},
-    **{"transformer-tied-layers": [], "ulr-trainable-transformation": False, "version": "v1.12.0"},
+    **{"transformer-tied-layers": [], "ulr-trainable-transformation": False},
 }
 
 
@@ -125,8 +128,9 @@ class Settings:
             allowed = FIXED.get(name, ())
             if allowed and not any(is_same(self.values[name], one) for one in allowed):
                 raise self.error(name, describe(allowed))
-        for name in SWITCHES:
-            self.is_on(name)
+        for names, check in ((SWITCHES, self.is_on), (INTEGERS, self.integer), (NUMBERS, self.number)):
+            for name in self.values.keys() & set(names):
+                check(name)
 
     def error(self, name: str, allowed: str) -> UserError:
         """Return the error about the value of a setting."""
@@ -144,6 +148,15 @@ class Settings:
     def is_on(self, name: str) -> bool:
         """Return the value of one of the [`SWITCHES`]."""
         return self.choose(name, {True: True, False: False}, False)
+
+    def activation(self, name: str) -> str:
+        """Return the activation that a setting names; the release that saved the file decides which gelu it means."""
+        if self.values.get(name) != "gelu":
+            return self.choose(name, ACTIVATIONS, "swish")
+        release = re.match(r"v(\d+)\.(\d+)\.(\d+)", str(self.values.get("version")))
+        if release is None:
+            raise self.error("version", f"a release of Marian, such as {GELUS['gelu']}, with {name}=gelu")
+        return "gelu" if tuple(map(int, release.groups())) >= EXACT_GELU else "quick_gelu"
 
     def integer(self, name: str) -> int:
         """Return the value of one of the [`INTEGERS`]."""
@@ -181,7 +194,7 @@ class Settings:
             **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
             "encoder_ffn_dim": ffn,
             "decoder_ffn_dim": self.integer("transformer-decoder-dim-ffn") or ffn,
-            "activation_function": self.choose("transformer-ffn-activation", ACTIVATIONS, "swish"),
+            "activation_function": self.activation("transformer-ffn-activation"),
             "share_encoder_decoder_embeddings": is_tied or self.is_on("tied-embeddings-src"),
             "tie_word_embeddings": is_tied or self.is_on("tied-embeddings"),
             "normalize_before": self.normalizes_before(),
@@ -222,7 +235,7 @@ class Settings:
             if depth == 2:  # Marian has no second matrix if the first one leads to the model's width
                 fields["aan_ffn_dim"] = width
                 fields["aan_ffn_layers"] = 1 if width == self.integer("dim-emb") else 2
-                fields["aan_activation"] = self.choose("transformer-aan-activation", ACTIVATIONS, "swish")
+                fields["aan_activation"] = self.activation("transformer-aan-activation")
         return fields
 
 
@@ -260,11 +273,13 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
         for name in ("decoder_autoregression", "share_encoder_decoder_embeddings", "tie_word_embeddings")
     )
     names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
+    names |= dict.fromkeys(GELUS, "gelu")
+    gelu = "quick_gelu" if "quick_gelu" in activations_of(config) else "gelu"
     ffn = config.decoder_ffn_dim
     settings: dict[str, Any] = {
         **DEFAULTS,
         **{"dim-emb": config.d_model, "enc-depth": config.encoder_layers, "dec-depth": config.decoder_layers},
-        **{"dim-vocabs": list(sizes), "output-omit-bias": not has_bias},
+        **{"dim-vocabs": list(sizes), "output-omit-bias": not has_bias, "version": GELUS[gelu]},
         "tied-embeddings": ties and not shares,
         "tied-embeddings-src": shares and not ties,
         "tied-embeddings-all": shares and ties,
@@ -286,20 +301,28 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     return settings
 
 
+def activations_of(config: NMTTransformerConfig) -> set[str]:
+    """Return the names of a model's activations."""
+    has_other = config.decoder_autoregression == "average_attention" and config.aan_ffn
+    return {config.activation_function, *([config.aan_activation] if has_other else [])}
+
+
 def check_function(config: NMTTransformerConfig) -> None:
     """Raise `UserError` for a model that Marian does not support."""
     if config.model_type != NMTTransformerConfig.model_type:
         raise UserError("export.family", engine="Marian", family=config.model_type)
+    activations = (*ACTIVATIONS.values(), "swish", *GELUS)
     needed: dict[str, tuple[Any, ...]] = {
         **{name: (value,) for name, value in FUNCTION.items()},
-        "activation_function": (*ACTIVATIONS.values(), "swish"),
+        "activation_function": activations,
         "decoder_attention_heads": (config.encoder_attention_heads,),
         "decoder_start_token_id": (config.pad_token_id,),  # its embedding is zero, like Marian's first input
     }
     if config.decoder_autoregression == "average_attention":
         needed |= {"aan_gate": ("separate", "none"), "normalize_before": (False,)}
         if config.aan_ffn:
-            needed["aan_activation"] = (*ACTIVATIONS.values(), "swish")
+            other = {"gelu": "quick_gelu", "quick_gelu": "gelu"}.get(config.activation_function)  # no release has both
+            needed["aan_activation"] = tuple(name for name in activations if name != other)
             needed["aan_ffn_layers"] = (1,) if config.aan_ffn_dim == config.d_model else (1, 2)
     for name, allowed in needed.items():
         if getattr(config, name) not in allowed:

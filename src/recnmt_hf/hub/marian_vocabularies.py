@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._extras import packages_of_extra
+from ..data.files import read_bounded
 from ..data.text import open_bytes
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
@@ -32,7 +33,7 @@ class Pieces(NamedTuple):
 def read_pieces(path: str | Path) -> Pieces:
     """Read a SentencePiece model; `UserError` if the file is none, or has no end token."""
     with open_bytes(path) as file:
-        return parse_pieces(file.read(), str(path))
+        return parse_pieces(read_bounded(file, str(path)), str(path))
 
 
 def parse_pieces(content: bytes, path: str) -> Pieces:

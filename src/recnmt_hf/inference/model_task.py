@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 
 from .._loading_errors import looks_local
+from ..data.files import read_small_text
 
 
 EVIDENCE = "evidence.json"
@@ -35,7 +36,7 @@ def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
         else:
             known = {"revision", "token", "cache_dir", "local_files_only"}
             file = Path(hf_hub_download(str(path), EVIDENCE, **{k: v for k, v in kwargs.items() if k in known}))
-        evidence = json.loads(file.read_text(encoding="utf-8"))
+        evidence = json.loads(read_small_text(file))
         languages = evidence.get("languages") or [None, None]
         is_rouge = evidence.get("recipe", {}).get("training", {}).get("text_metric") == "rouge"
         source_lang, target_lang = (code if isinstance(code, str) else None for code in languages)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from .._loading_errors import remove_remedy
 from .._plain_card import CARD, write_plain_card
 from .._values import Range, check_value
-from ..data.files import digest_of_file
+from ..data.files import digest_of_file, read_small_text
 from ..errors import ExistingFileError, MissingFileError, UserError
 from ..families import MODEL_TYPES
 from ..inference.model_task import EVIDENCE
@@ -73,7 +73,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
     """
     folder = Path(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_small_text(folder / MANIFEST))
         sizes, sums = dict(manifest["files"]), dict(manifest.get("sha256", {}))
     except FileNotFoundError:
         return [f"{MANIFEST} is missing, because saving was interrupted"]
@@ -162,7 +162,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
     """Return the Trainer's state in a checkpoint: steps, log, callbacks; `UserError` if the file is damaged."""
     path = checkpoint / "trainer_state.json"
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(read_small_text(path))
         for number, entry in enumerate(state.get("log_history", [])):
             for name in {"step", *entry}:
                 if name == "step" or type(entry[name]) is int:
@@ -281,7 +281,7 @@ def write_card_of_mean(folder: Path) -> None:
     """Write the plain card of a model of this package: cards of the averaged models do not describe their mean."""
     settings: Any = SimpleNamespace()
     with suppress(OSError, ValueError, TypeError):
-        settings = SimpleNamespace(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        settings = SimpleNamespace(**json.loads(read_small_text(folder / "config.json")))
     if getattr(settings, "model_type", None) in MODEL_TYPES:
         write_plain_card(settings, folder)
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from .. import __version__
 from .._loading_errors import folder_of_model, remove_remedy
 from .._values import check_options, check_value, members
-from ..data.files import locked_file, open_output
+from ..data.files import locked_file, open_output, read_small_text
 from ..errors import UserError, masked
 from ..inference.model_task import EVIDENCE
 from ..inference.options import DecodingOptions
@@ -124,7 +124,7 @@ class Evidence:
         if not path.is_file():
             return cls()
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_small_text(path))
             json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
             known = {entry.name for entry in fields(cls)}
             content = {name: value for name, value in content.items() if name in known}

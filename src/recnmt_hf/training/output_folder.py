@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import convert_bytes
 
 from .._loading_errors import FINAL as FINAL
-from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
+from ..data.files import SPACE_ERRORS, number_of, read_small_text, remove, remove_abandoned
 from ..data.locks import lock
 from ..errors import ExistingFileError, UserError
 from .arguments import TranslationTrainingArguments
@@ -106,7 +106,7 @@ def mapping_in(path: Path) -> dict[str, Any]:
     if not path.is_file():  # reading a pipe would block
         return {}
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"), str(path))  # JSON is YAML
+        content = load_yaml(read_small_text(path), str(path))  # JSON is YAML
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

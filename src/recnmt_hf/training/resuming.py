@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from .._values import default_of, stated
 from ..data.corpora import parse_corpora
-from ..data.files import open_output
+from ..data.files import open_output, read_small_text
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardSettings
 from ..data.tree_inputs import TREE_INPUTS
@@ -271,7 +271,7 @@ def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
     """Raise `UserError` if the configuration made from recipe and tokenizers differs from that of the checkpoint."""
     path = checkpoint / "config.json"
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(read_small_text(path))
     except (OSError, ValueError) as error:
         raise UserError("checkpoint.damaged_file", field=str(path), reason=error) from error
     ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last

@@ -14,6 +14,7 @@ import torch
 
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
+from ...data.files import read_small_text
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
@@ -195,7 +196,7 @@ def read_vocabulary(path: Path, side: str, size: int) -> list[str]:
     """Read the engine's symbols of one side; `UserError` unless there is one for each row of the embedding."""
     for name in (f"{side}_vocabulary.json", "shared_vocabulary.json"):
         if (path / name).is_file():
-            symbols = json.loads((path / name).read_text(encoding="utf-8"))
+            symbols = json.loads(read_small_text(path / name))
             if len(symbols) != size:
                 raise damaged_export(path / name, f"{len(symbols)} symbols for {size} rows of the embedding")
             return symbols

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig
 
 from ..._loading_errors import shorten
+from ...data.files import read_small_text
 from ...errors import UserError
 
 
@@ -33,7 +34,7 @@ def read_export_settings(path: str | Path) -> ExportSettings:
     """Read the settings file of an exported model; `UserError` if it is missing or damaged."""
     file = Path(path) / ENGINE_SETTINGS
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(read_small_text(file))
         if not isinstance(settings["config"], dict) or "model_type" not in settings["config"]:
             raise ValueError("config is not that of a model")
         generation_config = GenerationConfig.from_dict(settings["generation_config"])
