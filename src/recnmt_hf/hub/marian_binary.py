@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from .._loading_errors import shorten
+from .._loading_errors import remove_remedy, shorten
 from ..data.files import MAX_BYTES, read_bounded
 from ..data.text import is_url, open_bytes
 from ..errors import UserError
+from ..training.recipe_yaml import load_yaml
 
 
 # Array with the settings of the model, as YAML text that ends in a NUL.
 SETTINGS = "special:model.yml"
-MAX_SETTINGS = 2**16  # characters; the parser needs seconds for more
+MAX_SETTINGS = 2**16  # bytes; the parser needs seconds for more
 VERSION = 1
 # Marian allocates items in multiples of this.
 ALIGNMENT = 256
@@ -77,22 +78,19 @@ def most_bytes(size: int) -> int:
 def parse_settings(content: bytes, path: str) -> dict[str, Any]:
     """Return settings from the bytes of YAML text: names with numbers, words, or lists of these."""
     try:
-        text = content.split(b"\0")[0].decode("utf-8")
-        if len(text) > MAX_SETTINGS:
+        if len(content) > MAX_SETTINGS:
             raise ValueError("too long")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("an alias")  # aliases of aliases expand without limit
-        settings = yaml.safe_load(text)
+        settings = load_yaml(content.split(b"\0")[0].decode("utf-8"), path)
         if not isinstance(settings, dict):
             raise ValueError("expected names with values")
         for name, value in settings.items():
             values = value if isinstance(value, list) else [value]
-            if not all(is_plain(one) for one in (name, *values)):
-                raise ValueError(f"the value of {str(name)[:60]} is neither a number nor a word")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = "its settings are not valid YAML: " + shorten(str(error))
+            if not all(is_plain(one) for one in values):
+                raise ValueError(f"the value of {name[:60]} is neither a number nor a word")
+    except ValueError as error:
+        reason = "its settings are not valid YAML: " + remove_remedy(error)
         raise UserError("marian.damaged", field=path, reason=reason) from error
-    return {str(name): value for name, value in settings.items()}
+    return settings
 
 
 def is_plain(value: Any) -> bool:
