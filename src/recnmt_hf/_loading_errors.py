@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .data.files import read_small_text
+from ._bounded_reading import read_small_text
 from .errors import MissingFileError, UserError
 
 

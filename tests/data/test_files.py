@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import gzip
-import io
 import os
 import re
 import signal
@@ -16,15 +15,7 @@ from pathlib import Path
 import pytest
 from user_errors import rejects
 
-from recnmt_hf.data.files import (
-    PREFIX,
-    locked_file,
-    open_output,
-    open_output_folder,
-    partial_folder,
-    read_bounded,
-    read_small_text,
-)
+from recnmt_hf.data.files import PREFIX, locked_file, open_output, open_output_folder, partial_folder
 from recnmt_hf.data.locks import LockedError, lock
 from recnmt_hf.errors import ExistingFileError
 
@@ -46,17 +37,6 @@ def test_what_stood_there_stays_until_the_new_file_is_whole(tmp_path, error):
     with open_output(path) as file:
         file.write("new\n")
     assert path.read_text() == "new\n" and os.listdir(tmp_path) == ["out.txt"]
-
-
-def test_files_without_an_end_are_not_read(tmp_path):
-    (tmp_path / "endless.json").symlink_to("/dev/zero")
-    (tmp_path / "small.json").write_text('{"a": "ä"}', encoding="utf-8")
-    assert read_small_text(tmp_path / "small.json") == '{"a": "ä"}'
-    with rejects("file.too_large", str(tmp_path / "endless.json")):
-        read_small_text(tmp_path / "endless.json")
-    assert read_bounded(io.BytesIO(b"123"), "x", 3) == b"123"
-    with rejects("file.too_large", "x"):
-        read_bounded(io.BytesIO(b"1234"), "x", 3)
 
 
 def test_folders_on_the_way_are_made_and_go_again(tmp_path):

@@ -28,8 +28,6 @@ SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PREFIX, PARTIAL = ".recnmt-", ".partial"
 LOCK, CONTENT = "lock", "content"
 MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
-# Limit of files that are read as a whole. Without it, a link to a device such as /dev/zero would fill the memory.
-MAX_BYTES = 2**26
 
 
 class UnwritableError(UserError):
@@ -40,26 +38,6 @@ def digest_of_file(path: str | Path) -> str:
     """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_bounded(file: IO[bytes], name: str, most: int = MAX_BYTES) -> bytes:
-    """Read the rest of an open file; `UserError` if it has more than `most` bytes, before they fill the memory."""
-    parts: list[bytes] = []
-    while part := file.read(2**20):
-        most -= len(part)
-        if most < 0:
-            raise UserError("file.too_large", field=name)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def read_small_text(path: str | Path) -> str:
-    """
-    Read a file of UTF-8 text that may have been written by others, such as settings. `UserError` if it is larger than
-    [`MAX_BYTES`], `OSError` if it cannot be read, `UnicodeDecodeError` if it is not UTF-8.
-    """
-    with open(path, "rb") as file:
-        return read_bounded(file, str(path)).decode()
 
 
 @contextmanager

@@ -16,10 +16,11 @@ import torch
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 from transformers.utils import cached_file, has_file
 
+from .._bounded_reading import read_small_text
 from .._loading_errors import explained_loading, looks_local
 from .._plain_text import encode_plain
 from ..errors import UserError
-from .files import open_output, read_small_text
+from .files import open_output
 from .trees import ParsedSentence
 
 

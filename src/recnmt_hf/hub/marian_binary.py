@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from .._bounded_reading import MAX_BYTES, read_bounded
 from .._loading_errors import remove_remedy, shorten
-from ..data.files import MAX_BYTES, read_bounded
 from ..data.text import is_url, open_bytes
 from ..errors import UserError
 from ..training.recipe_yaml import load_yaml

@@ -11,7 +11,8 @@ import torch
 import yaml
 from transformers import GenerationConfig
 
-from ..data.files import open_output, open_output_folder, read_bounded
+from .._bounded_reading import read_bounded
+from ..data.files import open_output, open_output_folder
 from ..data.text import open_bytes
 from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .._bounded_reading import read_bounded
 from .._extras import packages_of_extra
-from ..data.files import read_bounded
 from ..data.text import open_bytes
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError

@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download
 
+from .._bounded_reading import read_small_text
 from .._loading_errors import looks_local
-from ..data.files import read_small_text
 
 
 EVIDENCE = "evidence.json"

@@ -19,9 +19,10 @@ import torch
 from transformers import PreTrainedConfig
 
 from .. import __version__
+from .._bounded_reading import read_small_text
 from .._loading_errors import folder_of_model, remove_remedy
 from .._values import check_options, check_value, members
-from ..data.files import locked_file, open_output, read_small_text
+from ..data.files import locked_file, open_output
 from ..errors import UserError, masked
 from ..inference.model_task import EVIDENCE
 from ..inference.options import DecodingOptions

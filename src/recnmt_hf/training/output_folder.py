@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from accelerate.utils import convert_bytes
 
+from .._bounded_reading import read_small_text
 from .._loading_errors import FINAL as FINAL
-from ..data.files import SPACE_ERRORS, number_of, read_small_text, remove, remove_abandoned
+from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
 from ..data.locks import lock
 from ..errors import ExistingFileError, UserError
 from .arguments import TranslationTrainingArguments

@@ -15,9 +15,10 @@ import transformers
 from datasets import Dataset
 from transformers import PreTrainedConfig
 
+from .._bounded_reading import read_small_text
 from .._values import default_of, stated
 from ..data.corpora import parse_corpora
-from ..data.files import open_output, read_small_text
+from ..data.files import open_output
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardSettings
 from ..data.tree_inputs import TREE_INPUTS

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ..._bounded_reading import read_small_text
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
-from ...data.files import read_small_text
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig

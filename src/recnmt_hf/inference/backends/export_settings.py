@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 
+from ..._bounded_reading import read_small_text
 from ..._loading_errors import shorten
-from ...data.files import read_small_text
 from ...errors import UserError
 
 
