@@ -76,7 +76,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
     bleu_tokenize: str | None = option(
         None,
-        "sacrebleu's tokenizer, also for test sets, e.g. flores200; null: by data.target_lang of the recipe (13a in Python)",
+        "sacrebleu's tokenizer, also for test sets, e.g. flores200; null: by data.target_lang of the recipe, or 13a",
         choices=(None, *BLEU_TOKENIZERS),
     )
     keep_last: Annotated[int, Range(least=1)] = option(5, "number of newest checkpoints to keep")
