@@ -3,19 +3,10 @@ The codes and messages of all errors outside `models/`, by package. To reword a 
 `raise UserError("code", field=..., value=..., **details)`.
 """
 
-from .models.user_errors import MESSAGES, UserError, masked, masked_message, remember_secrets, short_repr
+from .models.user_errors import MESSAGES, UserError, short_repr
 
 
-__all__ = [
-    "MESSAGES",
-    "ExistingFileError",
-    "MissingFileError",
-    "UserError",
-    "masked",
-    "masked_message",
-    "remember_secrets",
-    "short_repr",
-]
+__all__ = ["MESSAGES", "ExistingFileError", "MissingFileError", "UserError", "short_repr"]
 
 
 class MissingFileError(UserError, FileNotFoundError):

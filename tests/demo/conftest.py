@@ -22,6 +22,10 @@ license: mit
 ```python
 print("<b>code</b>")
 ```
+
+| step | validation perplexity | validation loss | training perplexity | memory of the accelerator |
+|---|---|---|---|---|
+| 1,000 | 123456.78 | 12.345 | 123456.78 | 123456.78 |
 """
 
 

@@ -33,6 +33,7 @@ from recnmt_hf.demo.page import Page
 from recnmt_hf.inference.model_task import ModelTask
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.splitting import join_texts
+from recnmt_hf.inference.translation_warnings import TranslationWarnings
 
 
 LIMITS = Limits(max_characters=3_000, max_segment=20, batch_tokens=400)
@@ -171,9 +172,27 @@ def test_two_visitors_upload_the_same_file(models, tmp_path):
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_lines_of_a_file(models, tmp_path, compress):
     lines = read_upload(write(tmp_path, compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), "a", Limits())
-    batches = list(translate_lines(models[0], lines, OPTIONS, Watch(60), LIMITS))
+    warnings = TranslationWarnings(models[0].translator.tokenizer)
+    batches = list(translate_lines(models[0], lines, OPTIONS, Watch(60), LIMITS, warnings))
     assert lines[:3] == ["The dog .", "", "A cat ."] and list(map(len, batches)) == [16, 14]
     assert batches[0][:3] == [t.text for t in models[0].translator(lines[:3], beams=2, num_hypotheses=2)]
+
+
+def test_visitors_see_the_warnings_of_their_translations(models, tmp_path, capfd):
+    """On the page, not in the terminal of the server."""
+    page, request, text = Page(models, LIMITS), SimpleNamespace(session_hash="w"), "你好 你好 .\nA dog ."
+    *_, (message, result) = page.translate(text, [model.name for model in models], 1, 1, 0.6, request)
+    assert not message and result.count("unknown to the tokenizer") == len(models)
+    *_, (state, link) = page.translate_file(str(write(tmp_path, text.encode())), models[0].name, 1, 0.6, request)
+    assert state.count("unknown to the tokenizer") == 1 and link
+    *_, (_, result) = page.translate("A dog sleeps.", [models[0].name], 1, 1, 0.6, request)
+    assert "unknown" not in result and "unknown" not in "".join(capfd.readouterr())
+
+
+def test_the_first_choice_has_something_to_show(models):
+    page = Page(models, LIMITS)
+    assert page.first(lambda model: model.subject) == "gret" and page.first(lambda model: model.card()) == "plain"
+    assert page.first(lambda model: None) == models[0].name
 
 
 def test_results_are_escaped(models, hostile):
@@ -300,6 +319,44 @@ def test_the_server_leaves_nothing(plain_model, monkeypatch):
     assert not folder.exists() and "GRADIO_TEMP_DIR" not in os.environ
     assert {str(host) for host in hosts} <= {"127.0.0.1", "localhost"}
     assert not [thread for thread in threading.enumerate() if not thread.daemon][before:]
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "foreign"),
+    [
+        (
+            "127.0.0.1",
+            ["127.0.0.1", "localhost", "Own.example"],
+            ["evil.example", "127.0.0.1.evil.example", "192.0.2.7"],
+        ),
+        ("0.0.0.0", ["127.0.0.1", "192.0.2.7", "own.example"], ["evil.example", "7.example", ""]),
+    ],
+)
+def test_only_requests_for_the_name_of_the_page_are_answered(plain_model, host, own, foreign):
+    """A web page whose own name leads to this address cannot read the page, and neither can it send a request."""
+    pytest.importorskip("gradio")
+    import httpx
+
+    from recnmt_hf.demo.serving import serving
+
+    with serving([plain_model], host, allowed_hosts=["own.example"]) as blocks:
+        address = f"http://127.0.0.1:{blocks.server_port}/"
+
+        def refused(names):
+            requests = [
+                ("GET", ""),
+                ("GET", "config"),
+                ("POST", "gradio_api/queue/join"),
+                ("POST", "gradio_api/upload"),
+            ]
+            return {
+                httpx.request(method, address + path, headers={"Host": f"{name}:{blocks.server_port}"}).text
+                == "Invalid host header"
+                for name in names
+                for method, path in requests
+            }
+
+        assert refused(foreign) == {True} and refused(own) == {False}
 
 
 def test_requests_of_a_session():

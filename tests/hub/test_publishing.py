@@ -318,7 +318,8 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert main(words) == 2
     assert "[usage.requires]" in capsys.readouterr().err
     assert main(["card", str(run_folder), "--license", "mit"]) == 0
-    assert "license: mit" in (run_folder / "model/README.md").read_text()
+    card = (run_folder / "model/README.md").read_text()
+    assert "license: mit" in card and f"\n# {run_folder.name}\n" in card
     for option in ("--name", "--sentence"):
         assert main(["card", str(run_folder), option, "half\udcff"]) == 2
         assert f"{option}" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from loopback_hub import loopback_hub
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.corpora import Corpus, load_pairs
-from recnmt_hf.errors import UserError, masked
+from recnmt_hf.models.user_errors import UserError, masked
 from recnmt_hf.training.evidence import Evidence
 
 

@@ -15,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="+", help=f"{arguments.MODEL_HELP}; several are shown side by side")
     add("--host", default="127.0.0.1", help="address of the server; 0.0.0.0 accepts connections from other machines")
+    names = "further name under which browsers may reach the page, such as that of a proxy; repeat for several; *: any"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=names)
     add("--port", type=arguments.whole(1, 65535), help="port of the server (default: the first free one from 7860)")
     add("--share", action="store_true", help="create a public link through Gradio's servers")
     add("--open", action="store_true", help="open the page in the default browser")
@@ -32,4 +34,4 @@ def run(args: argparse.Namespace) -> None:
 
     limits = {name: getattr(args, name) for name in LIMITS}
     loading = {name: getattr(args, name) for name in LOADING}
-    serve(args.model, args.host, args.port, args.share, args.open, loading, **limits)
+    serve(args.model, args.host, args.port, args.share, args.open, loading, args.allow_host, **limits)

@@ -16,7 +16,8 @@ from typing import Any
 from .. import __version__
 from .._interrupts import Interrupts, raised_interrupts
 from .._registration import register
-from ..errors import UserError, masked_message
+from ..errors import UserError
+from ..models.user_errors import masked_message
 from .arguments import Parser, printable
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._values import LANGUAGE
-from ..errors import UserError, masked
+from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
+from ..models.user_errors import masked
 from . import arguments
 from .translate import DECODING
 

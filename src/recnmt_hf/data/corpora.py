@@ -21,7 +21,8 @@ from transformers.utils import logging
 
 from .._plain_text import control_ids, encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
-from ..errors import ExistingFileError, MissingFileError, UserError, masked_message
+from ..errors import ExistingFileError, MissingFileError, UserError
+from ..models.user_errors import masked_message
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split

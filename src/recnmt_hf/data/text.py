@@ -20,7 +20,8 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._plain_text import is_blank
 from .._values import check_value
-from ..errors import MissingFileError, UserError, masked, remember_secrets
+from ..errors import MissingFileError, UserError
+from ..models.user_errors import masked, remember_secrets
 from .files import open_output
 
 

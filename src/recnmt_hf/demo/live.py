@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..inference.options import DecodingOptions
 from ..inference.results import Hypothesis
 from ..inference.splitting import join_texts, split_sentences, split_text
+from ..inference.translation_warnings import TranslationWarnings
 from ..inference.translator import Translator
 from ..inference.word_alignment import WordAlignment, align_pairs
 from .limits import Limits
@@ -81,6 +82,9 @@ class Progress:
     seconds: float = 0.0
     no_attention: str = ""  # why there are no links between words
 
+    def __post_init__(self) -> None:
+        self.warnings = TranslationWarnings(self.model.translator.tokenizer)
+
     @property
     def is_complete(self) -> bool:
         return self.done == len(self.segments)
@@ -130,15 +134,22 @@ def split_into_segments(translator: Translator, text: str, options: DecodingOpti
     return [Segment(space, part, opening) for space, part in parts]
 
 
-def search(model: DemoModel, texts: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits) -> list[Any]:
-    """Translate some texts; raise [`Ended`] once the request is over."""
+def search(
+    model: DemoModel,
+    texts: Sequence[str],
+    options: DecodingOptions,
+    watch: Watch,
+    limits: Limits,
+    warnings: TranslationWarnings,
+) -> list[Any]:
+    """Translate some texts, and add to the warnings; raise [`Ended`] once the request is over."""
     watch.check()
     changes: dict[str, Any] = {"max_source_length": limits.max_segment}
     if model.takes_processors:
         changes["generate"] = {"logits_processor": [watch]}
     if model.translator.task.summarizes:
         changes |= {"on_long": "truncate", "max_source_length": SEGMENTS_OF_SUMMARY * limits.max_segment}
-    return list(model.translator.translate(texts, replace(options, **changes), warn_short=False))
+    return list(model.translator.translate(texts, replace(options, **changes), warn_short=False, warnings=warnings))
 
 
 def translate_text(
@@ -169,7 +180,7 @@ def translate_batch(state: Progress, size: int, options: DecodingOptions, watch:
     """Translate the next sentences of a text, and align their words."""
     batch = state.segments[state.done : state.done + size]
     texts = [segment.opening + segment.source for segment in batch]
-    translations = search(state.model, texts, options, watch, limits)
+    translations = search(state.model, texts, options, watch, limits, state.warnings)
     for segment, translation in zip(batch, translations, strict=True):
         segment.hypotheses = translation.hypotheses
         if not state.no_attention:
@@ -219,9 +230,14 @@ def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
 
 
 def translate_lines(
-    model: DemoModel, lines: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits
+    model: DemoModel,
+    lines: Sequence[str],
+    options: DecodingOptions,
+    watch: Watch,
+    limits: Limits,
+    warnings: TranslationWarnings,
 ) -> Iterator[list[str]]:
     """Translate lines in batches, and yield the translations of each batch; raises as [`translate_text`]."""
     for start in range(0, len(lines), LINES_OF_BATCH):
         batch = lines[start : start + LINES_OF_BATCH]
-        yield [translation.text for translation in search(model, batch, options, watch, limits)]
+        yield [translation.text for translation in search(model, batch, options, watch, limits, warnings)]

@@ -13,6 +13,7 @@ from .._plain_card import CARD
 from ..analysis.subjects import find_subject
 from ..errors import UserError
 from ..families import Subject
+from ..hub.checked_copy import short_name
 from ..inference.backends.export_settings import is_export, read_export_settings
 from ..inference.translator import Translator
 from ..training.evidence import Evidence
@@ -54,14 +55,8 @@ class DemoModel:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """
-    Return a short name for each path: its last part, or that of the run for its folder `model`; the whole path where
-    these are not unique.
-    """
-    names = []
-    for path in map(Path, paths):
-        run = path.parent.name if path.name == "model" else ""
-        names.append(run or path.name or str(path))
+    """Return a short name for each path (see [`short_name`]); the whole path where these are not unique."""
+    names = [short_name(path) or path for path in paths]
     return [whole if names.count(name) > 1 else name for whole, name in zip(paths, names, strict=True)]
 
 

@@ -47,7 +47,14 @@
     const fold = summary && summary.closest("details[data-key]");
     if (fold) folds.set(fold.dataset.key, !fold.open);
   });
+  // The hint that a picture or table scrolls is for windows in which it does.
+  const markWide = () => {
+    for (const part of document.querySelectorAll(".rn-scroll")) part.classList.toggle("rn-wide", part.scrollWidth > part.clientWidth);
+  };
+  window.addEventListener("resize", markWide);
+  document.addEventListener("toggle", markWide, true);
   new MutationObserver(() => {
+    markWide();
     for (const fold of document.querySelectorAll("details[data-key]")) {
       const isOpen = folds.get(fold.dataset.key);
       if (isOpen !== undefined && fold.open !== isOpen) fold.open = isOpen;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from .._extras import packages_of_extra
 from .._plain_text import is_blank
 from ..analysis.subjects import load_function
 from ..errors import UserError
+from ..inference.translation_warnings import TranslationWarnings
 from . import rendering
 from .limits import Limits
 from .live import Ended, Watch, check_length, decoding_options, read_upload, translate_lines, translate_text
@@ -90,11 +91,18 @@ class Page:
 
     def example(self) -> str:
         """Return a sentence to begin with: the example of a model's evidence."""
+        model = self.models[self.first(lambda model: model.evidence().example)]
+        with suppress(UserError):
+            return model.evidence().example
+        return ""
+
+    def first(self, shows: Callable[[DemoModel], Any]) -> str:
+        """Return the name of the first model that shows something, or else of the first one."""
         for model in self.models.values():
             with suppress(UserError):
-                if text := model.evidence().example:
-                    return text
-        return ""
+                if shows(model):
+                    return model.name
+        return next(iter(self.models))
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
@@ -148,7 +156,7 @@ class Page:
         upload, start = Path(path), time.monotonic()
         output = f"{upload.name.removesuffix('.gz').removesuffix('.txt')}.{models[0].name.replace('/', '_')}.txt"
         translated: list[str] = []
-        ended, lines, problem = "", [], ""
+        ended, lines, problem, warnings = "", [], "", TranslationWarnings(models[0].translator.tokenizer)
         try:
             try:
                 lines = read_upload(upload, upload.name, self.limits)
@@ -160,7 +168,7 @@ class Page:
                     upload.parent.rmdir()  # if it is empty
             yield rendering.file_progress(0, len(lines), 0.0), ""
             options = decoding_options(self.limits, beams, 1, penalty)
-            for batch in translate_lines(models[0], lines, options, watch, self.limits):
+            for batch in translate_lines(models[0], lines, options, watch, self.limits, warnings):
                 translated += batch
                 seconds = time.monotonic() - start
                 yield rendering.file_progress(len(translated), len(lines), seconds), ""
@@ -169,7 +177,8 @@ class Page:
         except UserError as error:
             ended, problem = "Not finished", rendering.note(str(error), True)
         state = rendering.file_progress(len(translated), len(lines), time.monotonic() - start, ended) if lines else ""
-        yield problem + state, rendering.download(output, translated) if translated else ""
+        state = problem + state + rendering.warning(warnings)
+        yield state, rendering.download(output, translated) if translated else ""
 
     # -- models --------------------------------------------------------------------------------------------------------
 
@@ -317,12 +326,13 @@ def add_file_tab(
 
 def add_inside_tab(page: Page, names: list[str], tab: Any, private: dict[str, Any], at_once: dict[str, Any]) -> None:
     """Add the tab for what the family of a model can show."""
-    model = gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1, elem_id="inside-model")
+    value = page.first(lambda model: model.subject)
+    model = gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id="inside-model")
     explanation = html(elem_id="inside-explanation")
     sentence = gr.Textbox(
         page.example(), label="Sentence", placeholder="Enter one sentence", lines=1, elem_id="sentence"
     )
-    with gr.Row():
+    with gr.Row(elem_id="inside-controls"):
         small: dict[str, Any] = {"visible": False, "value": None, "scale": 0, "min_width": 240}
         number = small | {"precision": 0, "minimum": 0}
         layer = gr.Number(label="Layer", info="From 0; empty: the default", **number)
@@ -345,7 +355,8 @@ def add_inside_tab(page: Page, names: list[str], tab: Any, private: dict[str, An
 
 def add_about_tab(page: Page, names: list[str], tab: Any, at_once: dict[str, Any]) -> None:
     """Add the tab with scores and card."""
-    model = gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1, elem_id="about-model")
+    value = page.first(lambda model: model.evidence().tests or model.card())
+    model = gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id="about-model")
     scores = html(elem_id="scores")
     with gr.Accordion("Model card", open=True):
         card = html(elem_id="card")

@@ -10,6 +10,7 @@ from typing import Any
 from .._extras import packages_of_extra
 from ..families import FAMILIES
 from ..hub.card import describe_decoding, duration, score_rows
+from ..inference.translation_warnings import TranslationWarnings
 from ..inference.word_alignment import WordAlignment
 from ..training.evidence import Evidence
 from .live import Progress, Segment
@@ -38,6 +39,12 @@ def note(text: str, is_problem: bool = False) -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if text else ""
 
 
+def warning(warnings: TranslationWarnings) -> str:
+    """Return what the visitor should know about translations."""
+    text = warnings.unknown_tokens()
+    return f'<p class="rn-problem" role="status">{escape(text)}</p>' if text else ""
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], label: str) -> str:
     """Return a table whose first column names the rows; without `heads` it has no header."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
@@ -50,8 +57,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], label: str) -> st
 
 
 def scrolling(content: str, label: str) -> str:
-    """Return content that scrolls by itself where the window is narrow."""
-    return f'<div class="rn-scroll" role="region" aria-label="{escape(label)}" tabindex="0">{content}</div>'
+    """Return content that scrolls by itself where the window is narrow, with a hint that page.js shows there."""
+    start = f'<div class="rn-scroll" role="region" aria-label="{escape(label)}" tabindex="0">'
+    return f'{start}<p class="rn-note rn-hint">Scroll sideways to see the rest.</p>{content}</div>'
 
 
 def fold(title: str, content: str, key: str, is_open: bool) -> str:
@@ -94,7 +102,7 @@ def translation(state: Progress, ended: str) -> str:
     return (
         f'<section class="rn-card" aria-label="{escape(name)}"><h3>{escape(name)}{kind}</h3>'
         f'<div class="rn-text" dir="auto">{escape(state.text)}</div><p class="rn-note">{escape(status)}</p>'
-        f"{''.join(blocks)}</section>"
+        f"{warning(state.warnings)}{''.join(blocks)}</section>"
     )
 
 

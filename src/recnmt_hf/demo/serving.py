@@ -29,6 +29,7 @@ def serve(
     share: bool = False,
     open_browser: bool = False,
     loading: dict[str, Any] | None = None,
+    allowed_hosts: Sequence[str] = (),
     **limits: Any,
 ) -> None:
     """
@@ -42,12 +43,14 @@ def serve(
         port (`int`, *optional*): Port; by default the first free one from 7860.
         share (`bool`, *optional*, defaults to `False`): Whether to make a public link through gradio's servers.
         open_browser (`bool`, *optional*, defaults to `False`): Whether to open the page in the default browser.
+        allowed_hosts (sequence of `str`, *optional*): Further names of the page, such as that of a proxy; `"*"` allows
+            all. A request for another name is refused: a foreign web page may have led its own name to this machine.
         loading, **limits: As for [`build_page`].
 
     Raises:
         UserError: As [`build_page`]; the port is in use, or the host is not an address of this machine.
     """
-    with serving(models, host, port, share, open_browser, loading, **limits) as blocks:
+    with serving(models, host, port, share, open_browser, loading, allowed_hosts, **limits) as blocks:
         print(f"{blocks.share_url or blocks.local_url} (Ctrl-C stops the server)", flush=True)
         threading.Event().wait()
 
@@ -60,17 +63,22 @@ def serving(
     share: bool = False,
     open_browser: bool = False,
     loading: dict[str, Any] | None = None,
+    allowed_hosts: Sequence[str] = (),
     **limits: Any,
 ) -> Iterator[gradio.Blocks]:
     """Serve the page as [`serve`] does, until the context ends."""
     free_port(host, port)  # an error before the models are loaded
     with gradio_environment():
         with packages_of_extra("demo", "The page"):
-            import gradio  # noqa: F401
+            from starlette.middleware import Middleware
+            from starlette.middleware.trustedhost import TrustedHostMiddleware
         from .page import build_page, launch_settings
 
         blocks = build_page(models, loading, **limits)
+        # gradio's servers choose the name of a public link.
+        hosts = ["*"] if share else [*hosts_of(host), *allowed_hosts]
         settings = launch_settings(**limits)
+        settings["app_kwargs"] = {"middleware": [Middleware(TrustedHostMiddleware, hosts, www_redirect=False)]}
         try:
             blocks.launch(
                 server_name=host,
@@ -85,6 +93,13 @@ def serving(
             yield blocks
         finally:
             blocks.close(verbose=False)
+
+
+def hosts_of(host: str) -> list[str]:
+    """Return the names under which browsers reach an address; `*.7` is any that ends in `.7`."""
+    hosts = [host, f"[{host}]", "localhost", "127.0.0.1", "[::1]", socket.gethostname()]
+    # An address of all networks has the addresses of this machine. No other name ends in a number.
+    return hosts + [f"*.{number}" for number in range(256)] if host in ("0.0.0.0", "::") else hosts
 
 
 @contextmanager

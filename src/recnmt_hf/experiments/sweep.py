@@ -18,8 +18,9 @@ from ..analysis.plots import QUANTITIES, grid_of_scores, points_of_scores
 from ..data.corpora import load_test_set
 from ..data.files import reject_model_folder
 from ..data.text import read_lines, write_results
-from ..errors import MissingFileError, UserError, masked
+from ..errors import MissingFileError, UserError
 from ..families import paper_table_of
+from ..models.user_errors import masked
 from ..training.checkpoints import newest_intact_checkpoint, state_of
 from ..training.checks import build_on_meta, check_decoding, check_model
 from ..training.evidence import Evidence, differences, without_private

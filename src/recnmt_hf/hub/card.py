@@ -27,7 +27,7 @@ from ..families import FAMILIES, PaperTable
 from ..training.evidence import Evidence, TestScore, average_of
 from ..training.metrics import VALIDATION_METRICS
 from ..training.recipe import AVERAGE
-from .checked_copy import model_folder, write_checked_copy
+from .checked_copy import model_folder, short_name, write_checked_copy
 
 
 SOURCE = "https://github.com/recnmt-hf/recnmt_hf"
@@ -104,7 +104,7 @@ def card_of_copy(
     config = AutoConfig.from_pretrained(copy, trust_remote_code=False)
     is_joint = not (copy / TARGET_TOKENIZER).is_dir()
     sentence = sentence or evidence.example or "..."
-    title = name.rpartition("/")[2] or name
+    title = short_name(name)
     values = {
         "title": title,
         "name": name,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .._loading_errors import folder_of_model
+from .._loading_errors import FINAL, folder_of_model, looks_local
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.loading import load_model, missing_model_error
@@ -23,6 +23,12 @@ def model_folder(path: str | Path) -> Path:
     if not (folder / "config.json").is_file():
         raise missing_model_error(str(path))
     return folder
+
+
+def short_name(model: str | Path) -> str:
+    """Return the last part of a folder or model id; for the folder of a run's final model that of the run."""
+    path = Path(model).absolute() if looks_local(str(model)) else Path(model)
+    return path.parent.name if path.is_absolute() and path.name == FINAL else path.name
 
 
 def load_checked(source: str | Path, check: Callable[[Any], None] = lambda model: None) -> tuple[Any, TokenizerPair]:

@@ -29,7 +29,8 @@ from .._loading_errors import shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
-from ..errors import MissingFileError, UserError, remember_secrets
+from ..errors import MissingFileError, UserError
+from ..models.user_errors import remember_secrets
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
 from ..training.output_folder import RECIPE
 from ..training.processes import logger

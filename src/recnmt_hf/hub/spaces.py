@@ -21,7 +21,7 @@ from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..errors import UserError
 from ..training.evidence import EVIDENCE, Evidence
-from .checked_copy import SHARD, model_folder, write_checked_copy
+from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
 from .publishing import ALLOWED, MODELS, PACKAGE, PACKAGE_TYPES, check_contents, check_links, explained_upload, files_of
 
 
@@ -58,9 +58,9 @@ for name, (repository, revision) in FROM_HUB.items():
     models.append(str(folder))
 
 if __name__ == "__main__":
-    # The Hub sets these variables; elsewhere the page is for this computer only.
+    # The Hub sets these variables, and its proxy has the page's name; elsewhere the page is for this computer only.
     host, port = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), int(os.environ.get("GRADIO_SERVER_PORT", 7860))
-    serve(models, host=host, port=port)
+    serve(models, host=host, port=port, allowed_hosts=["*"] if "GRADIO_SERVER_NAME" in os.environ else [])
 '''
 TEXT = """# {title}
 
@@ -123,10 +123,8 @@ def prepare_space(
 
 
 def space_name(model: str) -> str:
-    """Return the name of a model in a Space: that of its folder, or of the run of the folder `model`."""
-    path = Path(model).resolve() if looks_local(model) else Path(model)
-    name = path.parent.name if path.name == "model" else path.name
-    return re.sub(r"[^\w.-]+", "_", name).strip("_.") or "model"
+    """Return the name of a model in a Space."""
+    return re.sub(r"[^\w.-]+", "_", short_name(model)).strip("_.") or "model"
 
 
 def copy_model(folder: Path, copy: Path) -> None:

@@ -55,13 +55,18 @@ class TranslationWarnings:
         self.translations += len(translations)
         self.short += [first + i for i, translation in enumerate(translations) if is_far_too_short(translation)]
 
+    def unknown_tokens(self) -> str:
+        """Return the warning of unknown tokens; empty if their share is at most 1%."""
+        if self.unknown <= UNKNOWN_SHARE * self.tokens:
+            return ""
+        share = f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer"
+        remedy = "Use a model whose tokenizer covers this language and script."
+        return f"{share}, and the model cannot distinguish them. {remedy}"
+
     def log(self) -> None:
-        """Log a warning if the share of unknown tokens is above 1%, and one if there are short translations."""
-        if self.unknown > UNKNOWN_SHARE * self.tokens:
-            logger.warning_once(
-                f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer, and the "
-                "model cannot distinguish them. Use a model whose tokenizer covers this language and script."
-            )
+        """Log the warnings of unknown tokens and of short translations."""
+        if warning := self.unknown_tokens():
+            logger.warning_once(warning)
         if self.short:
             numbers = ", ".join(map(str, self.short[:MOST_NUMBERS])) + ", ..." * (len(self.short) > MOST_NUMBERS)
             logger.warning(

@@ -210,6 +210,7 @@ class Translator:
         scores: bool = True,
         warn_short: bool = True,
         first: int = 1,
+        warnings: TranslationWarnings | None = None,
         **changes: Any,
     ) -> Iterator[Translation]:
         """
@@ -229,6 +230,7 @@ class Translator:
                 There is no warning with `on_long="truncate"`, nor for a model for summaries.
             first (`int`, *optional*, defaults to 1): Number of the first sentence, in messages and for the draws of
                 sampling with a seed. Parts with a multiple of `options.buffer` sentences draw as the whole text.
+            warnings (`TranslationWarnings`, *optional*): Counts for a caller that reports them; nothing is logged.
             **changes: Fields of [`DecodingOptions`] that replace those of `options`, or transformers' names:
                 `num_beams`, `max_new_tokens`, and other settings of `generate`.
 
@@ -241,15 +243,16 @@ class Translator:
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise UserError("sentence.not_a_list", field=name, value=value)
         pairs = enumerate(pair_with_prefixes(sentences, prefixes, first - 1), start=first)
-        warnings = TranslationWarnings(self.tokenizer)
+        own_warnings = warnings or TranslationWarnings(self.tokenizer)
         while chunk := list(islice(pairs, options.buffer)):
             first = chunk[0][0]
             prepared = [self.prepare(text, options, prefix, f"Sentence {number}") for number, (text, prefix) in chunk]
-            translations = self.search(prepared, options, warnings, first - 1, scores)
+            translations = self.search(prepared, options, own_warnings, first - 1, scores)
             if warn_short and not self.is_summarizing(options):
-                warnings.check_lengths(translations, first)
+                own_warnings.check_lengths(translations, first)
             yield from translations
-        warnings.log()
+        if warnings is None:
+            own_warnings.log()
 
     def prepare(
         self, sentence: str, options: DecodingOptions, prefix: str = "", place: str = "The sentence"

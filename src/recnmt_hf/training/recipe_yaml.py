@@ -17,7 +17,8 @@ import yaml
 
 from .._values import DEFAULT, kind_of
 from ..data.text import read_lines
-from ..errors import UserError, masked
+from ..errors import UserError
+from ..models.user_errors import masked
 
 
 # Depth at which `null` resets a value: section.field.

@@ -22,7 +22,8 @@ from ..data.files import open_output
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardSettings
 from ..data.tree_inputs import TREE_INPUTS
-from ..errors import UserError, masked
+from ..errors import UserError
+from ..models.user_errors import masked
 from .arguments import TranslationTrainingArguments
 from .checkpoints import newest_intact_checkpoint, state_of, steps_of
 from .inputs import delete_tokenizers
