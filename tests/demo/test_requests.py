@@ -21,6 +21,7 @@ from recnmt_hf.demo import rendering
 from recnmt_hf.demo.limits import Limits
 from recnmt_hf.demo.live import (
     Ended,
+    Progress,
     Watch,
     decoding_options,
     read_upload,
@@ -33,7 +34,6 @@ from recnmt_hf.demo.page import Page
 from recnmt_hf.inference.model_task import ModelTask
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.splitting import join_texts
-from recnmt_hf.inference.translation_warnings import TranslationWarnings
 
 
 LIMITS = Limits(max_characters=3_000, max_segment=20, batch_tokens=400)
@@ -172,8 +172,7 @@ def test_two_visitors_upload_the_same_file(models, tmp_path):
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_lines_of_a_file(models, tmp_path, compress):
     lines = read_upload(write(tmp_path, compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), "a", Limits())
-    warnings = TranslationWarnings(models[0].translator.tokenizer)
-    batches = list(translate_lines(models[0], lines, OPTIONS, Watch(60), LIMITS, warnings))
+    batches = list(translate_lines(Progress(models[0], []), lines, OPTIONS, Watch(60), LIMITS))
     assert lines[:3] == ["The dog .", "", "A cat ."] and list(map(len, batches)) == [16, 14]
     assert batches[0][:3] == [t.text for t in models[0].translator(lines[:3], beams=2, num_hypotheses=2)]
 

@@ -115,9 +115,6 @@ class SecretUrl(str):
         remember_secrets(self.original)
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SecretUrl, (self.original,)
-
 
 def hide_secrets(value: Any) -> Any:
     """Return a URL that has secrets as a [`SecretUrl`], and any other value unchanged."""
@@ -141,8 +138,8 @@ def open_url(url: str) -> IO[bytes]:
         return file
     except Exception as error:  # of many kinds; packages for the protocol may be missing
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        cause = None if isinstance(url, SecretUrl) else error  # its text may have the secrets
-        raise UserError("file.unreadable", field=url, reason=reason) from cause
+        # The text of the cause may have the secrets.
+        raise UserError("file.unreadable", field=url, reason=reason) from (None if url != original_url(url) else error)
 
 
 def is_plain_file(path: str | Path) -> bool:

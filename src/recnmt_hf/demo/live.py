@@ -74,7 +74,7 @@ class Segment:
 
 @dataclass
 class Progress:
-    """The translation of a text by one model, as far as it is done."""
+    """The translation of a text (or the lines of a file, without segments) by one model, as far as it is done."""
 
     model: DemoModel
     segments: list[Segment]
@@ -134,22 +134,16 @@ def split_into_segments(translator: Translator, text: str, options: DecodingOpti
     return [Segment(space, part, opening) for space, part in parts]
 
 
-def search(
-    model: DemoModel,
-    texts: Sequence[str],
-    options: DecodingOptions,
-    watch: Watch,
-    limits: Limits,
-    warnings: TranslationWarnings,
-) -> list[Any]:
-    """Translate some texts, and add to the warnings; raise [`Ended`] once the request is over."""
+def search(state: Progress, texts: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits) -> list[Any]:
+    """Translate some texts; raise [`Ended`] once the request is over."""
     watch.check()
+    translator = state.model.translator
     changes: dict[str, Any] = {"max_source_length": limits.max_segment}
-    if model.takes_processors:
+    if state.model.takes_processors:
         changes["generate"] = {"logits_processor": [watch]}
-    if model.translator.task.summarizes:
+    if translator.task.summarizes:
         changes |= {"on_long": "truncate", "max_source_length": SEGMENTS_OF_SUMMARY * limits.max_segment}
-    return list(model.translator.translate(texts, replace(options, **changes), warn_short=False, warnings=warnings))
+    return list(translator.translate(texts, replace(options, **changes), warn_short=False, warnings=state.warnings))
 
 
 def translate_text(
@@ -180,7 +174,7 @@ def translate_batch(state: Progress, size: int, options: DecodingOptions, watch:
     """Translate the next sentences of a text, and align their words."""
     batch = state.segments[state.done : state.done + size]
     texts = [segment.opening + segment.source for segment in batch]
-    translations = search(state.model, texts, options, watch, limits, state.warnings)
+    translations = search(state, texts, options, watch, limits)
     for segment, translation in zip(batch, translations, strict=True):
         segment.hypotheses = translation.hypotheses
         if not state.no_attention:
@@ -230,14 +224,9 @@ def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
 
 
 def translate_lines(
-    model: DemoModel,
-    lines: Sequence[str],
-    options: DecodingOptions,
-    watch: Watch,
-    limits: Limits,
-    warnings: TranslationWarnings,
+    state: Progress, lines: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits
 ) -> Iterator[list[str]]:
     """Translate lines in batches, and yield the translations of each batch; raises as [`translate_text`]."""
     for start in range(0, len(lines), LINES_OF_BATCH):
         batch = lines[start : start + LINES_OF_BATCH]
-        yield [translation.text for translation in search(model, batch, options, watch, limits, warnings)]
+        yield [translation.text for translation in search(state, batch, options, watch, limits)]

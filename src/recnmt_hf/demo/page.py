@@ -13,10 +13,9 @@ from .._extras import packages_of_extra
 from .._plain_text import is_blank
 from ..analysis.subjects import load_function
 from ..errors import UserError
-from ..inference.translation_warnings import TranslationWarnings
 from . import rendering
 from .limits import Limits
-from .live import Ended, Watch, check_length, decoding_options, read_upload, translate_lines, translate_text
+from .live import Ended, Progress, Watch, check_length, decoding_options, read_upload, translate_lines, translate_text
 from .models import DemoModel, load_models
 
 
@@ -156,7 +155,7 @@ class Page:
         upload, start = Path(path), time.monotonic()
         output = f"{upload.name.removesuffix('.gz').removesuffix('.txt')}.{models[0].name.replace('/', '_')}.txt"
         translated: list[str] = []
-        ended, lines, problem, warnings = "", [], "", TranslationWarnings(models[0].translator.tokenizer)
+        ended, lines, problem, progress = "", [], "", Progress(models[0], [])
         try:
             try:
                 lines = read_upload(upload, upload.name, self.limits)
@@ -168,7 +167,7 @@ class Page:
                     upload.parent.rmdir()  # if it is empty
             yield rendering.file_progress(0, len(lines), 0.0), ""
             options = decoding_options(self.limits, beams, 1, penalty)
-            for batch in translate_lines(models[0], lines, options, watch, self.limits, warnings):
+            for batch in translate_lines(progress, lines, options, watch, self.limits):
                 translated += batch
                 seconds = time.monotonic() - start
                 yield rendering.file_progress(len(translated), len(lines), seconds), ""
@@ -177,7 +176,7 @@ class Page:
         except UserError as error:
             ended, problem = "Not finished", rendering.note(str(error), True)
         state = rendering.file_progress(len(translated), len(lines), time.monotonic() - start, ended) if lines else ""
-        state = problem + state + rendering.warning(warnings)
+        state = problem + state + rendering.warning(progress.warnings)
         yield state, rendering.download(output, translated) if translated else ""
 
     # -- models --------------------------------------------------------------------------------------------------------

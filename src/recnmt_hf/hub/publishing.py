@@ -311,9 +311,7 @@ def check_card(api: HfApi, folder: Path, kind: str) -> None:
 
 @contextmanager
 def explained_upload(name: str, token: str | None) -> Iterator[None]:
-    """
-    Turn errors of the Hub and of the connection into a [`UserError`], in which the token is masked; others are bugs.
-    """
+    """Turn errors of the Hub and of the connection into a [`UserError`], with the token masked; others are bugs."""
     remember_secrets(f"?token={token or get_token()}")
     try:
         yield

@@ -25,13 +25,9 @@ _SECRETS = (
     re.compile(r"(?<![A-Za-z0-9])()(hf_(?:[a-z]+_)?[A-Za-z0-9]{20,})"),
 )
 # Names of fields whose whole value is a secret.
-_SECRET_NAME = re.compile(
-    r"(?i)(?:.*[._-])?(?:token|secret|password|passwd|credentials?|connection_string|(?:api|access|account|secret)_?key)"
-    r"|key"
-)
+_SECRET_NAME = re.compile(r"(?i)(.*[._-])?(token|secret|passw(or)?d|credentials?|(api|access|account|secret)_?key)|key")
 # Secrets that the process was given. Shorter ones would also mask other words of a message.
-_known_secrets = set[str]()
-_LEAST_SECRET = 6
+_known_secrets, _LEAST_SECRET = set[str](), 6
 
 # Code -> message: what is wrong, the value, what is allowed, what to do. Names in braces are `field`, `value` (quoted)
 # and details; `remedy` is a sentence without its full stop.

@@ -26,6 +26,7 @@ from ..data.tokenization import load_tokenizer, require_control_tokens, train_to
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..data.tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 from ..errors import ExistingFileError, UserError, short_repr
+from ..models.user_errors import masked
 from .arguments import conflict
 from .building import stage_configs
 from .processes import logger
@@ -103,7 +104,7 @@ def load_shards(recipe: Recipe, tokenizers: TokenizerPair, trees: TreeEncoder | 
     data = ShardedDataset(folder, recipe.data.mixture)
     prepared = data.manifest
     settings = asdict(recipe.data.shard_settings)
-    before = [corpus for corpus, _ in prepared["corpora"]]
+    before = [masked(corpus) for corpus, _ in prepared["corpora"]]
     now = [corpus.identity() for corpus in training_corpora(recipe)]
     pairs = [(f"data.{name}", prepared["settings"].get(name), value) for name, value in settings.items()]
     pairs.append(("number of corpora in data.train", len(before), len(now)))
