@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any
 
 import langcodes
+
+from ._values import LANGUAGE
+from .errors import UserError
 
 
 @lru_cache(1024)
@@ -21,3 +25,18 @@ def main_language(code: str) -> str:
     except langcodes.LanguageTagError:
         return main
     return "no" if language == "nb" else language
+
+
+@lru_cache(1024)
+def key_of_language(code: str, keys: tuple[str, ...]) -> str:
+    """Return the key that is another code of the same language, if there is exactly one; else the code itself."""
+    alike = [key for key in keys if langcodes.tag_is_valid(key) and main_language(key) == main_language(code)]
+    return alike[0] if code not in keys and len(alike) == 1 else code
+
+
+def check_codes(options: Any) -> None:
+    """Raise `UserError` unless the fields `source_lang` and `target_lang` are language codes or `None`."""
+    for name in ("source_lang", "target_lang"):
+        code = getattr(options, name)
+        if code is not None and not LANGUAGE.fullmatch(code):
+            raise UserError("option.language", field=name, value=code)

@@ -14,8 +14,12 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.alignments import AlignedSide
+from recnmt_hf.data.languages import find_code, nearest_codes
+from recnmt_hf.data.sharded import ShardedDataset
+from recnmt_hf.data.sharding import ShardSettings, prepare_shards
+from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.inference import DecodingOptions, Translator, waiting
-from recnmt_hf.inference.languages import find_code, nearest_codes
+
 
 
 # Name of a checkpoint -> languages of its source and target as options name them, and another target.
@@ -503,24 +507,46 @@ def test_threads_with_different_languages(zoo, sentences, name):
 
 
 @pytest.mark.parametrize("name", WITH_TOKENS)
-def test_training_data_have_the_languages_of_the_tokenizer(zoo, sentences, name, tmp_path):
+def test_training_data_have_the_languages_of_their_corpora(zoo, sentences, name, tmp_path):
+    """Those of the arguments and of the corpora themselves, in memory and in shards, as the tokenizer encodes them."""
     source, target, other = LANGUAGES[name]
+    texts = "".join(f"{one}\t{two}\n" for one, two in zip(sentences[:3], sentences[1:4], strict=True))
+    (tmp_path / "a.tsv").write_text(texts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(zoo.make(name))
+    codes = [{}, {"source_lang": target, "target_lang": source}, {"target_lang": other}]
+    directions = [(source, target), (target, source), (source, other)]
+    corpora = [recnmt_hf.data.Corpus(tsv=tmp_path / "a.tsv", **code) for code in codes]
+    before = tokenizer.src_lang, tokenizer.tgt_lang
+    data = recnmt_hf.data.prepare_dataset(corpora, source, target, tokenizer, tokenizer, tmp_path / "data")
+    settings = ShardSettings(source, target, shard_size=2, deduplicate="pair")
+    prepare_shards(corpora, TokenizerPair(tokenizer), tmp_path / "shards", settings)
+    shards = ShardedDataset(tmp_path / "shards")
+    assert (tokenizer.src_lang, tokenizer.tgt_lang) == before
+    expected = []
+    for tokenizer.src_lang, tokenizer.tgt_lang in directions:
+        for one, two in zip(sentences[:3], sentences[1:4], strict=True):
+            expected.append((tokenizer(one)["input_ids"], tokenizer(text_target=two)["input_ids"]))
+    for found in (data, shards):
+        assert [(row["input_ids"], row["labels"]) for row in (found[i] for i in range(len(found)))] == expected
+    with rejects("language.unknown", "target_lang"):
+        recnmt_hf.data.prepare_dataset(corpora[:1], source, "xx", tokenizer, tokenizer, tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_truncated_training_data_keep_their_language(zoo, sentences, name, tmp_path):
+    source, target, _ = LANGUAGES[name]
     (tmp_path / "a.tsv").write_text(f"{sentences[0]}\t{sentences[1]}\n")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(zoo.make(name), src_lang=source)
-    for language in (target, other):
-        tokenizer.tgt_lang = language
-        arguments = [{"tsv": tmp_path / "a.tsv"}, "a", "b", tokenizer, tokenizer, tmp_path / "data"]
-        whole = tokenizer(sentences[0], text_target=sentences[1])
-        assert recnmt_hf.data.prepare_dataset(*arguments)[0]["labels"] == whole["labels"]
-        part = recnmt_hf.data.prepare_dataset(*arguments, 6, 6, on_long="truncate")[0]
-        for column in ("input_ids", "labels"):  # language and end token are kept, wherever they are
-            limits = tokenizer("a", text_target="a", max_length=6, truncation=True)[column]
-            kept = [id for id in part[column] if id in tokenizer.all_special_ids]
-            assert kept == [id for id in limits if id in tokenizer.all_special_ids] and len(part[column]) == 6
-        if tokenizer.is_fast:  # links are those of words
-            side = AlignedSide(tokenizer, sentences[1], part["labels"], "words", is_target=True)
-            linked = {part["labels"][place] for places in side.tokens.values() for place in places}
-            assert linked and linked.isdisjoint(tokenizer.all_special_ids)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(zoo.make(name), src_lang=source, tgt_lang=target)
+    arguments = [{"tsv": tmp_path / "a.tsv"}, source, target, tokenizer, tokenizer, tmp_path / "data"]
+    part = recnmt_hf.data.prepare_dataset(*arguments, 6, 6, on_long="truncate")[0]
+    for column in ("input_ids", "labels"):  # language and end token are kept, wherever they are
+        limits = tokenizer("a", text_target="a", max_length=6, truncation=True)[column]
+        kept = [id for id in part[column] if id in tokenizer.all_special_ids]
+        assert kept == [id for id in limits if id in tokenizer.all_special_ids] and len(part[column]) == 6
+    if tokenizer.is_fast:  # links are those of words
+        side = AlignedSide(tokenizer, sentences[1], part["labels"], "words", is_target=True)
+        linked = {part["labels"][place] for places in side.tokens.values() for place in places}
+        assert linked and linked.isdisjoint(tokenizer.all_special_ids)
 
 
 def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):

@@ -6,9 +6,10 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .._languages import check_codes, key_of_language, main_language
 from .._plain_text import control_ids, encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import ExistingFileError, MissingFileError, UserError
@@ -26,6 +28,7 @@ from ..models.user_errors import masked_message
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
+from .languages import in_languages, known_code, language_ids
 from .modifiers import check_modifiers, modified
 from .named_test_sets import files_of_test_set
 from .text import (
@@ -99,6 +102,8 @@ class Corpus:
     seed: int = option(1, "seed of the generated corpus")
     sacrebleu: str | None = option(None, "name of a test set of sacrebleu, such as wmt14")
     pair: str | None = option(None, "language pair of the test set, such as en-de; null: source_lang-target_lang")
+    source_lang: str | None = option(None, "language code of the source; null: that of data")
+    target_lang: str | None = option(None, "language code of the target; null: that of data")
     source_tag: str | None = option(
         None, "tag before each source, such as >>de<<; one of tokenizer.tags, or a symbol of a given tokenizer"
     )
@@ -137,6 +142,7 @@ class Corpus:
             parts = [plain(part) for part in value] if isinstance(value, (list, tuple)) else plain(value)
             object.__setattr__(self, name, parts)
         check_options(self)
+        check_codes(self)
         names = ("source", "tsv", "jsonl", "lcsts", "dataset", "generated", "sacrebleu")
         kinds = [name for name in names if getattr(self, name)]
         if len(kinds) != 1:
@@ -166,6 +172,30 @@ class Corpus:
         """Whether the source sentences have dependency trees."""
         return self.source_trees is not None or self.tree_columns
 
+    def languages(self, source_lang: str, target_lang: str) -> tuple[str, str]:
+        """Return the codes of source and target, by default those given."""
+        return self.source_lang or source_lang, self.target_lang or target_lang
+
+    def language_columns(
+        self, source_lang: str, target_lang: str, tokenizers: Iterable[PreTrainedTokenizerBase]
+    ) -> dict[str, str | None]:
+        """
+        Return the columns `source_lang` and `target_lang` of the pairs for tokenizers that name languages by tokens
+        (`None` for the side of another one), and none for other tokenizers. `UserError` for an unknown code.
+        """
+        codes = zip(("source_lang", "target_lang"), self.languages(source_lang, target_lang), tokenizers, strict=True)
+        columns = {
+            name: known_code(code, known, name) if (known := language_ids(tokenizer)) else None
+            for name, code, tokenizer in codes
+        }
+        return columns if any(columns.values()) else {}
+
+    def test_set_files(self, source_lang: str, target_lang: str, download: bool = True) -> list[str]:
+        """Return the files of a test set of sacrebleu ([`~recnmt_hf.data.named_test_sets.files_of_test_set`])."""
+        codes = self.languages(source_lang, target_lang)
+        pairs = [self.pair] if self.pair else ["-".join(codes), "-".join(map(main_language, codes))]
+        return files_of_test_set(str(self.sacrebleu), pairs, download)
+
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
         pairs = modified(self.plain_pairs(source_lang, target_lang, on_empty), self.modifiers, str(self.seed))
@@ -179,13 +209,15 @@ class Corpus:
     ) -> Iterator[SentencePair]:
         """Yield the [`pairs`] without tags and modifiers. `streaming` reads a set of `datasets` without copying it."""
         self.check_languages(source_lang, target_lang)
-        columns = self.source_column or source_lang, self.target_column or target_lang
+        languages = self.languages(source_lang, target_lang)
+        columns = self.source_column or languages[0], self.target_column or languages[1]
         if self.generated:
             if self.size is None:
                 pairs = whole_corpus(seed=self.seed)[self.generated]
             else:
                 pairs = generate_split(self.generated, self.size, self.seed)
-            return (SentencePair(getattr(pair, source_lang), getattr(pair, target_lang)) for pair in pairs)
+            source, target = map(main_language, languages)
+            return (SentencePair(getattr(pair, source), getattr(pair, target)) for pair in pairs)
         if self.dataset:
             place = ", ".join(part for part in (self.dataset, self.config, self.split) if part)
             rows = self._rows(place, columns, streaming)
@@ -197,7 +229,7 @@ class Corpus:
         elif self.lcsts:
             place, rows = self.lcsts, read_lcsts(self.lcsts, self.min_score)
         elif self.sacrebleu:
-            files = files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
+            files = self.test_set_files(source_lang, target_lang)
             return (SentencePair(*row) for row in read_aligned(files[:2], on_empty))
         else:
             self.check_single_target()
@@ -209,8 +241,7 @@ class Corpus:
         """Yield each source, with its tag, and its references, which have none."""
         rows: Iterator[tuple[str, ...]]
         if self.sacrebleu:
-            files = files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
-            rows = read_aligned(files, on_empty)
+            rows = read_aligned(self.test_set_files(source_lang, target_lang), on_empty)
         elif isinstance(self.target, list):
             rows = self._aligned([str(self.source), *self.target], on_empty)
         else:
@@ -235,9 +266,10 @@ class Corpus:
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
+        source_lang, target_lang = self.languages(source_lang, target_lang)
         if self.sacrebleu:
-            files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}", download=False)
-        if self.generated and {source_lang, target_lang} != {"en", "de"}:
+            self.test_set_files(source_lang, target_lang, download=False)
+        if self.generated and {main_language(source_lang), main_language(target_lang)} != {"en", "de"}:
             raise UserError("corpus.generated_languages", languages=f"{source_lang}-{target_lang}")
         has_columns = (self.source_column is not None or self.tree_columns) and self.target_column is not None
         if (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns:
@@ -255,6 +287,7 @@ class Corpus:
             record = row["translation"] if self.source_column is None and "translation" in row else row
             texts: list[str] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
             for column in columns[len(texts) :]:
+                column = key_of_language(column, tuple(record or ()))
                 if record and column not in record:
                     known = ", ".join(sorted(map(str, record)))
                     raise UserError("dataset.no_column", field=name, value=column, columns=known)
@@ -274,6 +307,8 @@ class Corpus:
                 revision=self.revision,
                 data_files=original_url(self.data_files),
                 streaming=streaming and "[" not in self.split,
+                # A copy of local files is found by their times, which do not change with every content.
+                download_mode="reuse_cache_if_exists" if self.dataset_files() else None,
             )
         except Exception as error:  # of many kinds
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -283,7 +318,7 @@ class Corpus:
     def check_files(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
         if self.sacrebleu:
-            files_of_test_set(self.sacrebleu, self.pair or f"{source_lang}-{target_lang}")
+            self.test_set_files(source_lang, target_lang)
         for path in self.local_files():
             if next(read_lines(path), None) is None:
                 raise UserError("file.empty", field=path)
@@ -292,12 +327,17 @@ class Corpus:
 
     def fingerprint(self) -> list[Any]:
         """Return [`identity`] and checksums of local files, which identify the content."""
-        files = self.local_files()
+        files = self.local_files() + self.dataset_files()
+        return [self.identity(), [digest_of_file(path) for path in files if Path(path).is_file()]]
+
+    def dataset_files(self) -> list[str]:
+        """Return the local files of a set of `datasets`."""
+        files: list[str] = []
         for path in [self.data_files] if isinstance(self.data_files, str) else self.data_files or []:
             files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
         if self.dataset and Path(self.dataset).is_dir():
             files += [str(path) for path in sorted(Path(self.dataset).rglob("*")) if path.is_file()]
-        return [self.identity(), [digest_of_file(path) for path in files if Path(path).is_file()]]
+        return files
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that decide which pairs are read."""
@@ -305,7 +345,8 @@ class Corpus:
         later = set() if self.alignments else {"alignments", "alignment_units"}
         later |= {name for name in ("data_files", "modifiers") if not getattr(self, name)}
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
-        later |= {name for name in ("sacrebleu", "pair", "source_tag", "target_tag") if getattr(self, name) is None}
+        names = ("sacrebleu", "pair", "source_tag", "target_tag", "source_lang", "target_lang")
+        later |= {name for name in names if getattr(self, name) is None}
         return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
 
 
@@ -374,9 +415,21 @@ def tokenize_pairs(
 ) -> dict[str, list[Any]]:
     """
     Return token ids and lengths of a batch of `source` and `target` sentences, truncated to `most` tokens. Control
-    tokens in the sentences, such as `</s>`, are text. With a column `alignment` links between the tokens are added.
-    With `trees` the batch has columns of trees, and the inputs of models that read them are added.
+    tokens in the sentences, such as `</s>`, are text. Columns `source_lang` and `target_lang` have the languages of
+    tokenizers that name them by tokens. With a column `alignment` links between the tokens are added. With `trees` the
+    batch has columns of trees, and the inputs of models that read them are added.
     """
+    if "source_lang" in batch:
+        columns, start = {}, 0
+        for languages, run in groupby(zip(batch["source_lang"], batch["target_lang"], strict=True)):
+            end = start + sum(1 for _ in run)
+            part = {name: batch[name][start:end] for name in batch if name not in ("source_lang", "target_lang")}
+            with in_languages(source_tokenizer, languages[0], None), in_languages(target_tokenizer, None, languages[1]):
+                made = tokenize_pairs(part, source_tokenizer, target_tokenizer, most, trees)
+            for name, values in made.items():
+                columns.setdefault(name, []).extend(values)
+            start = end
+        return columns
     sources = ids_of_texts(source_tokenizer, batch["source"])
     targets = ids_of_texts(target_tokenizer, batch["target"], is_target=True)
     if trees is not None:
@@ -441,6 +494,9 @@ def prepare_dataset(
         FileExistsError: `cache_dir` is a file.
     """
     corpora = parse_corpora(corpora)
+    tokenizers = (source_tokenizer, target_tokenizer)
+    for corpus in corpora:
+        corpus.language_columns(source_lang, target_lang, tokenizers)  # reject unknown codes
     check_value("max_source_length", max_source_length, int, Range(least=1))
     check_value("max_target_length", max_target_length, int, Range(least=1))
     check_value("max_length_ratio", max_length_ratio, float | None, Range(least=1))
@@ -451,7 +507,7 @@ def prepare_dataset(
         PREPARATION,
         [corpus.fingerprint() for corpus in corpora],
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
-        [tokenizer_fingerprint(tokenizer) for tokenizer in (source_tokenizer, target_tokenizer)],
+        [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers],
         *([] if on_long == "skip" else [on_long]),
         *([] if trees is None else [trees.fingerprint()]),
     ]
@@ -463,7 +519,7 @@ def prepare_dataset(
         raise ExistingFileError("output.is_file", field=str(cache_dir))
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     with partial_folder(Path(cache_dir)) as working:
-        data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None)
+        data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None, tokenizers)
         total = len(data)
         num_proc = max(1, min(num_proc or 1, total // 1000))
         try:
@@ -540,11 +596,18 @@ def count_equal(ids: pa.Array | pa.ChunkedArray, id: int) -> int:
 
 
 def collect(
-    corpora: Sequence[Corpus], source_lang: str, target_lang: str, on_empty: str, working: Path, trees: bool = False
+    corpora: Sequence[Corpus],
+    source_lang: str,
+    target_lang: str,
+    on_empty: str,
+    working: Path,
+    trees: bool = False,
+    tokenizers: Sequence[PreTrainedTokenizerBase] = (),
 ) -> Dataset:
     """
     Write the checked sentence pairs to a dataset with the columns `source` and `target`, `alignment` if a corpus has
-    links, and with `trees` those of the sources' trees, which are null for a sentence without one.
+    links, with `trees` those of the sources' trees, which are null for a sentence without one, and `source_lang` and
+    `target_lang` for `tokenizers` that name languages by tokens.
     """
     from datasets.arrow_writer import ArrowWriter
 
@@ -554,9 +617,13 @@ def collect(
         schema["alignment"] = pa.struct(dict.fromkeys(("line", "place", "units"), text))
     if trees:
         schema |= zip(COLUMNS, map(pa.list_, (text, pa.int32(), text)), strict=True)
+    if any(map(language_ids, tokenizers)):
+        schema |= {"source_lang": text, "target_lang": text}
     with ArrowWriter(path=path, schema=pa.schema(schema)) as writer:
-        for pair in load_pairs(corpora, source_lang, target_lang, on_empty):
-            writer.write(row_of_pair(pair, has_links, trees))
+        for corpus in corpora:
+            languages = corpus.language_columns(source_lang, target_lang, tokenizers)
+            for pair in corpus.pairs(source_lang, target_lang, on_empty):
+                writer.write(row_of_pair(pair, has_links, trees) | languages)
         count, _ = writer.finalize()
     if not count:
         raise UserError("corpus.all_blank", field="on_empty", value=on_empty)
@@ -578,14 +645,17 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     def ids_of(text: str, is_target: bool) -> list[int]:
         return encode_plain(tokenizer, text, is_target)["input_ids"]
 
-    if backend is None:
-        # Settings have no common interface, so compare the encoding of a text, which depends on them.
-        probe = "A b-c, 1.5 Ä 你好 </s>"
-        state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), [ids_of(probe, side) for side in (False, True)]]
-    else:
-        state = json.loads(backend.to_str())
-        state.pop("padding", None)
-        state.pop("truncation", None)
-        if (controls := ids_of("", True)) != ids_of("", False):  # it lacks the language of translations
-            state["target_controls"] = controls
+    language = min(language_ids(tokenizer), default=None)  # every text is encoded in its own
+    with in_languages(tokenizer, language, language):
+        if backend is None:
+            # Settings have no common interface, so compare the encoding of a text, which depends on them.
+            probe = "A b-c, 1.5 Ä 你好 </s>"
+            ids = [ids_of(probe, side) for side in (False, True)]
+            state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), ids]
+        else:
+            state = json.loads(backend.to_str())
+            state.pop("padding", None)
+            state.pop("truncation", None)
+            if (controls := ids_of("", True)) != ids_of("", False):
+                state["target_controls"] = controls
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -18,10 +18,14 @@ KEYS_AT_ONCE = 2**22
 
 
 def keys_of(columns: Mapping[str, Sequence[str]], kind: str) -> np.ndarray:
-    """Return the keys of sentence pairs, `uint64` of shape `(pairs, 2)`; equal pairs have equal keys."""
-    sides = (columns[name] for name in KEYS_OF_DUPLICATES[kind])
+    """
+    Return the keys of sentence pairs, `uint64` of shape `(pairs, 2)`; equal pairs have equal keys, if they have equal
+    languages, where these are columns.
+    """
+    names = *KEYS_OF_DUPLICATES[kind], *(name for name in ("source_lang", "target_lang") if name in columns)
     content = b"".join(
-        hashlib.blake2b("\n".join(texts).encode(), digest_size=KEY_BYTES).digest() for texts in zip(*sides, strict=True)
+        hashlib.blake2b("\n".join(map(str, texts)).encode(), digest_size=KEY_BYTES).digest()
+        for texts in zip(*(columns[name] for name in names), strict=True)
     )
     return read_keys(content)
 

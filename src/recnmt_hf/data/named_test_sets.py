@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
 
 
-def files_of_test_set(name: str, pair: str, download: bool = True) -> list[str]:
+def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) -> list[str]:
     """
-    Return the files of a test set for a language pair such as `en-de`, the source first, then the references. They are
-    those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it downloads a missing test set;
+    Return the files of a test set for the first language pair that it has, such as `en-de`: the source, then the
+    references. They are those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it downloads a missing test set;
     without `download` only the names are checked. `UserError` if there is no such test set or pair (`sacrebleu --list`
     prints all names), or the download fails.
     """
@@ -22,9 +23,10 @@ def files_of_test_set(name: str, pair: str, download: bool = True) -> list[str]:
         near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)[:3]
         raise UserError("test_set.unknown", field="sacrebleu", value=name, near=", ".join(near))
     dataset = DATASETS[name]
-    if pair not in dataset.langpairs:
-        pairs = ", ".join(sorted(dataset.langpairs))
-        raise UserError("test_set.pair", field="pair", value=pair, name=name, pairs=pairs)
+    pair = next((pair for pair in pairs if pair in dataset.langpairs), None)
+    if pair is None:
+        known = ", ".join(sorted(dataset.langpairs))
+        raise UserError("test_set.pair", field="pair", value=pairs[0], name=name, pairs=known)
     if not download:
         return []
     try:

@@ -198,9 +198,11 @@ class ShardMaker:
             columns.setdefault("alignment", [None] * len(columns["source"]))
         record = ShardRecord(block.name, block.corpus, len(columns["source"]) + removed["empty"])
         if settings.min_language_score is not None:
-            languages = (settings.source_lang, settings.target_lang)
+            languages = corpus.languages(settings.source_lang, settings.target_lang)
             fits = are_in_languages(columns, languages, settings.min_language_score)
             columns = keep_rows(columns, fits, "language", removed)
+        codes = corpus.language_columns(settings.source_lang, settings.target_lang, self.tokenizers)
+        columns |= {name: [code] * len(columns["source"]) for name, code in codes.items() if columns["source"]}
         # Modifiers change the language detector's input and hide duplicates.
         keys = keys_of(with_tags(columns, corpus), settings.deduplicate) if settings.deduplicate else None
         if corpus.modifiers:

@@ -18,6 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
+from .._languages import key_of_language
 from .._plain_text import is_blank
 from .._values import check_value
 from ..errors import MissingFileError, UserError
@@ -283,14 +284,15 @@ def read_jsonl(
             whole = json.loads(line)
             record = whole.get("translation", whole)
             place = f"{path}, line {number}"
-            source = record[source_key].strip() if read_source is None else read_source(whole, place)
-            pair = SentencePair(source, record[target_key].strip())
+            keys = [key_of_language(key, tuple(record)) for key in (source_key, target_key)]
+            source = record[keys[0]].strip() if read_source is None else read_source(whole, place)
+            pair = SentencePair(source, record[keys[1]].strip())
             "".join(pair).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
         except UserError:
             raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            keys = {"source": source_key, "target": target_key}
-            raise UserError("corpus.json_line", field=str(path), line=number, **keys, reason=str(error)) from error
+            names = {"source": source_key, "target": target_key}
+            raise UserError("corpus.json_line", field=str(path), line=number, **names, reason=str(error)) from error
         yield number, pair
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .._plain_text import encode_plain
 from ..errors import UserError
+from .languages import in_languages, language_ids
 
 
 # Field of a configuration with the stamps of the model's tokenizers.
@@ -46,15 +47,15 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
     symbols = sorted((id, token) for token, id in tokenizer.get_vocab().items() if size is None or id < size)
     size = 1 + symbols[-1][0] if size is None and symbols else size
     result = {"symbols": size, "sha256": checksum("\n".join(f"{id} {token}" for id, token in symbols))}
-    # Without a language of the target, some tokenizers fail, and some take on that of the source.
-    is_target = is_target and getattr(tokenizer, "tgt_lang", "") is not None
+    language = min(language_ids(tokenizer), default=None)  # every text is encoded in its own
     own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // OWN_PROBES)]]
     probes = [*PROBES, *own, *(token.swapcase() for token in own)]
     try:  # three times, since subwords may be sampled
-        encodings = [
-            [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in probes]
-            for _ in range(3)
-        ]
+        with in_languages(tokenizer, language, language):
+            encodings = [
+                [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in probes]
+                for _ in range(3)
+            ]
     except Exception:  # the `tokenizers` library raises no other kind for a vocabulary without an unknown token
         return result
     if encodings[0] == encodings[1] == encodings[2]:

@@ -18,7 +18,7 @@ from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.loading import quiet_loading
-from ..inference.model_checks import check_weights, list_names
+from ..inference.model_checks import check_weights
 from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,10 +16,10 @@ from transformers.utils import logging
 from .._languages import main_language
 from .._plain_text import ids_of_texts, truncated
 from ..data.alignments import words_of_tokens
+from ..data.languages import MOST_CODES, find_code, known_code, language_ids, list_names, same, unknown_language
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from .batching import TargetTokens, start_of
-from .model_checks import list_names
 from .model_settings import end_ids, setting
 from .model_task import ModelTask
 
@@ -32,8 +31,6 @@ TAG = re.compile(r">>([\w-]+)<<|<2([A-Za-z][\w-]*)>")
 TYPED_TAG = re.compile(rf"\s*({TAG.pattern})")
 # Keys of a configuration's `task_specific_params`, as of T5.
 TASK_NAME = re.compile(r"translation_([\w-]+?)_to_([\w-]+)")
-# Codes in an error message.
-MOST_CODES = 12
 # The tokenizers of one language pair have the same state, so texts of two languages must not be encoded at a time.
 _locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
 _lock_of_locks = threading.Lock()
@@ -246,23 +243,21 @@ class TokenLanguages(Languages):
     @classmethod
     def find(cls, tokenizers: TokenizerPair, model: Any) -> TokenLanguages | None:
         """Return the languages of a tokenizer with `src_lang` and `tgt_lang` whose sources have a language's token."""
-        tokenizer = tokenizers.source
-        if not hasattr(tokenizer, "src_lang") or not hasattr(tokenizer, "tgt_lang"):
-            return None
-        languages = cls(tokenizers, model, language_ids(tokenizer))
-        return languages if any(id in languages.codes for part in languages.own_frame for id in part) else None
+        with lock_of(tokenizers.source):
+            ids = language_ids(tokenizers.source)
+        return cls(tokenizers, model, ids) if ids else None
 
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
     ) -> Direction:
         tokenizer: Any = self.tokenizers.source
-        code = self.code(source, "source_lang") if source else find_code(tokenizer.src_lang or "", self.ids)
+        code = known_code(source, self.ids, "source_lang") if source else find_code(tokenizer.src_lang or "", self.ids)
         frame = self.own_frame
         if code is not None:
             before, after = ([self.ids[code] if id in self.codes else id for id in part] for part in frame)
             frame = (tuple(before), tuple(after))
         start = setting(self.model, "decoder_start_token_id")
-        target = self.code(target, "target_lang") if target else self.default_target(code, start)
+        target = known_code(target, self.ids, "target_lang") if target else self.default_target(code, start)
         if forced is not None:
             return Direction(code, self.codes.get(forced), frame, given=(forced,))
         if target is None:
@@ -283,13 +278,6 @@ class TokenLanguages(Languages):
         # Some tokenizers take on the source language when they encode a target without a language.
         code = find_code(getattr(self.tokenizers.target, "tgt_lang", None) or "", self.ids)
         return None if code == source else code
-
-    def code(self, code: str, field: str) -> str:
-        """Return a code as the tokenizer writes it; `UserError` if it is not known."""
-        found = find_code(code, self.ids)
-        if found is None:
-            raise unknown_language(field, code, self.ids)
-        return found
 
     def require_target(self, direction: Direction) -> None:
         if direction.target is None and not direction.given:
@@ -381,44 +369,3 @@ def find_languages(tokenizers: TokenizerPair, model: Any) -> Languages:
         if languages := kind.find(tokenizers, model):
             return languages
     return Languages(tokenizers, model)
-
-
-def language_ids(tokenizer: Any) -> dict[str, int]:
-    """Return the codes of a tokenizer's languages with the ids of their tokens."""
-    ids = getattr(tokenizer, "lang_code_to_id", None)
-    if isinstance(ids, Mapping):
-        return {code.strip("_"): id for code, id in ids.items()}
-    named = {str(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
-    tokens = [token for token in tokenizer.all_special_tokens if token not in named]
-    return {token.strip("_"): tokenizer.convert_tokens_to_ids(token) for token in tokens}
-
-
-# -- codes -------------------------------------------------------------------------------------------------------------
-
-
-def same(one: str, other: str) -> bool:
-    """Return whether two codes differ at most in case and separators."""
-    return one.replace("-", "_").lower() == other.replace("-", "_").lower()
-
-
-def find_code(code: str, known: Collection[str]) -> str | None:
-    """Return the known code that a code names, which may differ in case and separators; `None` if there is none."""
-    code = code.strip("_")
-    return code if code in known else next((other for other in known if same(code, other)), None)
-
-
-def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
-    """Return known codes, those first that are most similar to a code."""
-
-    def distance(other: str) -> tuple[bool, bool, float, str]:
-        ratio = difflib.SequenceMatcher(None, code.lower(), other.lower()).ratio()
-        begins = other.lower().startswith(main_language(code)[:2])
-        return main_language(other) != main_language(code), not begins, -ratio, other
-
-    return sorted(known, key=distance)
-
-
-def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
-    """Return the error for a code that a model does not know, with the nearest known ones."""
-    nearest = list_names(nearest_codes(code, known), MOST_CODES)
-    return UserError("language.unknown", field=field, value=code, known=nearest)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..data.languages import list_names
 from ..errors import UserError
 
 
@@ -40,12 +41,6 @@ def missing_values(model: PreTrainedModel) -> list[str]:
     if places & {"cpu", "disk"}:
         return []
     return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
-
-
-def list_names(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and the number of the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from .._loading_errors import shorten
+from .._languages import check_codes
 from .._values import (
-    LANGUAGE,
     LEAST_LENGTH_PENALTY,
     MOST_BEAMS,
     MOST_LENGTH_PENALTY,
@@ -173,10 +173,7 @@ class DecodingOptions:
             )
         if self.max_length_factor + self.max_length_extra <= 0:
             raise UserError("option.no_length", field="max_length_extra", value=self.max_length_extra)
-        for name in ("source_lang", "target_lang"):
-            code = getattr(self, name)
-            if code is not None and not LANGUAGE.fullmatch(code):
-                raise UserError("option.language", field=name, value=code)
+        check_codes(self)
         if self.alignments and self.on_long == "split":
             raise UserError("option.alignments_of_parts", field="alignments")
         if self.seed is not None and not samples:

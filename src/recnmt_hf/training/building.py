@@ -19,7 +19,7 @@ from transformers import (
 
 from .._loading_errors import looks_local
 from .._values import Range, check_content, check_fields, check_value, documented, given_fields, option
-from ..data.tokenizer_checks import stamp_tokenizers
+from ..data.tokenizer_checks import number_of_symbols, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..families import MODEL_TYPES
@@ -153,8 +153,8 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
     tokenizers.check_padding()
     start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
     vocabulary = {
-        "vocab_size": len(source),
-        "decoder_vocab_size": len(target),
+        "vocab_size": number_of_symbols(source),
+        "decoder_vocab_size": number_of_symbols(target, is_target=True),
         "share_encoder_decoder_embeddings": tokenizers.is_joint,
         "pad_token_id": target.pad_token_id,
         "eos_token_id": target.eos_token_id,

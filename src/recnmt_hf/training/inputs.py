@@ -52,6 +52,7 @@ def prepare_inputs(
         tokenizers = load_tokenizers(checkpoint)
     else:
         tokenizers = prepare_tokenizers(recipe, output_dir) if data.prepared is None else load_with_shards(recipe)
+    fit_to_corpora(recipe, tokenizers)
     trees = prepare_trees(recipe, tokenizers)
     prepare: Callable[..., Dataset] = partial(
         prepare_dataset,
@@ -66,7 +67,6 @@ def prepare_inputs(
     least = 0 if data.on_long == "truncate" else recipe.model.fields.get("max_position_embeddings", 1024) - 1
     longest_validation = {name: max(length, least) for name, length in longest.items()}
     validation = prepare(data.validation, keep_text=True, **longest_validation)
-    check_tags_of_corpora(recipe, tokenizers)
     if data.prepared is not None:
         return tokenizers, load_shards(recipe, tokenizers, trees), validation
     corpora = training_corpora(recipe)
@@ -78,12 +78,24 @@ def prepare_inputs(
     return tokenizers, train, validation
 
 
-def check_tags_of_corpora(recipe: Recipe, tokenizers: TokenizerPair) -> None:
-    """Raise `UserError` for a tag of a corpus that is not one symbol of its tokenizer."""
+def fit_to_corpora(recipe: Recipe, tokenizers: TokenizerPair) -> None:
+    """
+    Set the languages of tokenizers that name languages by tokens to those of the first training corpus, the default of
+    the trained model. `UserError` for an unknown language, or a tag that is not one symbol of its tokenizer.
+    """
+    languages: dict[str, str | None] = {}
     for place, corpus in recipe.corpora:
+        try:
+            own = corpus.language_columns(recipe.data.source_lang, recipe.data.target_lang, tokenizers)
+        except UserError as error:
+            raise error.inside(place if getattr(corpus, str(error.field)) else "data") from None
+        languages = languages or own
         for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
             if (tag := getattr(corpus, name)) is not None:
                 check_known(tokenizer, tag, f"{place}.{name}", is_target=name == "target_tag")
+    for name, code, tokenizer in zip(("src_lang", "tgt_lang"), languages.values(), tokenizers, strict=False):
+        if code is not None:
+            setattr(tokenizer, name, code)
 
 
 def load_with_shards(recipe: Recipe) -> TokenizerPair:
@@ -161,7 +173,7 @@ def prepare_in_shards(
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(section, file, indent=1)
         tokenizers = prepare_tokenizers(recipe, output)
-        check_tags_of_corpora(recipe, tokenizers)
+        fit_to_corpora(recipe, tokenizers)
         trees = prepare_trees(recipe, tokenizers)
         if not (output / SOURCE_TOKENIZER).is_dir() or (trees and not (output / RELATIONS_FILE).is_file()):
             save_tokenizers(tokenizers, output)

@@ -1,0 +1,91 @@
+"""Languages that a tokenizer names by tokens, as those of M2M-100, NLLB, mBART and mBART-50 do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .._languages import main_language
+from .._plain_text import encode_plain
+from ..errors import UserError
+
+
+# Codes in an error message.
+MOST_CODES = 12
+
+
+def list_names(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two codes differ at most in case and separators."""
+    return one.replace("-", "_").lower() == other.replace("-", "_").lower()
+
+
+def find_code(code: str, known: Collection[str]) -> str | None:
+    """Return the known code that a code names, which may differ in case and separators; `None` if there is none."""
+    code = code.strip("_")
+    return code if code in known else next((other for other in known if same(code, other)), None)
+
+
+def known_code(code: str, known: Collection[str], field: str) -> str:
+    """Return a code as a tokenizer writes it; `UserError` if it is not known."""
+    found = find_code(code, known)
+    if found is None:
+        raise unknown_language(field, code, known)
+    return found
+
+
+def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
+    """Return known codes, those first that are most similar to a code."""
+
+    def distance(other: str) -> tuple[bool, bool, float, str]:
+        ratio = difflib.SequenceMatcher(None, code.lower(), other.lower()).ratio()
+        begins = other.lower().startswith(main_language(code)[:2])
+        return main_language(other) != main_language(code), not begins, -ratio, other
+
+    return sorted(known, key=distance)
+
+
+def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
+    """Return the error for a code that a model does not know, with the nearest known ones."""
+    nearest = list_names(nearest_codes(code, known), MOST_CODES)
+    return UserError("language.unknown", field=field, value=code, known=nearest)
+
+
+# -- tokens of a tokenizer ---------------------------------------------------------------------------------------------
+
+
+def language_ids(tokenizer: Any) -> dict[str, int]:
+    """
+    Return the codes of the languages that a tokenizer names by a token in every text, with the ids of these tokens;
+    nothing for a tokenizer of another kind.
+    """
+    if not hasattr(tokenizer, "src_lang") or not hasattr(tokenizer, "tgt_lang"):
+        return {}
+    ids = getattr(tokenizer, "lang_code_to_id", None)
+    if not isinstance(ids, Mapping):
+        named = {str(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+        tokens = [token for token in tokenizer.all_special_tokens if token not in named]
+        ids = dict(zip(tokens, tokenizer.convert_tokens_to_ids(tokens), strict=True))
+    ids = {code.strip("_"): id for code, id in ids.items()}
+    return ids if set(ids.values()) & set(encode_plain(tokenizer, "a")["input_ids"]) else {}
+
+
+@contextmanager
+def in_languages(tokenizer: Any, source: str | None, target: str | None) -> Iterator[None]:
+    """Set the languages of the sources and targets that a tokenizer encodes; `None` leaves it as it is."""
+    languages = {name: code for name, code in (("src_lang", source), ("tgt_lang", target)) if code is not None}
+    before = {name: getattr(tokenizer, name) for name in languages}
+    for name, code in languages.items():
+        setattr(tokenizer, name, code)
+    try:
+        yield
+    finally:
+        for name, code in before.items():
+            setattr(tokenizer, name, code)
