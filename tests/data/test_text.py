@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,29 @@ def test_datasets_translation_set(hub_format):
         list(corpus.pairs("en", "fr"))
     with rejects("dataset.not_loaded"):
         list(Corpus(dataset=str(hub_format), split="dev").pairs("en", "de"))
+
+
+@pytest.mark.parametrize("codes", [("eng_Latn", "deu_Latn"), ("en_XX", "de-AT")])
+def test_columns_are_found_by_other_codes_of_their_languages(hub_format, tmp_path, codes):
+    path = write(tmp_path / "a.jsonl", '{"de": "Eins", "en": "One", "en_note": "no language"}\n')
+    for corpus in (Corpus(dataset=str(hub_format), split="train[:1]"), Corpus(jsonl=path)):
+        assert list(corpus.pairs(*codes)) == [SentencePair("One", "Eins")]
+        own = replace(corpus, source_lang=codes[1], target_lang=codes[0])
+        assert list(own.pairs("fr", "it")) == [SentencePair("Eins", "One")]
+    first = next(Corpus(generated="test", size=1).pairs("en", "de"))
+    assert next(Corpus(generated="test", size=1).pairs(*codes)) == first
+    with rejects("option.language", "target_lang"):
+        Corpus(jsonl=path, target_lang="../de")
+
+
+@pytest.mark.parametrize("split", ["train", "train[:1]"])
+def test_changed_files_of_datasets_are_read_again(tmp_path, split):
+    """Also if their time and size are the same."""
+    corpus = Corpus(dataset="json", data_files=str(tmp_path / "a.jsonl"), split=split)
+    for text in ("One", "Two"):
+        write(tmp_path / "a.jsonl", json.dumps({"en": text, "de": text}) + "\n")
+        os.utime(tmp_path / "a.jsonl", (10**9, 10**9))
+        assert list(corpus.pairs("en", "de")) == [SentencePair(text, text)]
 
 
 def test_a_corpus_has_exactly_one_source():

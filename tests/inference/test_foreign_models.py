@@ -4,11 +4,13 @@ of tokenizer, and everything that works for this package's own models.
 """
 
 import threading
+from itertools import pairwise
 
 import foreign_models as foreign
 import pytest
 import torch
 import transformers
+from transformers import AutoModelForSeq2SeqLM
 from user_errors import rejects
 
 import recnmt_hf
@@ -19,7 +21,9 @@ from recnmt_hf.data.sharded import ShardedDataset
 from recnmt_hf.data.sharding import ShardSettings, prepare_shards
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.inference import DecodingOptions, Translator, waiting
-
+from recnmt_hf.inference.model_settings import start_id
+from recnmt_hf.training.building import ModelSection, stage_configs
+from recnmt_hf.training.trainer import TranslationTrainer
 
 
 # Name of a checkpoint -> languages of its source and target as options name them, and another target.
@@ -510,7 +514,7 @@ def test_threads_with_different_languages(zoo, sentences, name):
 def test_training_data_have_the_languages_of_their_corpora(zoo, sentences, name, tmp_path):
     """Those of the arguments and of the corpora themselves, in memory and in shards, as the tokenizer encodes them."""
     source, target, other = LANGUAGES[name]
-    texts = "".join(f"{one}\t{two}\n" for one, two in zip(sentences[:3], sentences[1:4], strict=True))
+    texts = "".join(f"{one}\t{two}\n" for one, two in pairwise(sentences[:4]))
     (tmp_path / "a.tsv").write_text(texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(zoo.make(name))
     codes = [{}, {"source_lang": target, "target_lang": source}, {"target_lang": other}]
@@ -524,7 +528,7 @@ def test_training_data_have_the_languages_of_their_corpora(zoo, sentences, name,
     assert (tokenizer.src_lang, tokenizer.tgt_lang) == before
     expected = []
     for tokenizer.src_lang, tokenizer.tgt_lang in directions:
-        for one, two in zip(sentences[:3], sentences[1:4], strict=True):
+        for one, two in pairwise(sentences[:4]):
             expected.append((tokenizer(one)["input_ids"], tokenizer(text_target=two)["input_ids"]))
     for found in (data, shards):
         assert [(row["input_ids"], row["labels"]) for row in (found[i] for i in range(len(found)))] == expected
@@ -547,6 +551,33 @@ def test_truncated_training_data_keep_their_language(zoo, sentences, name, tmp_p
         side = AlignedSide(tokenizer, sentences[1], part["labels"], "words", is_target=True)
         linked = {part["labels"][place] for places in side.tokens.values() for place in places}
         assert linked and linked.isdisjoint(tokenizer.all_special_ids)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_training_begins_with_the_tokens_of_translations(zoo, sentences, name, is_own, tmp_path):
+    """Wherever the tokenizer puts the language of labels, and whatever the decoder of the model reads first."""
+    source, target, _ = LANGUAGES[name]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(zoo.make(name))
+    model = zoo[name].model
+    if is_own:
+        tokenizers = TokenizerPair(tokenizer)
+        model = AutoModelForSeq2SeqLM.from_config(stage_configs(ModelSection(preset="tiny"), tokenizers)[0])
+    (tmp_path / "a.tsv").write_text(f"{sentences[0]}\t{sentences[1]}\n")
+    data = recnmt_hf.data.prepare_dataset(
+        {"tsv": tmp_path / "a.tsv"}, source, target, tokenizer, tokenizer, tmp_path / "data"
+    )
+    arguments = recnmt_hf.TranslationTrainingArguments(str(tmp_path / "run"), max_steps=1, use_cpu=True)
+    trainer = TranslationTrainer(model, arguments, tokenizer=tokenizer, train_dataset=data, eval_dataset=data)
+    batch = next(iter(trainer.get_eval_dataloader()))
+    translator = Translator(model, tokenizer)
+    direction = translator.direction(DecodingOptions(source_lang=source, target_lang=target))
+    assert batch["input_ids"][0].tolist() == translator.encode_source(sentences[0], direction)
+    ids = translator.encode_target(sentences[1], direction)
+    assert batch["labels"][0, : len(ids)].tolist() == ids
+    if not is_own:
+        start = start_id(model) if direction.start is None else direction.start
+        assert batch["decoder_input_ids"][0, : len(ids)].tolist() == [start, *ids[:-1]]
 
 
 def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):

@@ -1,7 +1,9 @@
 """Tags of directions and corpora, mixed corpora, and test sets by name."""
 
 import json
+from dataclasses import replace
 
+import foreign_models as foreign
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ import recnmt_hf
 from recnmt_hf._plain_text import encode_plain
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.tags import split_tags, tag_ids
-from recnmt_hf.data.text import read_tsv
+from recnmt_hf.data.text import read_lines, read_tsv
 from recnmt_hf.data.tokenization import TOKENIZER_TYPES, train_tokenizer
 from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.run import train
@@ -67,6 +69,40 @@ def test_tags_stay_whole(kind, tmp_path):
     plain = encode_plain(tokenizer, "the dog")["input_ids"]
     assert encode_plain(tokenizer, ">>de<< the dog")["input_ids"] == [ids[0], *plain]
     assert split_tags(">>de<< <bt> the dog >>de<<", tokenizer) == (">>de<< <bt>", "the dog >>de<<")
+
+
+def test_two_directions_by_tokens_of_languages(files, tmp_path, monkeypatch):
+    """Validation and test sets are translated in the directions of their corpora, the first being the default."""
+    texts = [text for name in ("all.en", "all.de") for text in read_lines(files / name)]
+    foreign.nllb(tmp_path / "nllb", texts)
+    back = corpus(files, "few", "de", "en", source_lang="deu_Latn", target_lang="eng_Latn")
+    corpora = [corpus(files, "few", "en", "de"), back]
+    recipe = tiny(
+        data={"source_lang": "eng_Latn", "target_lang": "deu_Latn", "train": corpora, "validation": corpora},
+        tokenizer={"source": str(tmp_path / "nllb"), "joint": True},
+        training={"bleu_samples": 10, "eval_steps": 4},
+        test={"unseen": corpora, "back": back},
+    )
+    calls, own = [], recnmt_hf.Translator.translate
+
+    def translate(translator, sentences, options, *args, **kwargs):
+        calls.append((options.source_lang, options.target_lang, len(sentences)))
+        return own(translator, sentences, options, *args, **kwargs)
+
+    monkeypatch.setattr(recnmt_hf.Translator, "translate", translate)
+    train(recipe, tmp_path / "run")
+    there, back_again = ("eng_Latn", "deu_Latn", 5), ("deu_Latn", "eng_Latn", 5)
+    assert calls == [there, back_again] * 2 + [back_again]
+    translator = recnmt_hf.Translator.from_pretrained(tmp_path / "run/model")
+    direction = translator.direction()
+    assert (direction.source, direction.target) == ("eng_Latn", "deu_Latn")
+    for code, place in ((None, "data.target_lang"), ("deu", "data.validation[1].target_lang")):
+        other = replace(recipe.data.validation[1], target_lang=code)
+        data = {"target_lang": "de", "validation": [recipe.data.validation[0], other]}
+        if code:
+            data["target_lang"] = "deu_Latn"
+        with rejects("language.unknown", place):
+            train(replace(recipe, data=replace(recipe.data, **data)), tmp_path / "other")
 
 
 def test_two_directions(files, tmp_path):
@@ -175,7 +211,7 @@ def test_test_sets_by_name(named, tmp_path):
     train(tiny(test={"test": {"sacrebleu": named}}, data={"cache_dir": str(tmp_path / "data")}), tmp_path / "run")
     score = next(test for test in Evidence.load(tmp_path / "run/model").tests if test.name == "test")
     assert (score.sentences, score.references, score.signature.partition("|")[0]) == (2, 2, "nrefs:2")
-    pairs = list(Corpus(sacrebleu=named).pairs("en", "de"))
+    pairs = list(Corpus(sacrebleu=named).pairs("eng_Latn", "deu_Latn"))
     assert pairs[1] == ("The cat sleeps.", "Die Katze schläft.")
 
 

@@ -420,16 +420,17 @@ def tokenize_pairs(
     batch has columns of trees, and the inputs of models that read them are added.
     """
     if "source_lang" in batch:
-        columns, start = {}, 0
+        runs: dict[str, list[Any]] = {}
+        start = 0
         for languages, run in groupby(zip(batch["source_lang"], batch["target_lang"], strict=True)):
             end = start + sum(1 for _ in run)
             part = {name: batch[name][start:end] for name in batch if name not in ("source_lang", "target_lang")}
             with in_languages(source_tokenizer, languages[0], None), in_languages(target_tokenizer, None, languages[1]):
                 made = tokenize_pairs(part, source_tokenizer, target_tokenizer, most, trees)
             for name, values in made.items():
-                columns.setdefault(name, []).extend(values)
+                runs.setdefault(name, []).extend(values)
             start = end
-        return columns
+        return runs
     sources = ids_of_texts(source_tokenizer, batch["source"])
     targets = ids_of_texts(target_tokenizer, batch["target"], is_target=True)
     if trees is not None:

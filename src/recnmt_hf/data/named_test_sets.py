@@ -11,10 +11,10 @@ from ..errors import UserError
 
 def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) -> list[str]:
     """
-    Return the files of a test set for the first language pair that it has, such as `en-de`: the source, then the
-    references. They are those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it downloads a missing test set;
-    without `download` only the names are checked. `UserError` if there is no such test set or pair (`sacrebleu --list`
-    prints all names), or the download fails.
+    Return the files of a test set for the first of the language pairs (such as `en-de`) that it has, the source first,
+    then the references. They are those of sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it
+    downloads a missing test set; without `download` only the names are checked. `UserError` if there is no such test
+    set or pair (`sacrebleu --list` prints all names), or the download fails.
     """
     from sacrebleu.dataset import DATASETS
     from sacrebleu.utils import SACREBLEU_DIR

@@ -292,7 +292,7 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
             continue
         baseline, texts = (list(read_lines(path)) for path in paths)
         _, references = load_test_set(recipe.test[name], data.source_lang, data.target_lang, data.on_empty)
-        p_value = recipe.training.scorer.compare(baseline, texts, references).p_value
+        p_value = recipe.scorer_of(recipe.test[name]).compare(baseline, texts, references).p_value
         if p_value is not None:
             last.p_values[name] = p_value
 

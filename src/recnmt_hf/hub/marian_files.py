@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from .._bounded_reading import read_bounded
 from ..data.files import open_output, open_output_folder
+from ..data.languages import list_names
 from ..data.text import open_bytes
 from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair

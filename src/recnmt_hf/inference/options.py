@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from .._loading_errors import shorten
 from .._languages import check_codes
+from .._loading_errors import shorten
 from .._values import (
     LEAST_LENGTH_PENALTY,
     MOST_BEAMS,

@@ -193,7 +193,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
     def __init__(self, config: Seq2SeqConfig, vocab_size: int):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
-        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_input = self.build_input(config)
         self.layer_norm: nn.Module | None = None  # after the last layer of a pre-norm stack
         self.gradient_checkpointing = False
@@ -213,7 +213,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
             wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
             last = self.embed_tokens.num_embeddings - 1
             raise UserError("model.id_outside_vocabulary", field="input_ids", value=wrong, last=last) from error
-        return embeddings if self.scale == 1.0 else embeddings * self.scale
+        return embeddings if self.embed_scale == 1.0 else embeddings * self.embed_scale
 
 
 class Seq2SeqEncoder(Seq2SeqStack):

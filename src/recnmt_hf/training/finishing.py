@@ -177,15 +177,28 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
     into it, and the scores into its evidence.
     """
     translator = Translator.from_pretrained(folder, device=device)
-    options, data, scorer = recipe.decoding, recipe.data, recipe.training.scorer
+    options, data = recipe.decoding, recipe.data
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
     for name, corpora in recipe.test.items():
         sources, references = load_test_set(corpora, data.source_lang, data.target_lang, data.on_empty)
         dataset = [stated(corpus) for corpus in corpora]
-        language, tag = data.target_lang, corpora[0].target_tag
-        score, texts, line = test_model(translator, name, sources, references, language, options, scorer, dataset, tag)
-        write_lines(folder.parent / f"{FINAL}-{name}.{language}", texts)
+        languages = data.source_lang, data.target_lang
+        rows = [place for place, corpus in enumerate(corpora) for _ in corpus.test_rows(*languages, data.on_empty)]
+        columns = [tuple(corpus.language_columns(*languages, translator.tokenizers).values()) for corpus in corpora]
+        score, texts, line = test_model(
+            translator,
+            name,
+            sources,
+            references,
+            data.target_lang,
+            options,
+            recipe.scorer_of(corpora),
+            dataset,
+            [corpora[place].target_tag or "" for place in rows],
+            [columns[place] for place in rows],
+        )
+        write_lines(folder.parent / f"{FINAL}-{name}.{data.target_lang}", texts)
         logger.info(line)
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}
         with Evidence.changing(folder) as evidence:

@@ -524,6 +524,12 @@ class Recipe:
         """Whether the run compares scores of evaluations at different steps."""
         return self.average.which == "best" or self.training.early_stopping_patience is not None
 
+    def scorer_of(self, corpora: Sequence[Corpus]) -> TextScorer:
+        """Return the scorer of a test set, which may be in another language than `data.target_lang`."""
+        scorer, (_, language) = self.training.scorer, corpora[0].languages(self.data.source_lang, self.data.target_lang)
+        is_default = scorer.tokenize in (None, bleu_tokenizer(self.data.target_lang))
+        return replace(scorer, tokenize=bleu_tokenizer(language)) if is_default else scorer
+
     def with_whole_steps(self, earlier: Any = None) -> Recipe:
         """
         Return the recipe with `training.baseline_steps` as a whole number, if it is a share of all steps. `earlier` is

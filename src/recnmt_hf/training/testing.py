@@ -48,16 +48,29 @@ def translate_segments(
     translator: Translator,
     sources: Sequence[str],
     prefixes: Sequence[str],
+    languages: Sequence[tuple[str | None, ...]],
     options: DecodingOptions,
     warn_short: bool = False,
 ) -> list[str]:
     """
     Return the translations of a validation or test set, one line each. Each source is one segment; splitting it would
     make scores incomparable. Translations begin with their prefix, which is not part of the text if it is a tag.
+    `languages` are the codes of source and target of each segment, or empty for a model without tokens of languages.
     """
-    segments = replace(options, split_sentences="never")
-    results = translator.translate(sources, segments, prefixes, scores=False, warn_short=warn_short)
-    return [on_one_line(result.text) for result in results]
+    texts = [""] * len(sources)
+    for codes in dict.fromkeys(languages):
+        rows = [row for row, own in enumerate(languages) if own == codes]
+        names: dict[str, Any] = dict(zip(("source_lang", "target_lang"), codes, strict=False))
+        results = translator.translate(
+            [sources[row] for row in rows],
+            replace(options, split_sentences="never", **names),
+            [prefixes[row] for row in rows],
+            scores=False,
+            warn_short=warn_short,
+        )
+        for row, result in zip(rows, results, strict=True):
+            texts[row] = on_one_line(result.text)
+    return texts
 
 
 def test_model(
@@ -69,14 +82,16 @@ def test_model(
     options: DecodingOptions,
     scorer: TextScorer,
     dataset: Sequence[Mapping[str, Any]] = (),
-    tag: str | None = None,
+    prefixes: Sequence[str] = (),
+    languages: Sequence[tuple[str | None, ...]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """
     Translate and score a test set with one or several sets of references. Return the score with `dataset` (its corpora,
     as in recipes), the translations, and a line with the score. [`add_score`] saves both; `language` is the suffix of
-    the file of translations. With `tag` all translations begin with it; it is not part of their texts.
+    the file of translations. `prefixes` and `languages` are those of [`translate_segments`].
     """
-    texts = translate_segments(translator, sources, [tag or ""] * len(sources), options, scorer.metric != "rouge")
+    prefixes, languages = prefixes or [""] * len(sources), languages or [()] * len(sources)
+    texts = translate_segments(translator, sources, prefixes, languages, options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
     return (
         TestScore(

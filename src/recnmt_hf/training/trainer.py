@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -35,6 +35,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from ..data.alignments import collate_links
 from ..data.batching import BatchLimits, TokenBatchSampler
 from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
+from ..data.languages import language_ids
 from ..data.sharded import PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
 from ..data.tags import split_tags
 from ..data.tokenizer_pair import TokenizerPair
@@ -235,7 +236,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
         self.reads_trees = tree_options(getattr(model, "config", None)) is not None
         # transformers' own models need the decoder's input where the Trainer smooths labels.
-        kwargs.setdefault("data_collator", collator_of(tokenizer, None if smooths_itself(model) else model))
+        collator = collator_of(tokenizer, None if smooths_itself(model) else model)
+        collator.languages = last_languages(model, self.tokenizers.target)
+        kwargs.setdefault("data_collator", collator)
         # Before the callbacks that print.
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), TimeLeft()]
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
@@ -521,8 +524,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         translator = Translator.from_backend(TorchBackend(model, self.tokenizers, check=False))
         sources = sentences_of_columns(sample["source"][:], sample[:])
         tags, references = zip(*(split_tags(text, self.tokenizers.target) for text in sample["target"][:]), strict=True)
-        rows = [sources[i] for i in own], [tags[i] for i in own]
-        pairs = list(zip(own, translate_segments(translator, *rows, self.validation_options), strict=True))
+        codes = [sample[name][:] for name in ("source_lang", "target_lang") if name in sample.column_names]
+        languages: Any = list(zip(*codes, strict=True)) or [()] * len(sample)
+        texts, prefixes, codes = ([column[i] for i in own] for column in (sources, tags, languages))
+        translations = translate_segments(translator, texts, prefixes, codes, self.validation_options)
+        pairs = list(zip(own, translations, strict=True))
         pairs = sorted(gather_object(pairs)) if world > 1 else pairs
         texts = [text for _, text in pairs]
         scores = self.args.scorer.scores(texts, references)
@@ -649,11 +655,19 @@ def smooths_itself(model: torch.nn.Module | None) -> bool:
 class TranslationCollator(TreeCollator):
     """
     A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`]), and the decoder's
-    input for models of transformers that do not make it themselves.
+    input for models of transformers that do not make it themselves. Labels that end in one of the tokens `languages`
+    begin with it instead, as translations do.
     """
+
+    languages: Collection[int] = ()
 
     def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
         features = [dict(row) for row in features]
+        for row in features if self.languages else ():
+            if row["labels"][-1] in self.languages:
+                row["labels"] = [row["labels"][-1], *row["labels"][:-1]]
+                if "links" in row:  # source, target, source, target, ...
+                    row["links"] = [position + number % 2 for number, position in enumerate(row["links"])]
         links = [row.pop("links") for row in features] if "links" in features[0] else None
         batch = super().__call__(features, return_tensors)
         if links is not None:
@@ -673,6 +687,16 @@ def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | Non
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.padding_side = "right"
     return TranslationCollator(tokenizer, model)
+
+
+def last_languages(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """
+    Return the ids of the languages with which a tokenizer ends labels (mBART, NLLB's former form), if the decoder of a
+    model begins with another token: it would be told the language of a translation only at its end.
+    """
+    ids = language_ids(tokenizer)
+    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    return set() if start is None or start in ids.values() else set(ids.values())
 
 
 def rotate_checkpoints(args: TranslationTrainingArguments) -> None:
