@@ -67,7 +67,7 @@ ATTRIBUTES = {
     # torch.
     "_assert_async": "an accelerator checks a condition without being waited for",
     "_version": "a weight that was packed is still the same",
-    "_apply": "a table of sinusoids is computed again when a module changes its data type",
+    "_apply": "a table of sinusoids is computed again, and packed weights are dropped, when a module changes its type",
     "_backward_hooks": "whether reading a module's parameters equals calling it",
     "_backward_pre_hooks": "whether reading a module's parameters equals calling it",
     "_is_exporting_flag": "torch's public function is also true while torch.compile traces, in torch 2.11",
@@ -86,7 +86,6 @@ ATTRIBUTES = {
     "_reorder_linear_weight": "weights of many calls, put into oneDNN's order once",
     "_softmax_backward_data": "torch's own gradient of a softmax, for a backward pass that is written out",
     "_linear_pointwise": "oneDNN's linear layer, where torch's usual one leaves the processor half unused",
-    "_is_mkldnn_bf16_supported": "whether the processor has what packed weights in bfloat16 need",
 }
 
 # Python's own that begin with an underscore and are documented: os._exit, and the methods of named tuples.

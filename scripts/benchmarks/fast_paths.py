@@ -19,7 +19,7 @@ import torch
 from measuring import PathTiming, make_parser, print_setup, run_script, time_in_turns
 from torch import nn
 
-from recnmt_hf.models import kernels_shared
+from recnmt_hf.models import kernels_cpu_matmuls, kernels_shared
 
 
 @dataclass
@@ -61,31 +61,37 @@ def dropout_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
 
 
 def matmul_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
-    if not kernels_shared.has_wide_matmul():
+    if not kernels_cpu_matmuls.has_onednn():
         return
-    states = torch.randn(batch_size * length, config.d_model, requires_grad=True)
-    weight = torch.randn(config.encoder_ffn_dim, config.d_model, requires_grad=True)
-    bias = torch.randn(config.encoder_ffn_dim, requires_grad=True)
-    yield Case(
-        "linear layer by oneDNN in float32",
-        f"{batch_size * length} x {config.d_model} to {config.encoder_ffn_dim}",
-        lambda: kernels_shared.WideLinear.apply(states, weight, bias),
-        lambda: nn.functional.linear(states, weight, bias),
-        kernels_shared.takes_wide(states, weight),
-        True,
-    )
-
-
-def decoding_matmul_cases(config: Any, rows: int) -> Iterator[Case]:
-    for channels in dict.fromkeys([config.d_model, config.decoder_ffn_dim, config.vocab_size]):
-        states, linear = torch.randn(rows, config.d_model), nn.Linear(config.d_model, channels)
-        with torch.no_grad():
-            taken = kernels_shared.enabled() and kernels_shared.suits_weight_first(states, linear.weight)
+    for rows in (batch_size, batch_size * length):  # of a step of a recurrence, and of all words
+        states = torch.randn(rows, config.d_model, requires_grad=True)
+        weight = torch.randn(config.encoder_ffn_dim, config.d_model, requires_grad=True)
+        bias = torch.randn(config.encoder_ffn_dim, requires_grad=True)
         yield Case(
-            "matmul of few rows",
-            f"{rows} x {config.d_model} to {channels}",
-            partial(kernels_shared.weight_first, states, linear.weight, linear.bias),
-            partial(nn.functional.linear, states, linear.weight, linear.bias),
+            "linear layer by oneDNN in float32",
+            f"{rows} x {config.d_model} to {config.encoder_ffn_dim}",
+            partial(kernels_cpu_matmuls.OneDNNLinear.apply, states, weight, bias),
+            partial(nn.functional.linear, states, weight, bias),
+            kernels_cpu_matmuls.takes_onednn(states, weight),
+            True,
+        )
+
+
+def packed_matmul_cases(config: Any, rows: int) -> Iterator[Case]:
+    """Layers of a decoding step, and its output layer."""
+    if not kernels_cpu_matmuls.has_onednn():
+        return
+    types = [torch.float32] + [torch.bfloat16] * kernels_shared.has_bfloat16()
+    for dtype, channels in itertools.product(types, (config.d_model, config.decoder_ffn_dim, config.vocab_size)):
+        states, layer = torch.randn(rows, config.d_model, dtype=dtype), nn.Linear(config.d_model, channels, dtype=dtype)
+        packed = kernels_cpu_matmuls.PackedWeight()
+        with torch.no_grad():
+            taken = kernels_shared.allowed() and packed.suits(layer, states)
+        yield Case(
+            "packed weight",
+            f"{rows} x {config.d_model} to {channels}, {str(dtype).removeprefix('torch.')}",
+            partial(packed.multiply, layer, states),
+            partial(nn.functional.linear, states, layer.weight, layer.bias),
             taken,
             False,
         )
@@ -374,7 +380,7 @@ def time_paths(
     config = NMTTransformerConfig.from_preset(size, vocab_size=vocab_size)
     for cases in (
         matmul_cases(config, batch_size, length),
-        decoding_matmul_cases(config, sources * beams),
+        packed_matmul_cases(config, sources * beams),
         dropout_cases(config, batch_size, length),
         attention_cases(config, batch_size, length, beams),
         loss_cases(config, batch_size, length),

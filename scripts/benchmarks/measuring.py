@@ -171,7 +171,7 @@ def print_setup(args: argparse.Namespace, device: torch.device, dtype: str) -> N
     print(
         f"{hardware}, {args.threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
         f"{dtype}, size {args.size}, vocabulary {args.vocab_size}, mean length {args.mean_length}, "
-        f"RECNMT_FAST_PATHS={kernels_shared.setting()}",
+        f"RECNMT_FAST_PATHS={int(kernels_shared.allowed())}",
         flush=True,
     )
 

@@ -43,7 +43,7 @@ def matmuls(layer: ONLSTM, batch_size: int, length: int, trains: bool) -> Callab
 
     @torch.no_grad()
     def once() -> None:
-        of_inputs, of_states = StepMatmuls(weight_ih), StepMatmuls(weight_hh, calls=length - 1)
+        of_inputs, of_states = StepMatmuls(weight_ih), StepMatmuls(weight_hh)
         of_inputs(words)
         for state in states.split(batch_size)[1:]:
             of_states(state)

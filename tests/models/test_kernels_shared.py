@@ -6,7 +6,7 @@ from gradients import check_gradients
 from torch import nn
 from user_errors import rejects
 
-from recnmt_hf.models import kernels_recurrent_layers, kernels_shared
+from recnmt_hf.models import kernels_shared
 from recnmt_hf.models.attention import eager_attention_forward
 from recnmt_hf.models.kernels_recurrent_layers import StepMatmuls
 from recnmt_hf.models.seq2seq_loss import (
@@ -28,15 +28,11 @@ def paths(request, monkeypatch):
 
 
 def test_the_switch(monkeypatch):
-    for value, expected in (("0", False), ("1", True), ("auto", True), ("", True)):
+    for value in ("0", "1", "auto", ""):
         monkeypatch.setenv("RECNMT_FAST_PATHS", value)
-        assert kernels_shared.enabled() is expected
-        assert kernels_shared.setting() == (value or "auto")
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "yes")
-    with rejects("environment.fast_paths", "RECNMT_FAST_PATHS"):
-        kernels_shared.setting()
+        assert kernels_shared.enabled() is (value != "0")
     monkeypatch.delenv("RECNMT_FAST_PATHS")
-    assert kernels_shared.setting() == "auto"
+    assert kernels_shared.enabled()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
@@ -72,252 +68,7 @@ def test_few_elements_are_dropped_by_torch(rows):
     assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < kernels_shared.SMALLEST_DROPOUT)
 
 
-# -- matmuls in float32 ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def wide(monkeypatch):
-    """Use oneDNN's matmuls wherever they are possible, and list their calls."""
-    if not kernels_shared.has_wide_matmul():
-        pytest.skip("this build of torch has no oneDNN")
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    monkeypatch.setattr(kernels_shared, "SMALLEST_WIDE_WEIGHT", 1)
-    calls = []
-    multiply = kernels_shared.onednn_linear
-    for module in (kernels_shared, kernels_recurrent_layers):
-        monkeypatch.setattr(module, "onednn_linear", lambda *args: calls.append(args) or multiply(*args))
-    return calls
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("layout", ["rows", "columns", "slices"])
-def test_wide_matmuls_equal_the_plain_ones(layout, bias, wide):
-    """Outputs and all gradients, for tensors in any memory order."""
-    torch.manual_seed(1)
-    states, weight, offset = torch.randn(3, 8, 24), torch.randn(40, 24), torch.randn(40) if bias else None
-    if layout == "columns":
-        states, weight = states.transpose(0, 1), torch.randn(24, 40).t()
-    elif layout == "slices":
-        states, weight = torch.randn(3, 8, 30)[..., :24], torch.randn(40, 30)[:, 6:]
-    found = []
-    for run in (kernels_shared.wide_linear, nn.functional.linear):
-        given = [each.detach().requires_grad_() for each in (states, weight, offset) if each is not None]
-        output = run(*given)
-        (output * torch.arange(40.0)).sum().backward()
-        with torch.no_grad():
-            found.append([output, run(*given), *(each.grad for each in given)])
-    for own, plain in zip(*found, strict=True):
-        torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-5)
-    assert len(wide) == 4  # forward, both gradients, and without gradients
-    left, right = torch.randn(30, 50).t(), torch.randn(20, 30).t()
-    torch.testing.assert_close(kernels_shared.wide_product(left, right), left @ right, atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize("wider", ["left", "right"])
-def test_products_of_a_transposed_side(wider, wide, monkeypatch):
-    """As a weight's gradient is made, in whatever order memory suits; by torch's own matmuls where that is wanted."""
-    sides = (torch.randn(9, 30), torch.randn(9, 12))
-    left, right = sides if wider == "left" else sides[::-1]
-    expected = left.t() @ right
-    found = kernels_recurrent_layers.transposed_product(left, right)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
-    assert found.is_contiguous() and len(wide) == 1
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert torch.equal(kernels_recurrent_layers.transposed_product(left, right), expected) and len(wide) == 1
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_weights_of_many_calls_are_put_in_order_once(bias, transposed, wide, monkeypatch):
-    """From the first call of several rows on; not for few calls, with gradients, or where torch's matmuls serve."""
-    many = kernels_recurrent_layers.FEWEST_PACKED_CALLS
-    weight, offset = torch.randn(40, 24), torch.randn(40) if bias else None
-    weight = torch.randn(24, 40).t() if transposed else weight
-    repeated, orders = kernels_recurrent_layers.RepeatedLinear(weight, many), []
-    with torch.no_grad():
-        for rows in (1, 5, 16, 1, 3):  # as sentences begin and end
-            states = torch.randn(rows, 24)
-            expected = nn.functional.linear(states, weight, offset)
-            torch.testing.assert_close(repeated(states, offset), expected, atol=1e-4, rtol=1e-5)
-            orders.append(repeated.packed)
-        assert orders[0] is None and orders[1] is not None and all(each is orders[1] for each in orders[1:])
-        assert not wide  # which would have put the weight in order at each call
-        few = kernels_recurrent_layers.RepeatedLinear(weight, many - 1)
-        assert not few.is_packed(torch.randn(16, 24))
-        monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-        assert not kernels_recurrent_layers.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
-        monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    assert not kernels_recurrent_layers.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
-    with torch.no_grad():
-        assert kernels_recurrent_layers.RepeatedLinear(weight, many).is_packed(torch.randn(16, 24))
-
-
-def test_wide_matmuls_under_transformations(wide):
-    """Gradients of gradients, of single samples, and none of what asks for none."""
-    weight, states = torch.randn(12, 9, requires_grad=True), torch.randn(10, 9, requires_grad=True)
-
-    def penalty(run):
-        (gradient,) = torch.autograd.grad(run(states, weight).tanh().sum(), states, create_graph=True)
-        return torch.autograd.grad(gradient.square().sum(), weight)[0]
-
-    torch.testing.assert_close(penalty(kernels_shared.wide_linear), penalty(nn.functional.linear), atol=1e-4, rtol=1e-4)
-    of_one = torch.func.grad(lambda weight, each: kernels_shared.wide_linear(each, weight).square().sum())
-    batch = torch.randn(4, 10, 9)
-    found = torch.func.vmap(of_one, in_dims=(None, 0))(weight.detach(), batch)
-    expected = torch.stack([of_one(weight.detach(), each) for each in batch])
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    frozen = kernels_shared.wide_linear(states.detach(), weight)
-    frozen.sum().backward()
-    assert weight.grad is not None and states.grad is None
-
-
-def test_where_matmuls_are_not_wide(wide, monkeypatch):
-    """By rule: other types, few rows, watchers, autocast, and processors that gain nothing."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    weight = torch.randn(12, 9)
-    assert not kernels_shared.takes_wide(torch.randn(kernels_shared.FEWEST_WIDE_ROWS - 1, 9), weight)
-    states = torch.randn(kernels_shared.FEWEST_WIDE_ROWS, 9)
-    assert kernels_shared.takes_wide(states, weight)
-    assert not kernels_shared.takes_wide(states.double(), weight.double())
-    with FlopCounterMode(display=False) as counter:
-        kernels_shared.wide_linear(states, weight)
-    assert counter.get_total_flops() == 2 * len(states) * 12 * 9
-    with torch.autocast("cpu", torch.bfloat16):
-        assert kernels_shared.wide_linear(states, weight).dtype == torch.bfloat16
-    assert not wide
-    monkeypatch.setattr(kernels_shared, "prefers_onednn", lambda: True)
-    for value, expected in (("auto", True), ("0", False), ("1", True)):
-        monkeypatch.setenv("RECNMT_FAST_PATHS", value)
-        assert kernels_shared.takes_wide(states, weight) is expected
-    monkeypatch.setattr(kernels_shared, "prefers_onednn", lambda: False)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    assert not kernels_shared.takes_wide(states, weight)
-    monkeypatch.undo()
-    kernels_shared.prefers_onednn.cache_clear()
-    for amd, capability, expected in ((True, "AVX512", True), (True, "AVX2", False), (False, "AVX512", False)):
-        monkeypatch.setattr(kernels_shared, "is_amd", lambda amd=amd: amd)
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        kernels_shared.prefers_onednn.cache_clear()
-        assert kernels_shared.prefers_onednn() is expected
-        for is_output in (False, True):  # AMD without AVX512 gains for output layers
-            found = kernels_shared.suits_wide(states, torch.randn(1000, 9), 1, is_output)
-            assert found is (expected or (amd and is_output))
-    monkeypatch.undo()
-    kernels_shared.prefers_onednn.cache_clear()
-
-
-@pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "GRET", "ONLSTMTransformer", "RNMT"])
-def test_a_model_trains_alike_with_wide_matmuls(prefix, wide, monkeypatch):
-    """The loss and every gradient, in all places that multiply."""
-    import recnmt_hf
-
-    torch.manual_seed(2)
-    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=60)
-    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
-    monkeypatch.setattr(kernels_recurrent_layers, "FEWEST_PACKED_CALLS", 4)
-    mask = (torch.arange(7) < torch.tensor([7, 7, 7, 6, 5, 5, 3, 2, 1])[:, None]).long()
-    labels = torch.randint(4, 60, (9, 6))
-    batch = {"input_ids": torch.randint(4, 60, (9, 7)), "attention_mask": mask, "labels": labels}
-    found = []
-    for chosen in (True, False):
-        monkeypatch.setattr(kernels_shared, "has_wide_matmul", lambda chosen=chosen: chosen)
-        model.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
-        found.append([loss.detach(), *(each.grad.clone() for each in model.parameters())])
-        assert bool(wide) is True
-        made = len(wide)
-    assert made == len(wide) and made > 20
-    for own, plain in zip(*found, strict=True):
-        torch.testing.assert_close(own, plain, atol=2e-5, rtol=2e-3)
-
-
-# -- matmuls of a decoding step ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 16, 64])
-@pytest.mark.parametrize("shape", [(32, 32), (32, 100), (8, 1000)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_projection_of_few_rows(rows, shape, bias, monkeypatch):
-    monkeypatch.setattr(kernels_shared, "SMALLEST_WEIGHT", 1)
-    monkeypatch.setattr(kernels_shared, "SMALLEST_WIDTH", 1)
-    linear = nn.Linear(*shape, bias=bias)
-    states = torch.randn(rows, shape[0], 2)[..., 0]
-    for setting in ("0", "1"):
-        monkeypatch.setenv("RECNMT_FAST_PATHS", setting)
-        with torch.no_grad():
-            taken = kernels_shared.enabled() and kernels_shared.suits_weight_first(states, linear.weight)
-            assert taken is (setting == "1" and rows in (2, 5))
-            found = kernels_shared.project(linear, states[:, None])
-            torch.testing.assert_close(found[:, 0], linear(states), atol=1e-5, rtol=1e-5)
-    states.requires_grad_()
-    assert kernels_shared.project(linear, states).requires_grad
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_where_the_weight_comes_first(monkeypatch):
-    """On AMD processors, without gradients; not in graphs, on other devices, or while operations are watched."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils.flop_counter import FlopCounterMode
-
-    class Projection(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(512, 512)
-
-        def forward(self, states):
-            return kernels_shared.project(self.linear, states)
-
-    calls, weight_first = [], kernels_shared.weight_first
-    monkeypatch.setattr(kernels_shared, "weight_first", lambda *args: calls.append(args) or weight_first(*args))
-    monkeypatch.setattr(kernels_shared, "is_amd", lambda: True)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    module, states = Projection(), torch.randn(4, 512)
-    with torch.no_grad():
-        torch.testing.assert_close(module(states), module.linear(states), atol=1e-5, rtol=1e-5)
-        assert len(calls) == 1
-        monkeypatch.setattr(kernels_shared, "is_amd", lambda: False)
-        assert torch.equal(module(states), module.linear(states))
-    monkeypatch.setattr(kernels_shared, "is_amd", lambda: True)
-    assert module(states).requires_grad
-    with torch.no_grad():
-        assert module.to("meta")(states.to("meta")).shape == (4, 512)
-        module = Projection()
-        with FakeTensorMode() as mode:
-            assert Projection()(mode.from_tensor(states)).shape == (4, 512)
-        with FlopCounterMode(display=False) as counter:
-            module(states)
-        assert counter.get_total_flops() == 2 * 4 * 512 * 512
-        torch.testing.assert_close(torch.export.export(module, (states,)).module()(states), module.linear(states))
-        compiled = torch.compile(module, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(states), module.linear(states))
-        torch.testing.assert_close(torch.jit.trace(module, states, check_trace=False)(states), module.linear(states))
-        with torch.autocast("cpu", torch.bfloat16):
-            assert module(states).dtype == torch.bfloat16
-        module.double()(states.double())
-    assert len(calls) == 1
-
-
-def test_projection_calls_what_is_not_a_plain_linear():
-    class Adapter(nn.Linear):
-        def forward(self, states):
-            return super().forward(states) + 1
-
-    linear, adapter = nn.Linear(8, 8), Adapter(8, 8)
-    states = torch.randn(4, 8)
-    with torch.no_grad():
-        assert torch.equal(kernels_shared.project(adapter, states), adapter(states))
-        seen = []
-        linear.register_forward_hook(lambda *args: seen.append(args))
-        kernels_shared.project(linear, states)
-    assert len(seen) == 1
-    plain = nn.Linear(8, 8)
-    assert kernels_shared.is_plain(plain, nn.Linear) and not kernels_shared.is_plain(plain, nn.Bilinear)
-    for observe in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"):
-        hook = getattr(plain, observe)(lambda *args: None)
-        assert not kernels_shared.is_plain(plain, nn.Linear), observe
-        hook.remove()
+# -- attention --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -347,41 +98,21 @@ def test_attention_by_plain_matmuls(causal, masked):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("amd", [False, True])
-def test_choice_of_plain_matmuls(amd, monkeypatch):
-    """A rule of processor, type and size: with dropout in float32 where it has won; in bfloat16 everywhere."""
-    monkeypatch.setattr(kernels_shared, "is_amd", lambda: amd)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    query, key = torch.randn(4, 4, 32, 8, requires_grad=True), torch.randn(4, 4, 32, 8)
-    assert kernels_shared.prefers_plain_matmuls(query, key, 0.1) is amd
-    assert kernels_shared.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.1)
-    assert not kernels_shared.prefers_plain_matmuls(query.bfloat16()[:1], key.bfloat16()[:1], 0.1)
-    assert not kernels_shared.prefers_plain_matmuls(query, key, 0.0)
-    assert kernels_shared.prefers_plain_matmuls(query.bfloat16(), key.bfloat16(), 0.0)
-    assert not kernels_shared.prefers_plain_matmuls(query.detach().bfloat16(), key.bfloat16(), 0.0)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "1")
-    assert kernels_shared.prefers_plain_matmuls(query, key, 0.1)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert not kernels_shared.prefers_plain_matmuls(query, key, 0.1)
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_choice_of_plain_matmuls(has_bfloat16, monkeypatch):
+    """A rule of type and size: with dropout; in bfloat16, if the processor has it, for many queries."""
+    monkeypatch.setattr(kernels_shared, "has_bfloat16", lambda: has_bfloat16)
 
-
-@pytest.mark.parametrize("amd", [False, True])
-@torch.no_grad()
-def test_choice_of_plain_matmuls_in_decoding(amd, monkeypatch):
-    """For few queries of many rows, and a number of keys that depends on the type."""
-    monkeypatch.setattr(kernels_shared, "is_amd", lambda: amd)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-
-    def chosen(rows, queries, keys, dtype=torch.float32):
+    def chosen(rows, queries, keys, dtype, dropout=0.0):
         query, key = torch.empty(rows, 4, queries, 8, dtype=dtype), torch.empty(rows, 4, keys, 8, dtype=dtype)
-        return kernels_shared.prefers_plain_matmuls(query, key, 0.0)
+        return kernels_shared.prefers_plain_matmuls(query, key, dropout)
 
-    assert chosen(40, 1, 7) is chosen(10, 4, 24) is chosen(40, 1, 300, torch.bfloat16) is amd
-    for rows, queries, keys in ((39, 1, 7), (40, 1, 6), (40, 1, 25), (40, 9, 12)):
-        assert not chosen(rows, queries, keys)
-    assert not chosen(40, 1, 385, torch.bfloat16)
-    with torch.enable_grad():
-        assert not chosen(40, 1, 7)
+    assert chosen(4, 32, 32, torch.float32, 0.1) and not chosen(1, 32, 32, torch.float32, 0.1)
+    assert not chosen(4, 32, 32, torch.float32)
+    assert chosen(4, 32, 32, torch.bfloat16, 0.1) is chosen(40, 1, 7, torch.bfloat16) is has_bfloat16
+    assert not chosen(39, 1, 7, torch.bfloat16) and not chosen(40, 1, 385, torch.bfloat16)
+    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
+    assert not chosen(4, 32, 32, torch.float32, 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

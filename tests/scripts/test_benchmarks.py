@@ -82,7 +82,8 @@ def test_fast_paths_are_timed(script, capsys, monkeypatch):
     script("fast_paths").main([*TINY, "--train-batch-size", "2", "--generate-batch-size", "1"])
     out = capsys.readouterr().out
     for path in (
-        "matmul of few rows",
+        "packed weight",
+        "linear layer by oneDNN in float32",
         "dropout",
         "plain matmuls for sdpa",
         "loss in chunks",

@@ -25,7 +25,7 @@ from .backends.torch_model import TorchBackend
 from .devices import resolve_device
 from .model_checks import check_loading
 from .model_task import ModelTask, read_model_task
-from .packing import pack_weights, suits_packing
+from .packing import pack_weights
 from .quantization import check_quantization, quantize_model
 
 
@@ -59,7 +59,7 @@ def load_backend(
     backend = TorchBackend(model, tokenizers, check)
     if quantization is not None:
         backend.model = quantize_model(model)
-    elif model.device.type == "cpu" and suits_packing():
+    elif model.device.type == "cpu":
         pack_weights(model)
     return backend, read_model_task(path, **kwargs)
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from .._values import check_value
 from ..errors import UserError
-from ..models.kernels_shared import allowed, has_wide_matmul, is_plain, prefers_onednn, setting
+from ..models.kernels_cpu_matmuls import has_onednn
+from ..models.kernels_shared import allowed, is_plain
 from ..models.recurrent_layers import MaskedRNN, RecurrentLayer
 
 
@@ -38,16 +39,11 @@ def has_wide_sums() -> bool:
 WIDE_LAYER, MANY_ROWS = 4000, 32
 
 
-def prefers_wide() -> bool:
-    """Return whether [`WideWeight`] measured faster on this kind of processor (`RECNMT_FAST_PATHS=1`: on any)."""
-    return allowed() and has_wide_product() and (prefers_onednn() or setting() == "1")
-
-
 @functools.cache
 def has_wide_product() -> bool:
     """Return whether this build of torch has oneDNN's matmul in int8, and the processor its sums."""
     names = ("qlinear_prepack", "qlinear_pointwise")
-    return has_wide_sums() and has_wide_matmul() and all(hasattr(torch.ops.onednn, name) for name in names)
+    return has_wide_sums() and has_onednn() and all(hasattr(torch.ops.onednn, name) for name in names)
 
 
 class WideWeight:
@@ -80,7 +76,12 @@ class Int8Product:
         return not (linear._forward_hooks or linear._forward_pre_hooks)
 
     def multiply(self, linear: Int8Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
-        if linear.out_features >= WIDE_LAYER and states.numel() >= MANY_ROWS * linear.in_features and prefers_wide():
+        if (
+            linear.out_features >= WIDE_LAYER
+            and states.numel() >= MANY_ROWS * linear.in_features
+            and allowed()
+            and has_wide_product()
+        ):
             self.wide = self.wide or WideWeight(linear)
             product = self.wide.multiply(states)
             return product if activation is None else activation(product)

@@ -20,11 +20,10 @@ from ..data.files import open_output
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
-from ..models.kernels_shared import project
+from ..models.kernels_cpu_matmuls import pack_weights, project
 from ..models.seq2seq_outputs import CACHE
 from .batching import Tokens
 from .options import DecodingOptions
-from .packing import PackedWeight, suits_packing
 from .quantization import Int8Linear
 from .search import ModelRows
 
@@ -114,8 +113,8 @@ class ShortlistRows(ModelRows):
         self.vocabulary = weight.shape[0]
         layer: Any = nn.Linear(weight.shape[1], len(tokens), bias=False, device="meta")
         layer.weight = nn.Parameter(weight.index_select(0, self.columns), requires_grad=False)
-        if weight.is_cpu and suits_packing():
-            layer.packed_weight = PackedWeight()
+        if weight.is_cpu:
+            pack_weights(layer)
         self.layer: nn.Module = layer
         biases = [bias, getattr(model, "final_logits_bias", None)]
         self.biases = [bias.detach().reshape(-1)[self.columns] for bias in biases if bias is not None]

@@ -30,11 +30,12 @@ named `token_mask` and `kernel_mask`.
 **Generation.** `cache` is transformers' `EncoderDecoderCache`. Its self-attention part holds keys, values
 and recurrent states (`cache_layer_types` of the configuration), its cross-attention part the projected memories.
 
-**Fast paths** are chosen by fixed rules of device, data type, shape and processor vendor, in functions such as
-`takes_wide`, `few_steps` and `saves_votes`. A reference is used where no rule applies, where parameters cannot be read
-directly (`is_plain`: adapters, hooks, quantization), and with `RECNMT_FAST_PATHS=0`. Tests tie outputs and
-gradients of both. `quantize_model` skips the layers that `read_layers` of a module names, and sets `step_layers` and
-`input_layers`, the int8 matmuls of a recurrence. A hand-written backward pass derives from `CustomGradient`. A loop
-over words is a `graph_operator`, so that a compiled graph has one node for all lengths; in an exported graph it is a
-`scan` (`scan_steps`).
+**Fast paths** are chosen by fixed rules of device, data type and shape, in functions such as `takes_onednn`,
+`few_steps` and `saves_votes`. A reference is used where no rule applies, where parameters cannot be read directly
+(`is_plain`: adapters, hooks, quantization), and with `RECNMT_FAST_PATHS=0`. Tests tie outputs and gradients of both.
+While a model generates on the CPU, its linear layers keep a second copy of their weights (`pack_weights`).
+`quantize_model` skips the layers that `read_layers` of a module names, and sets `step_layers` and `input_layers`, the
+int8 matmuls of a recurrence. A hand-written backward pass derives from `CustomGradient`. A loop over words is a
+`graph_operator`, so that a compiled graph has one node for all lengths; in an exported graph it is a `scan`
+(`scan_steps`).
 """

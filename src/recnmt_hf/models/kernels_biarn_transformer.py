@@ -14,17 +14,8 @@ from torch import nn
 from transformers.cache_utils import Cache
 
 from .attention import MultiHeadAttention, masked_softmax, visible_positions
-from .kernels_shared import (
-    CustomGradient,
-    autocast_dtype,
-    dropout,
-    enabled,
-    final_gradients,
-    graph_operator,
-    is_plain,
-    takes_wide,
-    wide_product,
-)
+from .kernels_cpu_matmuls import fast_product, takes_onednn
+from .kernels_shared import CustomGradient, autocast_dtype, dropout, enabled, final_gradients, graph_operator, is_plain
 from .source_memory import SourceMemoryLayer, read_source_memory
 
 
@@ -113,13 +104,13 @@ class StepProduct(CustomGradient):
 
 
 def step_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    if states.dim() == 2 and not torch.is_grad_enabled() and takes_wide(states, weight):
-        return wide_product(states, weight).add_(bias)
+    if states.dim() == 2 and not torch.is_grad_enabled() and takes_onednn(states, weight):
+        return fast_product(states, weight).add_(bias)
     return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
 
 
 def step_matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return wide_product(left, right) if left.dim() == 2 else torch.matmul(left, right)
+    return fast_product(left, right) if left.dim() == 2 else torch.matmul(left, right)
 
 
 class StepProjection:

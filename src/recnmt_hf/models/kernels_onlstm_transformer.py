@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from .kernels_cpu_matmuls import fast_linear
 from .kernels_recurrent_layers import StepMatmuls
-from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_linear, wide_type, with_autocast
+from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_type, with_autocast
 
 
 # Size of a tensor that fits into a processor's cache with a dozen others; on accelerators, which launch each operation,
@@ -39,13 +40,13 @@ def input_gates(
         return torch.stack(tuple(inputs))
     wide = wide_type(weights[0].dtype)
     if len(inputs) == 1:
-        return wide_linear(inputs[0], weights[0], biases[0])[None].to(wide)
+        return fast_linear(inputs[0], weights[0], biases[0])[None].to(wide)
     # In pieces, to limit the size of the copy.
     rows = ROWS if inputs[0].device.type == "cpu" else inputs[0].shape[0]
     all_gates = weights[0].new_empty(len(inputs), inputs[0].shape[0], weights[0].shape[0], dtype=wide)
     for gates, words, weight, bias in zip(all_gates, inputs, weights, biases, strict=True):
         for target, piece in zip(gates.split(rows), words.split(rows), strict=True):
-            target.copy_(wide_linear(piece, weight, bias))
+            target.copy_(fast_linear(piece, weight, bias))
     return all_gates
 
 
@@ -182,7 +183,7 @@ class ONLSTMSteps(CustomGradient):
         inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
         directions, words, size = len(weights), inputs[0].shape[0], weights[0].shape[1]
         rows = 4 * size  # the master gates follow
-        matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
+        matmuls = [StepMatmuls(weight) for weight in weights]
         buffer = input_gates(inputs, input_weights, biases)
         shares = buffer.new_empty(directions, words, 2, (buffer.shape[-1] - rows) // 2)
         cells = buffer.new_empty(directions, words, size)
@@ -243,7 +244,7 @@ class ONLSTMSteps(CustomGradient):
         inputs, input_weights, weights = (tensors[part * len(states) : (part + 1) * len(states)] for part in range(3))
         with with_autocast(gradient.device, autocast):
             input_matmuls = [StepMatmuls(weight) for weight in input_weights]
-            matmuls = [StepMatmuls(weight, calls=len(counts) - 1) for weight in weights]
+            matmuls = [StepMatmuls(weight) for weight in weights]
         # A step reads its gates before their gradients replace them. With retain_graph=True the gates must stay.
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()
         grad_buffer = torch.empty_like(buffer) if retains_graph else buffer

@@ -13,19 +13,16 @@ import torch
 from torch import nn
 
 from .attention import masked_softmax
+from .kernels_cpu_matmuls import add_product, fast_linear, fast_product, project
 from .kernels_recurrent_layers import StepMatmuls
 from .kernels_shared import (
     CustomGradient,
-    add_product,
     autocast_dtype,
     final_gradients,
     graph_operator,
     is_exporting,
     is_transformed,
-    project,
     scan_steps,
-    wide_linear,
-    wide_product,
     wide_type,
     with_autocast,
 )
@@ -56,8 +53,8 @@ def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: tor
     """
     first, *rest = layers
     width = features.shape[-1]
-    left = wide_linear(features, first.weight[:, :width], first.bias)
-    right = wide_linear(features, first.weight[:, width:])
+    left = fast_linear(features, first.weight[:, :width], first.bias)
+    right = fast_linear(features, first.weight[:, width:])
     real, count = counted_pairs(left, attention_mask)
     lengths = None
     is_readable = left.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
@@ -124,7 +121,7 @@ def tile_states(
     pairs = left[tile.rows, tile.words][:, :, None] + right[tile.rows, : tile.length][:, None]
     states = [nn.functional.leaky_relu(pairs, SLOPE, inplace=True).flatten(0, 2)]
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        states.append(nn.functional.leaky_relu(wide_linear(states[-1], weight, bias), SLOPE, inplace=True))
+        states.append(nn.functional.leaky_relu(fast_linear(states[-1], weight, bias), SLOPE, inplace=True))
     return states
 
 
@@ -193,7 +190,7 @@ class PairTiles(CustomGradient):
                 inner = leaky_relu_gradient(inner, states[layer + 1])
                 add_product(grad_parameters[2 * layer], inner.t(), states[layer])
                 grad_parameters[2 * layer + 1] += inner.sum(dim=0)
-                inner = wide_product(inner, parameters[2 * layer])
+                inner = fast_product(inner, parameters[2 * layer])
             inner = leaky_relu_gradient(inner, states[0]).view(sentences, words, -1, left.shape[-1])
             grad_left[tile.rows, tile.words] = inner.sum(dim=2)
             grad_right[tile.rows, : tile.length] += inner.sum(dim=1)
@@ -255,8 +252,8 @@ def map_words(recurrence: Any, words: torch.Tensor) -> torch.Tensor:
     if recurrence.step_layers is not None:
         return project(recurrence.step_layers["words"], words)
     if recurrence.is_conditional:
-        return wide_linear(words, recurrence.word_cell.weight_ih, recurrence.word_cell.bias_ih)
-    return wide_linear(words, recurrence.context_cell.weight_ih[:, : words.shape[-1]])
+        return fast_linear(words, recurrence.word_cell.weight_ih, recurrence.word_cell.bias_ih)
+    return fast_linear(words, recurrence.context_cell.weight_ih[:, : words.shape[-1]])
 
 
 def step_weights(recurrence: Any) -> StepWeights:
@@ -314,12 +311,12 @@ def attend(query: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None
     return masked_softmax(torch.matmul(energies, score), visible, keys.dtype)
 
 
-def step_matmuls(weights: StepWeights, steps: int) -> tuple[Any, StepMatmuls, StepMatmuls]:
+def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
     """Return the matmuls of the first GRU's state (`None` for RNNsearch), the query, and the second GRU's state."""
     return (
-        None if weights.word_weight is None else StepMatmuls(weights.word_weight, weights.word_bias, steps),
-        StepMatmuls(weights.query_weight, calls=steps),
-        StepMatmuls(weights.context_weight, weights.context_bias, steps),
+        None if weights.word_weight is None else StepMatmuls(weights.word_weight, weights.word_bias),
+        StepMatmuls(weights.query_weight),
+        StepMatmuls(weights.context_weight, weights.context_bias),
     )
 
 
@@ -340,10 +337,10 @@ def steps_forward(
     """
     gates, keys, values, visible, state, real, *rest = tensors
     weights = StepWeights(*rest[:STEP_WEIGHTS])
-    part = None if further is None else further(gates.shape[0], *rest[STEP_WEIGHTS:])
+    part = None if further is None else further(*rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    map_word, map_query, map_context = step_matmuls(weights, gates.shape[0]) if maps is None else maps
+    map_word, map_query, map_context = step_matmuls(weights) if maps is None else maps
 
     def advance(state: torch.Tensor, gate: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
         first: tuple[torch.Tensor | None, ...] = (None, None, None)
@@ -438,8 +435,8 @@ class AttentionalSteps(CustomGradient):
         _, keys, values, _, _, real, *rest = tensors
         weights, count = StepWeights(*rest[:STEP_WEIGHTS]), len(attention)
         with with_autocast(keys.device, autocast):
-            map_word, map_query, map_context = step_matmuls(weights, count)
-            part = None if further is None else further(count, *rest[STEP_WEIGHTS:])
+            map_word, map_query, map_context = step_matmuls(weights)
+            part = None if further is None else further(*rest[STEP_WEIGHTS:])
             steps: list[Any] = []
             if not saved:
                 steps_forward(tensors, steps, further)

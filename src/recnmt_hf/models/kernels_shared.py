@@ -1,15 +1,13 @@
 """
-Fast paths that several models share: matmuls, dropout, custom gradients, operators of compiled graphs.
+Fast paths that several models share: attention, dropout, custom gradients, operators of compiled graphs.
 
-A fast path is used where it measured faster, by fixed rules of device, data type, shape and processor vendor, so that
-runs on one machine compute the same bits. The environment variable `RECNMT_FAST_PATHS` changes the choice: `1` uses
-every eligible fast path, `0` none, `auto` (default) those that are faster.
+A fast path is used where it measured faster, by fixed rules of device, data type and shape, so that runs on one machine
+compute the same bits. The environment variable `RECNMT_FAST_PATHS=0` disables all fast paths.
 """
 
 import functools
 import inspect
 import os
-import platform
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .user_errors import UserError
 
@@ -25,32 +22,14 @@ from .user_errors import UserError
 # -- choice ------------------------------------------------------------------------------------------------------------
 
 
-def setting() -> str:
-    """Return the value of `RECNMT_FAST_PATHS`."""
-    value = os.environ.get("RECNMT_FAST_PATHS") or "auto"
-    if value not in ("0", "1", "auto"):
-        raise UserError("environment.fast_paths", field="RECNMT_FAST_PATHS", value=value)
-    return value
-
-
 def allowed() -> bool:
     """Return whether fast paths may be used."""
-    return setting() != "0"
+    return os.environ.get("RECNMT_FAST_PATHS") != "0"
 
 
 def enabled() -> bool:
     """Return whether fast paths may replace torch's own kernels; compiled code has its own kernels."""
     return not torch.compiler.is_compiling() and allowed()
-
-
-@functools.cache
-def is_amd() -> bool:
-    """Return whether the processor is from AMD."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            return any("AuthenticAMD" in line for line in lines if line.startswith("vendor_id"))
-    except OSError:
-        return "AuthenticAMD" in platform.processor()
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -291,186 +270,35 @@ def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) 
     return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
 
 
-# -- matmuls in float32 ------------------------------------------------------------------------------------------------
-
-# Smallest number of rows of the left side, and of elements of the right side, for which oneDNN is used; their types.
-FEWEST_WIDE_ROWS, SMALLEST_WIDE_WEIGHT, ORDINARY = 8, 2**13, (torch.Tensor, nn.Parameter)
-
-
-@functools.cache
-def has_wide_matmul() -> bool:
-    """Return whether this build of torch has oneDNN's linear layer."""
-    names = ("_linear_pointwise", "_reorder_linear_weight")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-@functools.cache
-def prefers_onednn() -> bool:
-    """Return whether oneDNN uses vectors of twice the width that MKL uses in float32: on AMD with AVX512."""
-    return is_amd() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
-def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute a linear layer by oneDNN; a weight with gaps between its rows is slow to read, so copy it."""
-    if not (weight.is_contiguous() or weight.t().is_contiguous()):
-        by_columns = weight.stride(0) < weight.stride(1)
-        weight = weight.t().contiguous().t() if by_columns else weight.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
-def are_ordinary(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether both are plain float32 tensors on the CPU, while nothing casts or observes the operations."""
-    return (
-        type(left) in ORDINARY
-        and type(right) in ORDINARY
-        and left.dtype == right.dtype == torch.float32
-        and left.is_cpu
-        and right.is_cpu
-        and not torch.jit.is_tracing()
-        and not torch.is_autocast_enabled("cpu")
-        and _get_current_dispatch_mode() is None
-    )
-
-
-def takes_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int = FEWEST_WIDE_ROWS) -> bool:
-    """Return whether a matmul of `left` `(.., k)` with the elements of `right` uses oneDNN."""
-    # Shapes are read last, since that makes conditions of a graph.
-    return enabled() and are_ordinary(left, right) and suits_wide(left, right, fewest_rows)
-
-
-def suits_wide(left: torch.Tensor, right: torch.Tensor, fewest_rows: int, is_output: bool = False) -> bool:
-    """Return whether oneDNN is faster for tensors of these shapes; `is_output`: an output layer in decoding."""
-    return (
-        right.numel() >= SMALLEST_WIDE_WEIGHT
-        and min(right.shape) >= FEWEST_WIDE_ROWS
-        and left.numel() >= fewest_rows * left.shape[-1]
-        and has_wide_matmul()
-        and (prefers_onednn() or (is_output and is_amd()) or setting() == "1")
-    )
-
-
-def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return `left @ right` of `(m, k)` and `(k, n)` in any memory order; no gradient is recorded."""
-    if takes_wide(left, right):
-        return onednn_linear(left, right.t(), None)
-    return torch.mm(left, right)
-
-
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add `left @ right` to `total`, in the type of `total`; see [`wide_product`]."""
-    if total.dtype == left.dtype and not takes_wide(left, right):
-        total.addmm_(left, right)
-    else:
-        total += wide_product(left, right)
-
-
-class WideLinear(CustomGradient):
-    """`states @ weight.T + bias` with its gradients by oneDNN; second derivatives use torch's own matmuls."""
-
-    @staticmethod
-    def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return onednn_linear(states, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.save_for_backward(inputs[0], inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        states, weight = ctx.saved_tensors
-        multiply = torch.mm if torch.is_grad_enabled() else wide_product
-        grad_states = multiply(gradient, weight) if ctx.needs_input_grad[0] else None
-        grad_weight = multiply(gradient.t(), states) if ctx.needs_input_grad[1] else None
-        return grad_states, grad_weight, gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
-
-
-def wide_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute `torch.nn.functional.linear`, by oneDNN where that is faster."""
-    multiply = onednn_layer if takes_wide(states, weight) else nn.functional.linear
-    return multiply(states, weight, bias)
-
-
-def onednn_layer(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute a linear layer by oneDNN, with its gradients."""
-    flat = states.reshape(-1, states.shape[-1])
-    multiply = WideLinear.apply if torch.is_grad_enabled() else onednn_linear
-    return multiply(flat, weight, bias).view(*states.shape[:-1], weight.shape[0])
-
-
-# Matmuls of a decoding step: on AMD processors `weight @ states.T` is 1.3 to 3.8 times as fast as `states @ weight.T`
-# for these numbers of rows, at most so many elements, and weights of at least this width and size.
-FEW_ROWS, MAX_ELEMENTS, SMALLEST_WIDTH, SMALLEST_WEIGHT = range(2, 6), 3072, 256, 2**18
-# Rows from which oneDNN is used for a layer; in decoding, fewer suffice from these sizes, with and without AVX512.
-MANY_ROWS, LARGE_WEIGHT, LARGE_WITHOUT_AVX512 = 16, 2**22, 2_000_000
-
-
-def weight_first(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `(weight @ states.T).T + bias` of states `(.., in_features)`."""
-    projected = torch.mm(weight, states.flatten(0, -2).t()).t().contiguous().view(*states.shape[:-1], -1)
-    return projected if bias is None else projected.add_(bias)
-
-
-def suits_weight_first(states: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether a layer of ordinary tensors reads its weight first, for the few rows of a decoding step."""
-    return (
-        not torch.is_grad_enabled()
-        and weight.numel() >= SMALLEST_WEIGHT
-        and weight.shape[1] >= SMALLEST_WIDTH
-        and states.numel() // weight.shape[1] in FEW_ROWS
-        and states.numel() <= MAX_ELEMENTS
-        and (is_amd() or setting() == "1")
-    )
-
-
-def project(linear: nn.Module, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
-    """Apply a linear layer to states `(.., in_features)` by the fastest matmul, then an activation; call adapters."""
-    if not states.is_cpu:
-        return linear(states) if activation is None else activation(linear(states))
-    packed = None if torch.compiler.is_compiling() else linear.__dict__.get("packed_weight")  # of recnmt_hf.inference
-    if packed is not None and packed.suits(linear, states):
-        return packed.multiply(linear, states, activation)
-    if activation is not None:
-        return activation(project(linear, states))
-    weight = linear.weight if type(linear) is nn.Linear and not torch.compiler.is_compiling() else None
-    # In this order: each check costs as much as a small matmul, and a row alone has no faster one.
-    if weight is not None and are_ordinary(states, weight) and states.numel() > weight.shape[1] and allowed():
-        bias: Any = linear.bias
-        large = LARGE_WEIGHT if prefers_onednn() else LARGE_WITHOUT_AVX512
-        is_output = not torch.is_grad_enabled() and weight.numel() >= large
-        rows = FEWEST_WIDE_ROWS if is_output else MANY_ROWS
-        if suits_wide(states, weight, rows, is_output) and is_plain(linear, nn.Linear):
-            return onednn_layer(states, weight, bias)
-        if suits_weight_first(states, weight) and is_plain(linear, nn.Linear):
-            return weight_first(states, weight, bias)
-    return linear(states)
-
-
 # -- attention and dropout ---------------------------------------------------------------------------------------------
 
 # Torch's own kernel is faster for fewer elements.
 SMALLEST_DROPOUT = 2**13
-# Plain matmuls are faster than sdpa for these numbers of queries of a row, keys in float32, and queries of all rows and
-# heads in decoding; in bfloat16 up to more keys, also in training.
-FEW_QUERIES, FEW_KEYS, MANY_QUERIES, MOST_KEYS = range(1, 9), range(7, 25), 160, 384
+# In bfloat16 plain matmuls are faster than sdpa from this number of queries of all rows and heads, up to so many keys.
+MANY_QUERIES, MOST_KEYS = 160, 384
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """Return whether the processor has instructions for matmuls in bfloat16."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()  # not before torch 2.10
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
     """
     Return whether attention by plain matmuls is faster than sdpa on the CPU, for query and key `(batch_size, num_heads,
-    length, head_dim)`. In decoding, sdpa is slow for the few queries of a step, above all in bfloat16. In training with
-    dropout, it makes the same matmuls with a slower dropout; without, its backward pass in bfloat16 is slow.
+    length, head_dim)`. With dropout, sdpa makes the same matmuls with a slower dropout; in bfloat16 it is slow for few
+    queries or keys.
     """
     if not query.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    keys, is_half = key.shape[2], query.dtype == torch.bfloat16
-    if not torch.is_grad_enabled():
-        suits = query.shape[2] in FEW_QUERIES and (keys in FEW_KEYS or (is_half and FEW_KEYS.stop <= keys <= MOST_KEYS))
-        many = suits and query.shape[:-1].numel() >= MANY_QUERIES
-        return many and allowed() and (is_amd() or setting() == "1")
+    queries, keys = query.shape[:-1].numel(), key.shape[2]
+    if query.dtype == torch.bfloat16 and not has_bfloat16():
+        return False
     if dropout > 0:
-        many = query.shape[:-1].numel() * keys >= SMALLEST_DROPOUT
-        return many and allowed() and (is_half or is_amd() or setting() == "1")
-    return is_half and query.requires_grad and keys <= MOST_KEYS and allowed()
+        return queries * keys >= SMALLEST_DROPOUT and allowed()
+    return query.dtype == torch.bfloat16 and queries >= MANY_QUERIES and keys <= MOST_KEYS and allowed()
 
 
 def has_short_rows(scores: torch.Tensor) -> bool:

@@ -112,9 +112,9 @@ class LatentPart:
     and `noise` of [`run_latent_steps`], `(steps, batch_size, ..)`, and the [`LatentWeights`].
     """
 
-    def __init__(self, steps: int, inputs: torch.Tensor | None, noise: torch.Tensor | None, *weights: Any):
+    def __init__(self, inputs: torch.Tensor | None, noise: torch.Tensor | None, *weights: Any):
         def matmuls(weight: torch.Tensor | None, bias: torch.Tensor | None = None) -> Any:
-            return None if weight is None else StepMatmuls(weight, bias, steps)
+            return None if weight is None else StepMatmuls(weight, bias)
 
         self.inputs = [tensor for tensor in (inputs, noise) if tensor is not None]
         latent = LatentWeights(*weights)

@@ -19,7 +19,8 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention import MultiHeadAttention, eager_attention_forward
 from .configuration_biarn_transformer import BiARNTransformerConfig
 from .kernels_biarn_transformer import AbsorbingAttention, attentive_steps
-from .kernels_shared import allowed, dropout, is_exporting, is_plain, project, scan_steps
+from .kernels_cpu_matmuls import project
+from .kernels_shared import allowed, dropout, is_exporting, is_plain, scan_steps
 from .modeling_nmt_transformer import (
     NMTTransformerDecoder,
     NMTTransformerEncoder,

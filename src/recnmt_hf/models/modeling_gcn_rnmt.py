@@ -19,7 +19,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_gcn_rnmt import GCNRNMTConfig
-from .kernels_shared import allowed, dropout, project, wide_type
+from .kernels_cpu_matmuls import project
+from .kernels_shared import allowed, dropout, wide_type
 from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderOutput, RNMTPreTrainedModel
 from .recurrent_layers import take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase

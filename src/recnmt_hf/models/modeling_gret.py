@@ -18,8 +18,9 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import softmax
 from .configuration_gret import GRETConfig
+from .kernels_cpu_matmuls import project
 from .kernels_gret import couplings, route, saves_votes, squash
-from .kernels_shared import allowed, is_plain, project, wide_type
+from .kernels_shared import allowed, is_plain, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase

@@ -18,8 +18,9 @@ from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
+from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_onlstm_transformer import ONLSTMSteps, spread
-from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, project, scan_steps, wide_linear, wide_type
+from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, scan_steps, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -135,7 +136,7 @@ class ONLSTMLayer(nn.Module):
         """
         if measured is not None:
             return self.distances(inputs, measured)
-        gates = wide_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+        gates = fast_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
         return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
 
     def distances(self, inputs: torch.Tensor, states: torch.Tensor) -> torch.Tensor:

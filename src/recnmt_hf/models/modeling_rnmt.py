@@ -21,8 +21,9 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .additive_attention import AdditiveAttention
 from .configuration_rnmt import RNMTConfig
+from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
-from .kernels_shared import allowed, dropout, is_plain, project, wide_linear, wide_type
+from .kernels_shared import allowed, dropout, is_plain, wide_type
 from .recurrent_cache import RecurrentStates, recurrent_layer
 from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -441,7 +442,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
             keys, values = (project(self.step_layers[name], annotations) for name in ("source_keys", "source_values"))
         else:
             keys = project(self.attention.k_proj, annotations)
-            gates = wide_linear(annotations, self.context_cell.weight_ih[:, -annotations.shape[-1] :])
+            gates = fast_linear(annotations, self.context_cell.weight_ih[:, -annotations.shape[-1] :])
             values = torch.cat([gates, project(self.readout.context_proj, annotations)], -1)
         # Under autocast the steps read them in the parameters' type.
         dtype = self.context_cell.weight_hh.dtype

@@ -20,7 +20,8 @@ from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_rpe_transformer import RPETransformerConfig
-from .kernels_shared import dropout, graph_operator, is_plain, project, scan_steps
+from .kernels_cpu_matmuls import project
+from .kernels_shared import dropout, graph_operator, is_plain, scan_steps
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, cell_shapes, cell_step
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase

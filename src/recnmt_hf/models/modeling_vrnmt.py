@@ -28,8 +28,9 @@ from transformers.cache_utils import Cache
 from transformers.utils import can_return_tuple, logging
 
 from .configuration_vrnmt import VRNMTConfig
+from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_rnmt import gru_step
-from .kernels_shared import is_plain, project, wide_linear, wide_type
+from .kernels_shared import is_plain, wide_type
 from .kernels_vrnmt import clamped, draw, run_latent_steps
 from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel
 from .recurrent_cache import recurrent_layer
@@ -206,7 +207,7 @@ class VRNMTRecurrence(DecoderRecurrence):
         keys, values = self.project_memory(annotations)
         networks = [self.posterior, self.prior] if has_targets else [self.prior]
         parts = [
-            None if network is None else wide_linear(annotations, self.columns(network)[2])[:, None].to(values.dtype)
+            None if network is None else fast_linear(annotations, self.columns(network)[2])[:, None].to(values.dtype)
             for network in networks
         ]
         gates, readout = values.split([3 * self.blocks[0], self.readout.size], dim=-1)
@@ -274,7 +275,7 @@ class VRNMTRecurrence(DecoderRecurrence):
         if targets is not None and network is not None:
             prior = None
             if self.prior is not None:
-                hidden = wide_linear(queries, self.columns(self.prior)[0]) + self.word_part(self.prior, words)
+                hidden = fast_linear(queries, self.columns(self.prior)[0]) + self.word_part(self.prior, words)
                 prior = self.prior.moments(torch.tanh(hidden + reads[..., self.readout.size :]))
             mean, log_variance = moments.chunk(2, dim=-1)
             kl = gaussian_kl((mean, clamped(log_variance)), prior)
@@ -283,8 +284,8 @@ class VRNMTRecurrence(DecoderRecurrence):
     def word_part(self, network: Any, words: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Return the words' part of a network's hidden layer, `(batch_size, target_length, latent_hidden_size)`."""
         _, of_words, _, of_targets = self.columns(network)
-        part = wide_linear(words, of_words, network.hidden.bias)
-        return part if targets is None else part + wide_linear(targets, of_targets)
+        part = fast_linear(words, of_words, network.hidden.bias)
+        return part if targets is None else part + fast_linear(targets, of_targets)
 
 
 def run_steps_reference(

@@ -1,7 +1,7 @@
 """Base classes shared by all models: encoder and decoder, output layer, loss, generation."""
 
 import copy
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -13,7 +13,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_seq2seq import Seq2SeqConfig
-from .kernels_shared import is_plain, project
+from .kernels_cpu_matmuls import pack_weights, project, unpack_weights
+from .kernels_shared import is_plain
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import IGNORE_INDEX, chunked_cross_entropy, chunked_cross_entropy_of_layer, smoothed_cross_entropy
 from .seq2seq_outputs import (
@@ -186,6 +187,26 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def initialize(self, start: Initialization) -> None:
         if self.final_logits_bias is not None:
             init.zeros_(self.final_logits_bias)
+
+    # -- matmuls of generation ---------------------------------------------------------------------------------------
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Generate as transformers does. On the CPU, linear layers keep a second copy of their weights, in an order that
+        is faster to read, until the model is trained or moved.
+        """
+        if not self.training and self.device.type == "cpu":
+            pack_weights(self)
+        return super().generate(*args, **kwargs)  # type: ignore[misc]  # of GenerationMixin
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            unpack_weights(self)
+        return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        unpack_weights(self)  # moved or converted
+        return super()._apply(*args, **kwargs)
 
     # -- embeddings --------------------------------------------------------------------------------------------------
 

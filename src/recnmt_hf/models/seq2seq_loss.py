@@ -8,14 +8,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from .kernels_cpu_matmuls import add_product, fast_product
 from .kernels_shared import (
     CustomGradient,
-    add_product,
     autocast_dtype,
     final_gradients,
     graph_operator,
     is_transformed,
-    wide_product,
     with_autocast,
 )
 from .user_errors import UserError
@@ -179,7 +178,7 @@ def chunked_losses(
     uniform = uniform_targets(bias, sum_dtype) if label_smoothing else None
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
-        logits = wide_product(states[part], matrix.t())
+        logits = fast_product(states[part], matrix.t())
         if bias is not None:
             logits = logits.to(sum_dtype).add_(bias)
         is_counted = (~ignored[part]).to(sum_dtype)
@@ -189,9 +188,9 @@ def chunked_losses(
         if grad is None:
             continue
         grad = grad.to(states.dtype)
-        grad_states[part] = wide_product(grad, matrix)
+        grad_states[part] = fast_product(grad, matrix)
         if grad_matrix is None:
-            grad_matrix = wide_product(grad.t(), states[part]).to(sum_dtype)
+            grad_matrix = fast_product(grad.t(), states[part]).to(sum_dtype)
         else:
             add_product(grad_matrix, grad.t(), states[part])
     return [total] if factor is None else [total, grad_states, grad_matrix]

@@ -12,7 +12,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import causal_mask, self_mask
 from .configuration_transformer import TransformerConfig
-from .kernels_shared import dropout, project
+from .kernels_cpu_matmuls import project
+from .kernels_shared import dropout
 from .seq2seq_outputs import Memories
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, Seq2SeqStack, TokenAndPositionInput
 

@@ -59,7 +59,6 @@ MESSAGES: dict[str, str] = {
     "model.other_baseline": "{model} and {field} have no parameter in common. Use a baseline of the same sizes.",
     "checkpoint.no_safetensors": "{field} contains no .safetensors file. Pass a folder written by save_pretrained.",
     # families
-    "environment.fast_paths": "The environment variable {field}={value} is not allowed. Set it to 0, 1 or auto.",
     "gradients.second_derivative": "This gradient cannot be differentiated again. Set the environment variable "
     "RECNMT_FAST_PATHS=0, pass return_logits=True, and do not compile the model.",
     "cache.past_not_recorded": "{steps} steps to undo were not recorded. Call activate_past_recording() before them.",

@@ -26,7 +26,6 @@ from ..data.sharded import load_manifest
 from ..data.tokenization import train_tokenizer
 from ..errors import MissingFileError, UserError, short_repr
 from ..inference.translator import Translator
-from ..models import kernels_shared
 from .arguments import TranslationTrainingArguments, conflict, rejection, rejections_explained, requirement
 from .building import ModelSection, build_config, config_class_of, with_fields_of
 from .guided_alignment import check_checkpointing
@@ -71,7 +70,6 @@ def check_before_training(
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
             pass
-    kernels_shared.setting()  # raises for a wrong value
     recipe.training.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
     model = check_model(recipe, checkpoint)
     check_decoding(recipe)

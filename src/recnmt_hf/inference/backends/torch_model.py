@@ -26,7 +26,7 @@ from transformers import (
 from ...data.tokenizer_pair import TokenizerPair
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
-from ...models.kernels_shared import project
+from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
 from ..batching import Tokens, given_count, pad_rows, start_of, tree_inputs
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
