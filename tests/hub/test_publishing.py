@@ -704,7 +704,10 @@ def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
         return [Translation(each, [Hypothesis(each, 0.0, 0.0)]) for each in sentences]
 
     model = SimpleNamespace(config=SimpleNamespace(model_type="nmt_transformer"), num_parameters=lambda: 7)
-    translator = SimpleNamespace(model=model, translate=translate, source_langs=[], target_langs=[])
+    languages = SimpleNamespace(named_codes=lambda side, task: [])
+    translator = SimpleNamespace(
+        model=model, translate=translate, source_langs=[], target_langs=[], languages=languages, task=None
+    )
     monkeypatch.setattr("recnmt_hf.commands.arguments.load_translator", lambda args: translator)
 
     def test(name):
